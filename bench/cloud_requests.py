@@ -29,7 +29,7 @@ from uploader import (
 )
 from uploader.stores import MemoryStore, MeteredStore
 from uploader.stores.port import ListedObject
-from uploader.stores.proof import Proof
+from uploader.stores.probe import Proof
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore import Wal
 from walstore.testing import ManualClock

@@ -18,7 +18,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.format.rollup import RollUpSettings
     from uploader.garbage.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
-    from uploader.layouts.open_root import Layout
+    from uploader.layouts.log_session import Layout
     from uploader.read.cloud_log import CloudLog
     from uploader.read.fragment_cache import FragmentCache
     from uploader.read.verified import Verified

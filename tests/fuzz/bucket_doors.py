@@ -28,7 +28,7 @@ from uploader import (
     seal,
 )
 from uploader.partitioned import finish_commits, read_partitions
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.stores.memory import MemoryStore
 from walstore import Record, Wal, WalError
 

@@ -15,7 +15,7 @@ from tests.cloud import FAST, SMALL, URL, cloud_log, copy_store, tier
 from tests.local import SMALL as SMALL_LOG
 from tests.uploader.places import INTERVAL_SECONDS, LeapClock
 from tests.waiting import until
-from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
 from uploader.garbage.collection import CollectorSettings

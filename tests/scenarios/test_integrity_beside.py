@@ -25,7 +25,7 @@ from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
 from uploader.garbage.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore
 from uploader.write.cloud_writer import CloudWriter

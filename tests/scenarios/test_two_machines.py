@@ -20,7 +20,7 @@ from tests.waiting import until
 from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, restore, seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore

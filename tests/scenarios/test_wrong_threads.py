@@ -19,7 +19,7 @@ from tests.waiting import until
 from uploader import CloudLog, CloudWriter, DirtyLog, WriterSettings
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.stores import MemoryStore
 from walstore import (
     Consumer,

@@ -32,12 +32,10 @@ from uploader.format.document import position, serialise
 from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
-from uploader.layouts.log_session import LogSession, open_session
+from uploader.layouts.log_session import LogSession
 from uploader.root import cas
-from uploader.stores.port import ListedObject, ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ListedObject, ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
@@ -45,6 +43,7 @@ from walstore.errors import (
     OutcomeUnknownError,
 )
 from walstore.ports import Clock
+from walstore.runtime.threads import Worker
 
 _AT_ONCE: Final = 200
 
@@ -89,13 +88,20 @@ async def destroy(
         retry: Retry policy of conditional puts.
         clock: Gives the tombstone's time, and sleeps between attempts.
     """
-    used = chosen_store(url, store)
-    try:
-        is_buried = await used.head(layout.TOMBSTONE) is not None
+    session = LogSession(
+        url,
+        store=store,
+        retry=retry,
+        clock=clock,
+        worker=Worker("session", threads=2),
+        leaves_store_open=True,
+    )
+    async with session:
+        is_buried = await session.store.head(layout.TOMBSTONE) is not None
         last: AbstractSet[str] = frozenset()
         kept: AbstractSet[str] = frozenset()
         try:
-            async with open_session(url, store=used, retry=retry, clock=clock) as session:
+            async with aclosing(await session.find_root()):
                 if not is_buried:
                     session.check_found()
                 if session.root.is_known:
@@ -105,10 +111,7 @@ async def destroy(
         except (CorruptionError, LogNotFoundError):
             if not is_buried:
                 raise
-        return await _remove_all(used, progress, last=last, kept=kept)
-    finally:
-        if store is None:
-            await used.aclose()
+        return await _remove_all(session.store, progress, last=last, kept=kept)
 
 
 async def _end(session: LogSession, *, confirm: bool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from uploader.format import layout
 from uploader.format.findings import Finding, check_manifest, of_error
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError

@@ -26,15 +26,14 @@ from uploader.format.entries import Fragment
 from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_check import Checked, CheckOutcome, check_fragment
+from uploader.layouts.log_session import LogSession
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from walstore.errors import StorageUnavailableError
 from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
@@ -71,26 +70,23 @@ class Scrubber:
         as_count(max_in_flight, "max_in_flight", high=64)
 
         async def open_it() -> Scrubber:
-            opened = cls(
-                store=chosen_store(url, store),
-                max_in_flight=max_in_flight,
-                retry=retry or RetryPolicy(clock=clock or SystemClock()),
+            session = LogSession(
+                url, store=store, retry=retry, clock=clock, worker=Worker("scrub", threads=2)
             )
-            try:
+            async with session.closed_on_error():
+                opened = cls(session, max_in_flight)
                 await opened.check_found()
-            except BaseException:
-                await opened.aclose()
-                raise
-            return opened
+                return opened
 
         return Opening(open_it)
 
-    def __init__(self, *, store: ObjectStore, max_in_flight: int, retry: RetryPolicy) -> None:
+    def __init__(self, session: LogSession, max_in_flight: int) -> None:
         """Internal; use :meth:`open`."""
-        self._store = store
+        self._session = session
+        self._store = session.store
         self._max_in_flight = max_in_flight
-        self._retry = retry
-        self._worker = Worker("scrub", threads=2)
+        self._retry = session.retry
+        self._worker = session.worker
 
     @property
     def url(self) -> str:
@@ -150,8 +146,7 @@ class Scrubber:
 
     async def aclose(self) -> None:
         """Release connections and threads. Idempotent."""
-        self._worker.close()
-        await self._store.aclose()
+        await self._session.aclose()
 
     # -- fragments ---------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 docs/chain.md says what the objects are, and why nothing is lost.
 """
 
-from uploader.chain.chain_root import ChainRoot
-from uploader.chain.chain_settings import ChainSettings
-from uploader.chain.rebuild import Rebuilt, rebuild
+from uploader.chain.chain_root import ChainRoot, ChainSettings
+from uploader.chain.shards import Rebuilt, rebuild
 
 __all__ = ["ChainRoot", "ChainSettings", "Rebuilt", "rebuild"]

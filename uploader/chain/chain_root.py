@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from uploader.chain.chain_reader import ChainHead, ChainReader
-from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.next_manifest import NextManifest
 from uploader.chain.pruning import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.window import PendingWindow, new_author
 from uploader.format import layout
 from uploader.format.entries import Fragment
-from uploader.format.link import Link
+from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName, shard_folder
+from uploader.format.names import MOST_SHARDS, FragmentName, shard_folder
 from uploader.format.pending_link import LinkBase, PendingLink, WaitForDurableError
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
@@ -36,7 +36,7 @@ from uploader.format.two_clock_time import TwoClockTime
 from uploader.garbage.announced import Announced
 from uploader.root import cas
 from uploader.root.roller import Roller
-from uploader.root.root import Change
+from uploader.root.root import Change, Note
 from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ListedObject, ObjectStore
@@ -51,13 +51,41 @@ from walstore.errors import (
 )
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
+from walstore.validation.fields import check_fields, described, whole
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainSettings:
+    """How one program writes a chain. Others, before and after, may do it with other settings."""
+
+    alpha: int = whole(
+        8,
+        """Manifests under way at once. Each may be put before the one before it is durable, so that
+        publishing takes one round trip however often it happens. Recovery takes that many reads.""",
+        low=1,
+        high=MOST_ALPHA,
+    )
+
+    shards: int = whole(
+        1,
+        """Prefixes that new fragments are spread over: stores limit the requests for each prefix. Readers
+        accept any number; to change it, close the log and open it again.""",
+        low=1,
+        high=MOST_SHARDS,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+
 
 TRUSTED_SECONDS: Final = 600.0
 """How long a slot that was free stays one that nobody has used and cleaned up; see ``link.KEPT_SECONDS``."""
 
 
 class ChainRoot:
-    """The root of one log in an object store, as one program sees it. Belongs to one event loop.
+    """A :class:`~uploader.root.root.Root` that is a chain of manifests. Belongs to one event loop.
 
     Any number of tasks may call it; as many manifests are under way at once as the settings say.
     """
@@ -70,13 +98,15 @@ class ChainRoot:
         *,
         settings: ChainSettings | None = None,
         roll_up: RollUpSettings | None = None,
+        note: Note | None = None,
         make_id: Callable[[], str] = new_author,
     ) -> None:
-        """``worker`` takes the work on long manifests off the event loop; ``make_id`` returns an id that
-        no other writer of the log ever has."""
+        """``worker`` takes the work on long manifests off the event loop; ``note`` is called before
+        fragments are published; ``make_id`` returns an id that no other writer of the log ever has."""
         self._store = store
         self._retry = retry
         self._worker = worker
+        self._note = note
         self._clock = retry.clock
         self._settings = as_settings(settings, ChainSettings, "chain")
         self._reader = ChainReader(store, worker, self._clock)
@@ -111,8 +141,11 @@ class ChainRoot:
 
     @property
     def max_publishing(self) -> int:
-        """As many as manifests may be under way."""
-        return self._settings.alpha
+        """As many as manifests may be under way; one if there is a note.
+
+        So a note that failed leaves no hole before later fragments.
+        """
+        return self._settings.alpha if self._note is None else 1
 
     def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
         """Return the key in the shard whose turn it is."""
@@ -133,8 +166,7 @@ class ChainRoot:
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or the log was destroyed.
 
-        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not continue
-        the one known before. The store's errors are passed on: the store itself repeats reads.
+        One or two requests if there is nothing new.
         """
         found = await self._find_head(self._window.head)
         self._is_ended = found is not None and found.link.manifest.is_destroyed
@@ -150,11 +182,7 @@ class ChainRoot:
         return head is None or await self._reader.may_follow(head)
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the newest manifest, creating an empty one if there is none. If several try, one creates it.
-
-        LogNotFoundError if a log was destroyed here, or the one known before is gone, InvalidSettingsError
-        if there is one of the other layout. OutcomeUnknownError if the store does not answer; call again.
-        """
+        """Read the newest manifest, or create an empty one; see :meth:`Root.load_or_create`."""
         if not await self.load():
             self._check_not_ended()
             await check_creatable(self._store, is_gone=self.is_known)
@@ -162,15 +190,14 @@ class ChainRoot:
         await check_not_destroyed(self._store)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Append fragments to the log with one manifest.
+        """Append fragments to the log with one manifest; see :meth:`Root.publish`.
 
-        They continue it and are in the store already. Calls may be under way at once, begun in the order of
-        their fragments. Returns when they and all before them are published, also if an earlier call had
-        published them without learning it. Raises ContentionError if another writer appended instead,
-        LogSealedError if the log was sealed, OutcomeUnknownError if the store does not answer, or a call
-        before this one failed: call again with the same fragments then, in order. ValueError for a key
-        that is not of the form of :meth:`fragment_key`, for whatever number of shards.
+        OutcomeUnknownError also if a call before this one failed: call again with the same fragments then, in
+        order. ValueError for a key that is not of the form of :meth:`fragment_key`, for whatever number of
+        shards.
         """
+        if self._note is not None:
+            await self._note(fragments)
         make = self._next_manifest.append(fragments, writer)
         self._current()
         await self._do(PendingLink(make, is_append=True))
@@ -180,8 +207,7 @@ class ChainRoot:
     async def change(self, make: Change) -> bool:
         """Put a manifest that ``make`` makes of the newest one; again, if another writer was quicker.
 
-        CorruptionError, and nothing is written, if that is no sound successor. LogNotFoundError if the log
-        was destroyed.
+        LogNotFoundError if the log was destroyed.
         """
         if not self.is_known and not await self.load():
             self._current()

@@ -9,9 +9,8 @@ from uploader.format.manifest import Manifest
 from uploader.format.names import FragmentName
 from uploader.format.pending_link import LinkBase, Make, WaitForDurableError
 from uploader.garbage.announced import Announced
-from uploader.root.published import is_published
 from uploader.root.roller import Roller
-from uploader.root.root import Change
+from uploader.root.root import Change, make_checked
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import next_writer
 from uploader.stores.port import ObjectStore
@@ -43,9 +42,7 @@ class NextManifest:
 
         async def appended(base: LinkBase) -> Manifest | None:
             manifest, last = base.manifest, fragments[-1]
-            if base.is_durable and await is_published(
-                self._tree, manifest, last, url=self._store.url
-            ):
+            if base.is_durable and await self._tree.is_published(manifest, last):
                 return None
             name = next_writer(manifest, writer, url=self._store.url)
             first = fragments[0]
@@ -65,7 +62,7 @@ class NextManifest:
         """Return a function that makes any change; CorruptionError if the result is no sound successor."""
 
         async def changed(base: LinkBase) -> Manifest | None:
-            made = await self._worker.run(_make_checked, make, base.manifest)
+            made = await self._worker.run(make_checked, make, base.manifest)
             if made is None and not base.is_durable:
                 raise WaitForDurableError
             return made
@@ -78,11 +75,3 @@ def _check_key(fragment: Fragment) -> None:
     stated = FragmentName(fragment.seq_no, fragment.start, fragment.limit, fragment.setsum)
     if name != stated:
         raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
-
-
-def _make_checked(make: Change, manifest: Manifest) -> Manifest | None:
-    made = make(manifest)
-    if made is not None:
-        made.scrub()
-        manifest.scrub_successor(made)
-    return made

@@ -1,17 +1,39 @@
-"""Shards: lists the prefixes that fragments are spread over."""
+"""Shards: lists the prefixes that fragments are spread over, and rebuilds a manifest from such a listing.
+
+A log whose manifests are lost or damaged needs nothing else: the names of fragments contain almost all. What
+no name contains is lost: the sum of what was collected before, and how many bytes were ever added.
+"""
 
 from __future__ import annotations
 
-from uploader.format.layout import FIRST_SEQ_NO
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from uploader.chain.chain_reader import slots_of
+from uploader.chain.window import new_author
+from uploader.format.entries import Fragment
+from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
 from uploader.format.names import (
+    MANIFEST_PREFIX,
     MOST_SHARDS,
     SHARD_PREFIX,
     FragmentName,
     last_before,
     shard_folder,
 )
+from uploader.format.setsum import Setsum
+from uploader.root import cas
+from uploader.root.stream_file import read_closings
+from uploader.root.write_guard import writer_after_rebuild
 from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 
 
 async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
@@ -80,3 +102,112 @@ def _parse(listed: ListedObject) -> FragmentName | None:
 def _by_number(item: tuple[FragmentName, ListedObject]) -> tuple[int, int, int, str]:
     name, listed = item
     return name.seq_no, name.start, name.limit, listed.key
+
+
+_SLOTS_AHEAD: Final = 1 << 32
+"""A new chain begins at the next multiple of it, far from any slot that an old one could name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a listing says."""
+
+    manifest: Manifest
+    """Of the longest run of fragments that continue each other."""
+    left_out: tuple[str, ...]
+    """Keys of the other fragments: never published, collected, or behind a hole. Check before you write."""
+
+
+def assemble(
+    listed: Iterable[tuple[FragmentName, ListedObject]],
+    writer: str,
+    *,
+    exclude: AbstractSet[str] = frozenset(),
+) -> Rebuilt:
+    """Return what fragments there are, by their names, as a manifest.
+
+    Args:
+        listed: Names and listed objects.
+        writer: What the manifest is to say of who wrote it.
+        exclude: Keys to leave out.
+
+    Raises:
+        LogNotFoundError: if there is none.
+        CorruptionError: if two could stand in the same place with as many behind them. One of them was
+            never published; exclude it.
+    """
+    fragments = [_fragment(name, item) for name, item in listed if item.key not in exclude]
+    if not fragments:
+        raise LogNotFoundError("there are no fragments", location="shard")
+    run = _longest_run(fragments)
+    first = run[0]
+    is_whole = (first.seq_no, first.start) == (FIRST_SEQ_NO, FIRST_OFFSET)
+    begun = Manifest(
+        setsum=Setsum(),
+        collected=Setsum(),
+        acc_bytes=0,
+        writer=writer,
+        initial_offset=None if is_whole else first.start,
+        initial_seq_no=None if is_whole else first.seq_no,
+    )
+    manifest = begun.apply_fragments(run, writer)
+    manifest.scrub()
+    taken = {fragment.path for fragment in run}
+    left_out = sorted({fragment.path for fragment in fragments} - taken)
+    return Rebuilt(manifest, tuple(left_out))
+
+
+async def rebuild(
+    store: ObjectStore,
+    writer: str,
+    *,
+    write: bool = False,
+    exclude: AbstractSet[str] = frozenset(),
+    retry: RetryPolicy | None = None,
+    make_id: Callable[[], str] = new_author,
+) -> Rebuilt:
+    """Make a manifest of the fragments in the store's shards; with ``write``, begin a new chain with it.
+
+    The new chain comes before the old one in every listing, so it is the log from then on. Stop all writers
+    first: anything that one of them publishes to the old chain meanwhile is lost. Errors as :func:`assemble`;
+    OutcomeUnknownError if the store does not answer, then look before calling again.
+    """
+    writer = writer_after_rebuild(writer, await read_closings(store))
+    rebuilt = assemble(await list_shards(store), writer, exclude=exclude)
+    if not write:
+        return rebuilt
+    slots = slots_of([listed.key async for listed in store.list(MANIFEST_PREFIX)])
+    slot = (max(slots, default=-1) // _SLOTS_AHEAD + 1) * _SLOTS_AHEAD
+    link = Link.root(rebuilt.manifest, author=make_id(), alpha=1, slot=slot)
+    result = await cas.create(store, link.key, link.serialise(), retry=retry)
+    result.decided(store.url, f"{link.key} was put; look before you try again")
+    if result.outcome is cas.PutOutcome.LOST:
+        raise ContentionError(f"another process rebuilds the manifest of {store.url}")
+    return rebuilt
+
+
+def _fragment(name: FragmentName, listed: ListedObject) -> Fragment:
+    return Fragment(listed.key, name.seq_no, name.start, name.limit, listed.size_bytes, name.setsum)
+
+
+def _longest_run(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Return the one longest run in which each fragment continues the one before."""
+    behind: dict[tuple[int, int], list[Fragment]] = defaultdict(list)
+    length: dict[str, int] = {}
+    for fragment in sorted(fragments, key=lambda fragment: -fragment.seq_no):
+        following = behind[fragment.seq_no + 1, fragment.limit]
+        length[fragment.path] = 1 + max((length[item.path] for item in following), default=0)
+        behind[fragment.seq_no, fragment.start].append(fragment)
+    run: list[Fragment] = []
+    choice: Sequence[Fragment] = fragments
+    while choice:
+        most = max(length[fragment.path] for fragment in choice)
+        best = [fragment for fragment in choice if length[fragment.path] == most]
+        if len(best) > 1:
+            raise CorruptionError(
+                f"{best[0].path} and {best[1].path} could both belong there; exclude one of them",
+                path=best[1].path,
+            )
+        run.append(best[0])
+        choice = behind.get((best[0].seq_no + 1, best[0].limit), [])
+    return run

@@ -18,7 +18,6 @@ does nothing.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
@@ -30,9 +29,10 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES
 from uploader.format.manifest import Manifest
 from uploader.garbage.garbage_file import announced_head
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.root import cas
 from uploader.root.stored_document import StoredDocument, read_stored, read_stored_or_damaged
+from uploader.runtime.task_groups import settle_all
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -146,11 +146,7 @@ class CloudCursors:
             loading = (
                 self._load_listed(name, strict=strict) for name in names[low : low + _AT_ONCE]
             )
-            for loaded in await asyncio.gather(*loading, return_exceptions=True):
-                if isinstance(loaded, BaseException):
-                    raise loaded
-                if loaded is not None:
-                    found.append(loaded)
+            found += [loaded for loaded in await settle_all(loading) if loaded is not None]
         return found
 
     async def create(self, name: str, position: int) -> CloudCursor:

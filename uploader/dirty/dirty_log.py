@@ -25,7 +25,7 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.read.cloud_log import CloudLog
-from uploader.root.notifying_root import Note
+from uploader.root.root import Note
 from uploader.root.stored_document import run_aside
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

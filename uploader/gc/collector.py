@@ -26,7 +26,6 @@ from typing import Final
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, fragment_path
-from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.garbage.collection import (
     AuditCallback,
@@ -46,16 +45,13 @@ from uploader.gc.manifest_drop import Dropping
 from uploader.gc.misfits import void_misfits
 from uploader.gc.orphans import Leak, find_leaks
 from uploader.gc.planner import Planner
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import LogSession
 from uploader.read.fragment_reader import FragmentReader
-from uploader.root.root import Root
 from uploader.root.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
-from walstore.errors import CollectionRefusedError, ContentionError, LogNotFoundError
+from walstore.errors import CollectionRefusedError, ContentionError
 from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
@@ -89,52 +85,33 @@ class GarbageCollector:
         """
 
         async def open_it() -> GarbageCollector:
-            used = chosen_store(url, store)
-            own_clock = clock or SystemClock()
-            worker = Worker("collector", threads=2)
-            try:
-                own_retry = retry or RetryPolicy(clock=own_clock)
-                root = await find_root(used, retry=own_retry, worker=worker)
-                if not root.is_known:
-                    raise LogNotFoundError(f"there is no log at {used.url}", location=used.url)
-                return cls(
-                    store=used,
-                    root=root,
-                    settings=as_settings(settings, CollectorSettings),
-                    retry=own_retry,
-                    clock=own_clock,
-                    worker=worker,
-                )
-            except BaseException:
-                worker.close()
-                await used.aclose()
-                raise
+            session = LogSession(
+                url, store=store, retry=retry, clock=clock, worker=Worker("collector", threads=2)
+            )
+            async with session.closed_on_error():
+                await session.find_root()
+                session.check_found()
+                return cls(session, as_settings(settings, CollectorSettings))
 
         return Opening(open_it)
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        settings: CollectorSettings,
-        retry: RetryPolicy,
-        clock: Clock,
-        worker: Worker,
-    ) -> None:
+    def __init__(self, session: LogSession, settings: CollectorSettings) -> None:
         """Not for callers; see :meth:`open`."""
+        store, root, worker = session.store, session.root, session.worker
+        retry, clock = session.retry, session.clock
+        self._session = session
         self._store = store
         self._root = root
         self._retry = retry
         self._worker = worker
         self._max_fragments = settings.max_fragments
-        self._tree = ManifestTree(store, worker, newest=self._newest)
+        self._tree = ManifestTree(store, worker, newest=session.newest)
         file = GarbageFile(store, retry=retry, worker=worker)
         self._heads = HeadFile(
             store, retry=retry, clock=clock, interval_seconds=settings.interval_seconds
         )
         self._cursors = CloudCursors(
-            store, newest=self._newest, retry=retry, clock=clock, writer="walstore collector"
+            store, newest=session.newest, retry=retry, clock=clock, writer="walstore collector"
         )
         keepers = Keepers(store)
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
@@ -155,16 +132,16 @@ class GarbageCollector:
             deleter=self._deleter,
             store=store,
             worker=worker,
-            newest=self._newest,
+            newest=session.newest,
             settings=settings,
             clock=clock,
         )
-        fragments = FragmentReader(store=store, worker=worker, cache_bytes=0, newest=self._newest)
+        fragments = FragmentReader(store=store, worker=worker, cache_bytes=0, newest=session.newest)
         self._planner = Planner(
             file=file,
             heads=self._heads,
             keepers=keepers,
-            newest=self._newest,
+            newest=session.newest,
             tree=self._tree,
             offset_at=fragments.offset_at,
             settings=settings,
@@ -229,7 +206,7 @@ class GarbageCollector:
         Costs a listing of the snapshots. Fragments behind the log's end that can never be part of it are
         replaced by objects that no program takes for fragments; costs a listing of those behind the end.
         """
-        manifest = await self._newest()
+        manifest = await self._session.newest()
         await void_misfits(self._store, self._root, retry=self._retry, worker=self._worker)
         if manifest.oldest_offset == FIRST_OFFSET:
             return ()
@@ -259,16 +236,9 @@ class GarbageCollector:
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice."""
-        await self._root.aclose()
-        self._worker.close()
-        await self._store.aclose()
+        await self._session.aclose()
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _newest(self) -> Manifest:
-        if not await self._root.load():
-            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
-        return self._root.manifest
 
     async def _collect(
         self, progress: ProgressCallback | None, audit: AuditCallback | None

@@ -15,8 +15,7 @@ from uploader.garbage.collection import (
 )
 from uploader.gc.collectable import Collectable
 from uploader.gc.orphans import Leak
-from uploader.stores.port import ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ObjectStore, remove
 from walstore.ports import Clock
 
 

@@ -26,9 +26,8 @@ from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
 from uploader.garbage.announced import Announced
 from uploader.root import cas
-from uploader.root.published import is_published
 from uploader.root.roller import Roller
-from uploader.root.root import Change
+from uploader.root.root import Change, Note, make_checked
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import (
@@ -61,7 +60,7 @@ class _Known:
 
 
 class SwappedRoot:
-    """The root of one log in an object store, as one program sees it.
+    """A :class:`~uploader.root.root.Root` that is one manifest, replaced by swaps.
 
     Any number of tasks of one event loop may call it: reads and swaps follow one another.
     """
@@ -73,11 +72,14 @@ class SwappedRoot:
         worker: Worker,
         *,
         roll_up: RollUpSettings | None = None,
+        note: Note | None = None,
     ) -> None:
-        """``worker`` takes the work on long manifests off the event loop."""
+        """``worker`` takes the work on long manifests off the event loop; ``note`` is called before
+        fragments are published."""
         self._store = store
         self._retry = retry
         self._worker = worker
+        self._note = note
         self._known: _Known | None = None
         # Whether the last load found a long manifest unchanged: the next one then asks for its ETag first.
         self._may_ask_cheaply = False
@@ -130,9 +132,6 @@ class SwappedRoot:
     async def load(self) -> bool:
         """Read the manifest; return False if there is none, or one came after the log was destroyed.
 
-        CorruptionError if it is damaged, or does not continue the one known before. The store's errors are
-        passed on: the store decides how often a read is repeated.
-
         Once a long manifest was found unchanged, only its ETag is requested first, so that following an
         idle log transfers nothing.
         """
@@ -144,11 +143,7 @@ class SwappedRoot:
         return True
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the manifest, creating an empty one if there is none. Several may try: one creates.
-
-        LogNotFoundError if a log was destroyed here, or the one known before is gone. OutcomeUnknownError
-        if the store does not answer; call again.
-        """
+        """Read the manifest, creating an empty one if there is none; see :meth:`Root.load_or_create`."""
         async with self._turn:
             before = self._known
             if not await self._load():
@@ -159,21 +154,17 @@ class SwappedRoot:
             await check_not_destroyed(self._store)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Append fragments to the manifest with one swap.
+        """Append fragments to the manifest with one swap; see :meth:`Root.publish`.
 
-        They continue the manifest and are in the store already. Returns when they are published, also
-        if an earlier call had published them but its answer was lost. Raises ContentionError if another
-        writer appended instead, FencedError if another directory claimed the log, OutcomeUnknownError if
-        the store does not answer: call again with the same fragments then. ValueError if a key is not the
-        one that :meth:`fragment_key` returns.
+        ValueError if a key is not the one that :meth:`fragment_key` returns.
         """
+        if self._note is not None:
+            await self._note(fragments)
         for fragment in fragments:
             if fragment.path != layout.fragment_path(fragment.seq_no):
                 raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
         async with self._turn:
-            while not await is_published(
-                self._tree, self.manifest, fragments[-1], url=self._store.url
-            ):
+            while not await self._tree.is_published(self.manifest, fragments[-1]):
                 known = self._current()
                 name = next_writer(known.manifest, writer, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset
@@ -188,10 +179,7 @@ class SwappedRoot:
             self._announced.begin()
 
     async def change(self, make: Change) -> bool:
-        """Swap the manifest for the result of ``make``; repeated if another writer was quicker.
-
-        CorruptionError, and nothing is written, if that is not a sound successor.
-        """
+        """Swap the manifest for the result of ``make``; repeated if another writer was quicker."""
         async with self._turn:
             while True:
                 if self._known is None and not await self._load():
@@ -199,7 +187,7 @@ class SwappedRoot:
                         f"there is no log at {self._store.url}", location=self._store.url
                     )
                 known = self._current()
-                manifest = await self._worker.run(_make_checked, make, known.manifest)
+                manifest = await self._worker.run(make_checked, make, known.manifest)
                 if manifest is None:
                     return False
                 if await self._swap(known, manifest):
@@ -287,14 +275,6 @@ def _parse(data: bytes, before: Manifest | None) -> Manifest:
 def _check_successor(before: Manifest | None, manifest: Manifest) -> None:
     if before is not None:
         before.scrub_successor(manifest)
-
-
-def _make_checked(make: Change, manifest: Manifest) -> Manifest | None:
-    made = make(manifest)
-    if made is not None:
-        made.scrub()
-        manifest.scrub_successor(made)
-    return made
 
 
 _NOTHING: Final = Manifest.initial("")

@@ -3,7 +3,7 @@
 Writes into them are staged by many tasks and committed by one (``stager.py``, ``committer.py``).
 """
 
-from uploader.partitioned.committer import Committer
+from uploader.partitioned.committer import Committer, Swept, finish_commits, sweep_staging
 from uploader.partitioned.partitions import (
     PARTITIONS,
     create_partitions,
@@ -13,7 +13,6 @@ from uploader.partitioned.partitions import (
 )
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.stager import Staged, Stager
-from uploader.partitioned.sweep import Swept, finish_commits, sweep_staging
 from uploader.partitioned.write_id import WriteId, job_name
 
 __all__ = [

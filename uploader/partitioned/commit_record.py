@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.partitioned.partitions import MOST_PARTITIONS
-from uploader.partitioned.staged import StagedFragment
+from uploader.partitioned.stager import StagedFragment
 from uploader.root import cas
 from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError

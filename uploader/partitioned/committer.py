@@ -10,6 +10,9 @@ What may go wrong, and what follows:
   * two drivers of one query: one of them gets its record in, the other one publishes that, too;
   * a write is given up (``abort``): the record is replaced by a new version first, so that no put of it
     that was under way succeeds later, and only then the staged objects are deleted.
+
+A sweep finishes what drivers that died had committed, then deletes what they left behind: what was begun
+longer ago than anything that may still be committed (``STALE_SECONDS``), and no commit record names any more.
 """
 
 from __future__ import annotations
@@ -17,16 +20,26 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
 
+from uploader.layouts.log_session import LogSession
 from uploader.partitioned.commit_record import CommitRecord, Known, RecordFile
 from uploader.partitioned.publisher import PartitionPublisher
 from uploader.partitioned.sink_settings import SinkSettings
-from uploader.partitioned.staged import StagedFragment
-from uploader.partitioned.stager import delete_staged
-from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
+from uploader.partitioned.stager import BATCH_KEYS, StagedFragment, delete_staged, forget_staged
+from uploader.partitioned.write_id import (
+    JOBS,
+    QUERIES,
+    STAGING,
+    WriteId,
+    is_passing,
+    job_time_us,
+    parse_staged,
+    staging_of,
+)
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import InvalidSettingsError, WalError
@@ -36,7 +49,7 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 STALE_SECONDS = 6 * 86_400.0
-"""A write that was begun so long ago is not committed any more: a sweep may be removing it (``sweep.py``)."""
+"""A write that was begun so long ago is not committed any more: a sweep may be removing it."""
 _FORSAKEN_SECONDS = 600.0
 """A job whose record is not done after so long has most likely lost its driver."""
 
@@ -215,3 +228,107 @@ def _check_record(record: CommitRecord, write: WriteId) -> None:
         )
     if record.epoch is None and record.job == write.job:
         raise WalError("the write was given up before; run it again")
+
+
+SWEEP_SECONDS: Final = 7 * 86_400.0
+"""Age from which staged objects are swept up; the least and the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did."""
+
+    finished: int
+    """Commits that were published to their end."""
+    objects: int
+    """Objects deleted."""
+    size_bytes: int
+    """Their length."""
+
+
+async def finish_commits(
+    url: str,
+    *,
+    store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Publish what was committed to the logs under ``url`` and is not in them yet; return how many writes.
+
+    For writes whose driver died and is not started again. While it lives this does no harm, but doubles the
+    work. Raises what publishing raises; call again to finish the rest.
+    """
+    async with _session(url, store, retry, clock) as place:
+        return await _finish(place)
+
+
+async def sweep_staging(
+    url: str,
+    *,
+    older_than_seconds: float = SWEEP_SECONDS,
+    store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> Swept:
+    """Finish what was committed under ``url``, then delete what was staged so long ago and never committed.
+
+    Safe next to writes under way. InvalidSettingsError for less than a week, since a write may take that
+    long; otherwise raises as :func:`finish_commits`, and then nothing is deleted.
+    """
+    assert SWEEP_SECONDS > STALE_SECONDS
+    if not older_than_seconds >= SWEEP_SECONDS:
+        raise InvalidSettingsError(
+            f"older_than_seconds must be at least {SWEEP_SECONDS:.0f} (a week), not {older_than_seconds:g}: "
+            "what is younger may still be committed"
+        )
+    async with _session(url, store, retry, clock) as place:
+        finished = await _finish(place)
+        before_us = place.clock.now_us() - int(older_than_seconds * 1e6)
+        objects, size_bytes, doomed = 0, 0, []
+        for folder in (STAGING, JOBS):
+            async for listed in place.store.list(folder):
+                began_us = _began_us(listed.key)
+                if began_us is None or began_us >= before_us:
+                    continue
+                doomed.append(listed.key)
+                objects += 1
+                size_bytes += listed.size_bytes
+                if len(doomed) == BATCH_KEYS:
+                    await forget_staged(place.store, doomed)
+                    doomed = []
+        await forget_staged(place.store, doomed)
+        return Swept(finished, objects, size_bytes)
+
+
+async def _finish(place: LogSession) -> int:
+    committer = Committer(
+        place.store,
+        settings=SinkSettings(),
+        retry=place.retry,
+        clock=place.clock,
+        worker=place.worker,
+    )
+    keys = [listed.key for folder in (QUERIES, JOBS) async for listed in place.store.list(folder)]
+    return sum([await committer.finish(key) for key in keys])
+
+
+def _began_us(key: str) -> int | None:
+    """Return when the job began that put an object; None if the key does not say."""
+    staged = parse_staged(key)
+    try:
+        return job_time_us(key.removeprefix(JOBS) if staged is None else staged[2])
+    except InvalidSettingsError:
+        return None
+
+
+def _session(
+    url: str, store: ObjectStore | None, retry: RetryPolicy | None, clock: Clock | None
+) -> LogSession:
+    return LogSession(
+        url,
+        store=store,
+        retry=retry,
+        clock=clock,
+        worker=Worker("sweep", threads=2),
+        leaves_store_open=True,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from walstore.validation.fields import (
     MIB,
     Rule,

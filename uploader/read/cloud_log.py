@@ -12,18 +12,15 @@ from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
 from uploader.read.read_ahead import ReadAhead
 from uploader.read.verified import Verified, verify_log
-from uploader.root.root import Root
 from uploader.root.stream_file import StreamFile
-from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from walstore.batches.batch import Batch
 from walstore.errors import (
     LogNotFoundError,
@@ -35,9 +32,7 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
@@ -80,44 +75,28 @@ class CloudLog:
 
         async def open_it() -> CloudLog:
             most = as_count(cache_bytes, "cache_bytes", low=0)
-            found = chosen_store(url, store)
-            worker = SharedWorker("cloud", 2)
-            ticking = clock or SystemClock()
-            try:
-                policy = retry or RetryPolicy(clock=ticking)
-                root = await find_root(found, retry=policy, worker=worker)
-                if not root.is_known:
-                    raise LogNotFoundError(f"there is no log at {found.url}", location=found.url)
-            except BaseException:
-                worker.close()
-                await found.aclose()
-                raise
-            return cls(
-                root=root,
-                store=found,
-                worker=worker,
-                cache_bytes=most,
-                disk_cache=disk_cache,
-                clock=ticking,
-            )
+            session = LogSession(url, store=store, retry=retry, clock=clock)
+            async with session.closed_on_error():
+                await session.find_root()
+                session.check_found()
+                return cls(session, cache_bytes=most, disk_cache=disk_cache)
 
         return Opening(open_it)
 
     def __init__(
         self,
+        session: LogSession,
         *,
-        root: Root,
-        store: ObjectStore,
-        worker: Worker,
         cache_bytes: int,
         disk_cache: FragmentCache | None,
-        clock: Clock,
     ) -> None:
         """Not for callers; see :meth:`open`."""
+        store, clock, worker = session.store, session.clock, session.worker
+        self._session = session
         self._store = store
         self._clock = clock
         self._worker = worker
-        self._root = root
+        self._root = session.root
         self._fragments = FragmentReader(
             store=store,
             worker=worker,
@@ -344,8 +323,7 @@ class CloudLog:
         self._closed = True
         self._read_guard.thread = 0
         await self._fragments.aclose()
-        self._worker.close()
-        await self._store.aclose()
+        await self._session.aclose()
 
     def check_open(self) -> None:
         """Raise WalClosedError if the log is closed."""

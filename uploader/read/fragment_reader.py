@@ -22,7 +22,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_footers import PARALLEL, FragmentFooters
 from uploader.read.fragment_projection import read_columns

@@ -6,12 +6,11 @@ as it was seen, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from collections.abc import Set as AbstractSet
-from contextlib import asynccontextmanager
 from typing import Final
 
 from uploader.format import layout
+from uploader.layouts.log_session import LogSession
 from uploader.rebuilding import plan as planning
 from uploader.rebuilding.apply import Rebuild
 from uploader.rebuilding.plan import Keep, RebuildPlan
@@ -19,10 +18,8 @@ from uploader.rebuilding.survey import Progress, survey
 from uploader.root.write_guard import check_not_destroyed, destroyed
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
@@ -66,30 +63,29 @@ async def plan_rebuild(
     as_count(parallel, "parallel", high=64)
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
-    clock = clock or SystemClock()
-    worker = Worker("rebuild", threads=2)
-    try:
-        async with _opened(url, store) as used:
-            for _ in range(_LOOKS):
-                await check_not_destroyed(used)
-                found = await survey(
-                    used,
-                    worker,
-                    exclude=exclude,
-                    parallel=parallel,
-                    now_us=clock.now_us(),
-                    progress=progress,
-                )
-                if found.manifest is not None and found.manifest.is_destroyed:
-                    raise destroyed(used.url)
-                plan = await worker.run(planning.plan, found, keep, writer)
-                if not plan.is_needed or await _is_unchanged(used, found.manifest_etag):
-                    return plan
-            raise ContentionError(
-                f"the log at {used.url} changes while it is read; stop its writers and collectors"
+    session = LogSession(
+        url, store=store, clock=clock, worker=Worker("rebuild", threads=2), leaves_store_open=True
+    )
+    async with session:
+        used, worker = session.store, session.worker
+        for _ in range(_LOOKS):
+            await check_not_destroyed(used)
+            found = await survey(
+                used,
+                worker,
+                exclude=exclude,
+                parallel=parallel,
+                now_us=session.clock.now_us(),
+                progress=progress,
             )
-    finally:
-        worker.close()
+            if found.manifest is not None and found.manifest.is_destroyed:
+                raise destroyed(used.url)
+            plan = await worker.run(planning.plan, found, keep, writer)
+            if not plan.is_needed or await _is_unchanged(used, found.manifest_etag):
+                return plan
+        raise ContentionError(
+            f"the log at {used.url} changes while it is read; stop its writers and collectors"
+        )
 
 
 async def apply_rebuild(
@@ -117,21 +113,13 @@ async def apply_rebuild(
     """
     if not plan.is_needed:
         return
-    retry = retry or RetryPolicy(clock=clock or SystemClock())
-    async with _opened(plan.location, store) as used:
-        await Rebuild(used, retry, plan).run()
+    session = LogSession(
+        plan.location, store=store, retry=retry, clock=clock, leaves_store_open=True
+    )
+    async with session:
+        await Rebuild(session.store, session.retry, plan).run()
 
 
 async def _is_unchanged(store: ObjectStore, etag: str | None) -> bool:
     found = await store.head(layout.MANIFEST)
     return (None if found is None else found.etag) == etag
-
-
-@asynccontextmanager
-async def _opened(url: str, store: ObjectStore | None) -> AsyncIterator[ObjectStore]:
-    used = chosen_store(url, store)
-    try:
-        yield used
-    finally:
-        if store is None:
-            await used.aclose()

@@ -11,16 +11,16 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 
+from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_log import CloudLog
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.restoring.restoring import Restoring
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock, FileSystem
 from walstore.records import to_timestamp_us
-from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 from walstore.settings import Settings
 from walstore.validation.arguments import as_count, as_settings
 
@@ -76,11 +76,13 @@ async def restore(
     """
     as_count(max_in_flight, "max_in_flight", high=64)
     stop_at = to_timestamp_us(stop) if isinstance(stop, datetime) else None
-    clock = clock or SystemClock()
-    source = chosen_store(url, store)
+    session = LogSession(
+        url, store=store, retry=retry, clock=clock, worker=Worker("restore-read", threads=2)
+    )
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(source.aclose)
+        await stack.enter_async_context(session)
         work = Restoring(
+            session,
             url=url,
             path=Path(directory),
             stop=None if isinstance(stop, datetime) else stop,
@@ -88,14 +90,11 @@ async def restore(
             settings=as_settings(settings, Settings),
             max_in_flight=max_in_flight,
             progress=progress,
-            store=source,
-            retry=retry or RetryPolicy(clock=clock),
-            clock=clock,
             fs=fs or PosixFileSystem(),
             stack=stack,
         )
         stack.callback(work.close)
         log = await stack.enter_async_context(
-            CloudLog.open(url, cache_bytes=0, store=source, clock=clock)
+            CloudLog.open(url, cache_bytes=0, store=session.store, clock=session.clock)
         )
         return await work.run(log)

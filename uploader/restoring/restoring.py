@@ -21,7 +21,7 @@ from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_log import CloudLog
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.root.ownership import check_shippable, owner
@@ -29,8 +29,6 @@ from uploader.root.stream_file import StreamFile
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
 from uploader.write.cloud_tier import CloudTier
 from walstore.building.log_builder import LogBuilder, RestoreMarker
 from walstore.errors import (
@@ -43,7 +41,7 @@ from walstore.errors import (
 )
 from walstore.files.locks import this_process
 from walstore.format.ledger import StreamInfo
-from walstore.ports import Clock, FileSystem
+from walstore.ports import FileSystem
 from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.threads import Worker
 from walstore.settings import Settings
@@ -57,6 +55,7 @@ class Restoring:
 
     def __init__(
         self,
+        session: LogSession,
         *,
         url: str,
         path: Path,
@@ -65,9 +64,6 @@ class Restoring:
         settings: Settings,
         max_in_flight: int,
         progress: Callable[[RestoreProgress], None] | None,
-        store: ObjectStore,
-        retry: RetryPolicy,
-        clock: Clock,
         fs: FileSystem,
         stack: AsyncExitStack,
     ) -> None:
@@ -79,19 +75,17 @@ class Restoring:
         self._settings = settings
         self._max_in_flight = max_in_flight
         self._progress = progress
-        self._store = store
-        self._retry = retry
-        self._clock = clock
+        self._session = session
+        self._store = session.store
         self._fs = fs
         self._stack = stack
-        self._reading = Worker("restore-read", threads=2)
+        self._reading = session.worker
         self._writing = Worker("restore-write")
         # Counters.
         self._fragments = self._fragment_bytes = self._adopted = 0
 
     def close(self) -> None:
-        """End the threads."""
-        self._reading.close()
+        """End the thread that writes."""
         self._writing.close()
 
     async def run(self, log: CloudLog) -> Restored:
@@ -115,7 +109,7 @@ class Restoring:
             raise describe_open(error, self._path) from error
 
     def _take_directory(self) -> LogBuilder:
-        return LogBuilder(self._fs, self._clock, self._path, self._settings, this_process())
+        return LogBuilder(self._fs, self._session.clock, self._path, self._settings, this_process())
 
     async def _find_limit(self, log: CloudLog) -> int | None:
         """Return where to stop; None for all there is."""
@@ -173,18 +167,19 @@ class Restoring:
 
     async def _streams(self, log: CloudLog, limit: int) -> dict[str, StreamInfo]:
         """Return what the log's table says of the streams that were opened up to ``limit``."""
-        file = StreamFile(self._store, retry=self._retry, worker=self._reading)
+        file = StreamFile(self._store, retry=self._session.retry, worker=self._reading)
         told = closings_in(log.manifest.writer)
         found = (await file.load()).checked(told).infos(finished_closings(log.manifest))
         return {name: info for name, info in found.items() if info.opened_at <= limit}
 
     async def _adopt(self, log: CloudLog) -> None:
         """Publish what a crash left unpublished, as opening a new directory would."""
-        root = await find_root(self._store, retry=self._retry, worker=self._reading)
+        root = await self._session.find_root()
         async with aclosing(root), aclosing(_closeable(root.unpublished())) as found:
             if await anext(found, None) is None:
                 return
-        tier = CloudTier(self._url, store=self._store, retry=self._retry, clock=self._clock)
+        session = self._session
+        tier = CloudTier(self._url, store=session.store, retry=session.retry, clock=session.clock)
         self._stack.push_async_callback(tier.aclose)  # not before the end: it closes the store
         await tier.open(None)
         self._adopted = tier.uploader.adopted_fragments

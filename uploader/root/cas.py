@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
+from tenacity import retry_if_result
 
 from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import most_bytes_at, read_object
@@ -164,24 +164,14 @@ class _Attempts:
 
     async def run(self, put: Callable[[], Awaitable[str]], policy: RetryPolicy) -> PutResult:
         """Repeat until decided, or until the attempts are used up; return what is known."""
-
-        def wait(state: RetryCallState) -> float:
-            return policy.wait_seconds(state.attempt_number)
-
-        async def attempt() -> PutResult | None:
-            return await self._attempt(put)
-
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(policy.attempts),
-            wait=wait,
-            retry=retry_if_result(_is_undecided),
-            retry_error_callback=_give_up,
-            sleep=policy.clock.sleep,
+        retrying = policy.retrying(
+            retry=retry_if_result(lambda result: result is None),
+            retry_error_callback=lambda _: None,
         )
         began = TwoClockTime.now(policy.clock)
         result: PutResult | None = None
         try:
-            result = await retrying(attempt)
+            result = await retrying(self._attempt, put)
         except WalError as error:
             self._cause = error
         if result is not None:
@@ -237,11 +227,3 @@ class _Attempts:
         if found.etag == self._expected:
             return None
         return PutResult(outcome=PutOutcome.LOST, etag=found.etag, data=found.data)
-
-
-def _is_undecided(result: PutResult | None) -> bool:
-    return result is None
-
-
-def _give_up(_state: RetryCallState) -> None:
-    return None

@@ -8,7 +8,6 @@ under the same key.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, p
 from uploader.format.snapshot import Snapshot
 from uploader.root import cas
 from uploader.runtime.background_task import BackgroundTask
+from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError
@@ -92,13 +92,7 @@ class Roller:
 
     async def _roll_up(self, manifest: Manifest) -> list[Replacement]:
         snapshots = await self._worker.run(plan, manifest, self._settings)
-        found = await asyncio.gather(*map(self._put, snapshots), return_exceptions=True)
-        replacements: list[Replacement] = []
-        for result in found:
-            if isinstance(result, BaseException):
-                raise result
-            replacements.append(result)
-        return replacements
+        return await settle_all(map(self._put, snapshots))
 
     async def _put(self, snapshot: Snapshot) -> Replacement:
         data = await self._worker.run(snapshot.serialise)

@@ -6,8 +6,8 @@ wal3's, the default), and a chain of immutable ones (``chain/``). Never does I/O
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
@@ -18,6 +18,20 @@ Change = Callable[[Manifest], Manifest | None]
 """Makes the next manifest from the newest one; None if there is nothing to do. Pure: it may be called
 several times, on a worker thread, each time with a newer manifest. After a lost answer that one may
 already contain an earlier call's change."""
+
+Note: TypeAlias = Callable[[Sequence[Fragment]], Awaitable[None]]
+"""Awaited with fragments that are about to be published, such as :meth:`uploader.DirtyLog.note_for`
+returns. They are published once it returns, and not if it raises. It may be called again with the same, and
+is also called with fragments that another writer left behind."""
+
+
+def make_checked(make: Change, manifest: Manifest) -> Manifest | None:
+    """Return what ``make`` makes of the manifest; CorruptionError if that is not a sound successor."""
+    made = make(manifest)
+    if made is not None:
+        made.scrub()
+        manifest.scrub_successor(made)
+    return made
 
 
 class Root(Protocol):
@@ -48,7 +62,7 @@ class Root(Protocol):
         """Read the newest manifest; return False if there is none, or none any more.
 
         CorruptionError if it is damaged, or does not continue the one known before (it is older, or names
-        other records); else the store's errors.
+        other records); else the store's errors: the store decides how often a read is repeated.
         """
 
     async def may_have_changed(self) -> bool:
@@ -61,8 +75,8 @@ class Root(Protocol):
         """Read the newest manifest, creating an empty one if there is none.
 
         Of several callers one creates it. A root that has known a log never creates one. LogNotFoundError if
-        that log is gone, or was destroyed (``write_guard.py``). OutcomeUnknownError if the store does
-        not answer; call again.
+        that log is gone, or was destroyed (``write_guard.py``). InvalidSettingsError if a log of the other
+        layout was created meanwhile. OutcomeUnknownError if the store does not answer; call again.
         """
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
@@ -81,7 +95,8 @@ class Root(Protocol):
 
         Two programs that make the same bytes of the same manifest both succeed, since they cannot be
         distinguished. Returns False if ``make`` returned None. Passes on what ``make`` raises;
-        CorruptionError if the result is not a sound successor; OutcomeUnknownError as for :meth:`publish`.
+        CorruptionError, and nothing is written, if the result is not a sound successor; OutcomeUnknownError
+        as for :meth:`publish`.
         """
 
     async def aclose(self) -> None:

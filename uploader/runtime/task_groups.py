@@ -63,6 +63,16 @@ async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     return [task.result() for task in begun]
 
 
+async def settle_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Await all calls together, also if one fails; return the results in order, or raise the first error."""
+    results: list[_T] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
 def first_of(group: BaseExceptionGroup[_E]) -> _E:
     """Return the first error of a group, however deep."""
     return next(_errors(group))

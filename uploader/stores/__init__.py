@@ -10,14 +10,12 @@ from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.hedged import HedgedStore, HedgeSettings, HedgeStatistics
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
-from uploader.stores.metering import MeteredStore
+from uploader.stores.metering import KindUsage, MeteredStore, Prices, Usage
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
 from uploader.stores.probe import probe_conditional_puts
-from uploader.stores.retry import RetryPolicy
-from uploader.stores.retrying import RetryingStore
+from uploader.stores.retry import RetryingStore, RetryPolicy
 from uploader.stores.s3 import S3Store
 from uploader.stores.url import open_store
-from uploader.stores.usage import KindUsage, Prices, Usage
 from uploader.stores.wrapper import StoreWrapper
 
 __all__ = [

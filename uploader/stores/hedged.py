@@ -10,7 +10,16 @@ The threshold is learned from the last latencies of the same kind of call and ab
 A put-if-absent that was sent twice may be refused because of its own twin. So a refusal counts only once it
 is clear that our object did not cause it: the twin was refused or did not happen either, or the object
 holds other bytes. If it holds exactly our bytes while the twin stays unanswered, the outcome is unknown, as
-after any lost answer; ``uploader.root.cas`` takes such an object for ours.
+after any lost answer; ``uploader.root.cas`` takes such an object for ours. In detail, a put is settled by
+
+* a success: the object is ours;
+* two failures: if either put may have happened the outcome is unknown, else a refusal was about another
+  writer's object;
+* the object itself, once one request was refused while the other is unanswered: other bytes are another
+  writer's. Equal bytes may be ours or not, so the other request gets some more time to answer; after that
+  the outcome is unknown.
+
+A read is settled by the first answer that is not a transient fault.
 
 Cancellation: the slower request is cancelled, which the store may or may not notice. A put that still
 arrives is refused because the object exists. If the object was deleted in the meantime, the put recreates it.
@@ -20,23 +29,168 @@ Do not delete objects while a request of their put can still be in flight.
 from __future__ import annotations
 
 import asyncio
+import math
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar, cast
 
 from uploader.runtime.task_groups import task_group
-from uploader.stores.latencies import Latencies
-from uploader.stores.port import ObjectStore, get_bounded
-from uploader.stores.race import Answer, ask, settle_put, settle_read
+from uploader.stores.errors import PreconditionFailedError
+from uploader.stores.port import ObjectStore, StoredObject, get_bounded
+from uploader.stores.retry import is_transient
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
-from walstore.errors import InvalidSettingsError
+from walstore.errors import CorruptionError, InvalidSettingsError, StorageUnavailableError, WalError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.validation.arguments import as_settings
 from walstore.validation.fields import check_fields, described, flag, number, seconds, whole
 
+
+class Latencies:
+    """The last ``window`` latencies of one kind of request. Adding one and a lookup cost microseconds."""
+
+    def __init__(self, window: int) -> None:
+        """Begin without samples."""
+        self._window = window
+        self._by_age: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._by_age)
+
+    def add(self, seconds: float) -> None:
+        """Add a sample; the oldest one goes once the window is full."""
+        if len(self._by_age) == self._window:
+            del self._sorted[bisect_left(self._sorted, self._by_age.popleft())]
+        self._by_age.append(seconds)
+        insort(self._sorted, seconds)
+
+    def quantile(self, fraction: float) -> float:
+        """Return the smallest sample that at least this fraction of the samples does not exceed."""
+        return self._sorted[max(math.ceil(fraction * len(self._sorted)), 1) - 1]
+
+
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[_T]):
+    """What a request returned, or the error it ended with."""
+
+    value: _T | None
+    error: WalError | None = None
+
+    def get(self) -> _T:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return cast("_T", self.value)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the answer is final: anything but a transient fault."""
+        return self.error is None or not is_transient(self.error)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether a put was refused because the object exists."""
+        return isinstance(self.error, PreconditionFailedError)
+
+    @property
+    def may_have_happened(self) -> bool:
+        """Whether a put that failed may have happened."""
+        return self.error is not None and self.error.outcome != "not_written"
+
+
+async def ask(request: Callable[[], Awaitable[_T]]) -> Answer[_T]:
+    """Make a request and return its answer; raises nothing that a store may raise."""
+    try:
+        return Answer(await request())
+    except WalError as error:
+        return Answer(None, error)
+
+
+async def settle_read(
+    first: asyncio.Task[Answer[_T]],
+    second: asyncio.Task[Answer[_T]],
+    _pause: Callable[[], Awaitable[None]],
+) -> Answer[_T]:
+    """Return the first final answer; the first request's if both had transient faults."""
+    pending = {first, second}
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in (first, second):
+            if task in done and task.result().is_final:
+                return task.result()
+    return first.result()
+
+
+async def settle_put(
+    first: asyncio.Task[Answer[str]],
+    second: asyncio.Task[Answer[str]],
+    pause: Callable[[], Awaitable[None]],
+    *,
+    look: Callable[[], Awaitable[StoredObject]],
+    data: bytes,
+) -> Answer[str]:
+    """Return what became of ``data``, which both try to put if absent.
+
+    ``look`` reads the object; CorruptionError if that is longer than ``data``.
+    """
+
+    async def is_theirs() -> bool:
+        """Return whether another writer's object is there; False only after the pause."""
+        found = await ask(look)
+        is_longer = isinstance(found.error, CorruptionError)
+        if is_longer or (found.error is None and found.get().data != data):
+            return True
+        await pause()
+        return False
+
+    judging: asyncio.Task[bool] | None = None
+    waiting: set[asyncio.Task[Answer[str]] | asyncio.Task[bool]] = {first, second}
+    async with task_group() as group:
+        while True:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            waiting -= done
+            answers = [task.result() for task in (first, second) if task.done()]
+            answer = _decide(answers)
+            if answer is None and judging is None:
+                if answers[0].is_refusal:
+                    judging = group.create_task(is_theirs())
+                    waiting.add(judging)
+            elif answer is None and judging is not None and judging.done():
+                answer = answers[0] if judging.result() else _OPEN
+            if answer is not None:
+                if judging is not None:
+                    judging.cancel()
+                return answer
+
+
+_OPEN: Answer[str] = Answer(
+    None,
+    StorageUnavailableError(
+        "an object of the same content is there, but which request put it is not known",
+        outcome="unknown",
+    ),
+)
+
+
+def _decide(answers: list[Answer[str]]) -> Answer[str] | None:
+    """Decide the outcome of a put from its one or two answers; None: it needs the other answer."""
+    for answer in answers:
+        if answer.error is None:
+            return answer
+    if len(answers) < 2:
+        return None
+    for answer in answers:
+        if answer.may_have_happened:
+            return answer
+    return next((answer for answer in answers if answer.is_refusal), answers[0])
+
 
 _READS: tuple[Kind, ...] = ("get", "get_range", "head")
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from uploader.runtime.shared_worker import Purpose, SharedWorker
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
-from uploader.stores.proof import Proof
+from uploader.stores.probe import Proof
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock

@@ -14,7 +14,7 @@ from uploader.stores.port import (
     check_length,
     check_range,
 )
-from uploader.stores.proof import Proof
+from uploader.stores.probe import Proof
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 

@@ -1,18 +1,19 @@
 """What the cloud tier requires of an object store, and the values it returns.
 
-Owns the ``ObjectStore`` Protocol and the rules for keys and ranges that all stores share. Never does
-I/O. Test other implementations of the Protocol with ``uploader.testing.suite``.
+Owns the ``ObjectStore`` Protocol, the rules for keys and ranges that all stores share, and the one way to
+delete objects of a log (:func:`remove`). Test other implementations of the Protocol with
+``uploader.testing.suite``.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import signature
 from typing import Final, Protocol, cast
 
-from walstore.errors import CorruptionError, InvalidSettingsError
+from walstore.errors import CollectionRefusedError, CorruptionError, InvalidSettingsError
 
 MAX_KEY_BYTES = 1024
 FIRST_PAGE: Final = 100
@@ -207,3 +208,26 @@ def check_length(key: str, size_bytes: int, max_bytes: int | None) -> None:
             expected=f"at most {max_bytes} bytes",
             found=size_bytes,
         )
+
+
+Rule = Callable[[str], bool]
+"""Returns whether the object with that key may be deleted. Pure, and still right at any later time."""
+
+
+async def remove(store: ObjectStore, keys: Iterable[str], *, rule: Rule) -> None:
+    """Delete objects of a log, each of which the rule admits; missing ones are not an error.
+
+    A document that calls an object garbage may be wrong or forged: anyone may have put an announced
+    collection or a record of heads, and a program may have a fault. A rule decides by the key, and by what
+    the newest manifest names. No other module calls a store's ``delete`` for a log's objects
+    (tests/uploader/stores/test_removal.py), except for cursors, which their owners delete by name.
+
+    CollectionRefusedError, and nothing is deleted, if the rule does not admit one of them. After one of the
+    store's errors some may be gone.
+    """
+    doomed = list(keys)
+    for key in doomed:
+        if not rule(key):
+            raise CollectionRefusedError(f"{key} in {store.url} is nothing that may be removed")
+    if doomed:
+        await store.delete(doomed)

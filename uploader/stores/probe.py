@@ -10,18 +10,56 @@ mark next to the log. The mark names the store's URL, so a copy of the log at an
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
 import secrets
+from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore, get_bounded
-from uploader.stores.proof import Proof
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
 from walstore.errors import UnsupportedStoreError, WalError
+
+
+class Proof:
+    """Whether one place, such as a bucket, was found to enforce conditional puts.
+
+    All stores at a place share one, also in several event loops.
+    """
+
+    def __init__(self, *, wants_mark: bool = True) -> None:
+        """``wants_mark``: whether a mark in the store spares later processes the probe."""
+        self.wants_mark = wants_mark
+        self._creates = self._swaps = False
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    def covers(self, *, with_swaps: bool) -> bool:
+        """Return whether put-if-absent, and put-if-match if that is needed, are known to be enforced."""
+        return self._swaps if with_swaps else self._creates
+
+    def note(self, *, with_swaps: bool) -> None:
+        """Record a passed probe."""
+        self._creates = True
+        self._swaps |= with_swaps
+
+    def turn(self) -> asyncio.Lock:
+        """Return the lock that is held while this loop probes, so that others wait for the result."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+_PLACES: dict[Hashable, Proof] = {}
+
+
+def proof_of(*place: Hashable, wants_mark: bool = True) -> Proof:
+    """Return the one proof of the place that these values name."""
+    return _PLACES.setdefault(place, Proof(wants_mark=wants_mark))
+
 
 PROBE_FOLDER = "walstore-probe"
 MARK_FOLDER = "walstore-mark"

@@ -1,18 +1,20 @@
-"""How often a request to a store is repeated, and with which waits.
+"""How often a request to a store is repeated, and with which waits; and a store that repeats.
 
-Owns the waiting; callers decide what may be repeated (``s3.py`` for reads and
-deletes, ``cas.py`` for conditional puts, ``probe.py``).
+``RetryPolicy`` owns the waiting; callers decide what may be repeated (``s3.py`` for reads and deletes,
+``cas.py`` for conditional puts, ``probe.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
+from uploader.stores.port import ListedObject, ListingOrder, ObjectStore
+from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
@@ -56,18 +58,18 @@ class RetryPolicy:
         doubled = self.first_wait_seconds * 2.0 ** min(attempt - 1, 64)
         return min(doubled, self.longest_wait_seconds) * (1 - self.jitter() / 2)
 
-    def retrying(self) -> AsyncRetrying:
-        """Return a tenacity loop that repeats retriable faults of a store and re-raises the last."""
+    def retrying(self, **options: Any) -> AsyncRetrying:
+        """Return a tenacity loop that repeats retriable faults of a store and re-raises the last.
+
+        ``options`` are tenacity's; ``retry`` replaces what is repeated.
+        """
 
         def wait(state: RetryCallState) -> float:
             return self.wait_seconds(state.attempt_number)
 
+        options = {"retry": retry_if_exception(is_transient), "reraise": True, **options}
         return AsyncRetrying(
-            stop=stop_after_attempt(self.attempts),
-            wait=wait,
-            retry=retry_if_exception(is_transient),
-            sleep=self.clock.sleep,
-            reraise=True,
+            stop=stop_after_attempt(self.attempts), wait=wait, sleep=self.clock.sleep, **options
         )
 
     async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
@@ -82,3 +84,57 @@ class RetryPolicy:
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later without a change."""
     return isinstance(error, StorageUnavailableError) and error.retriable
+
+
+_ONCE = ("put_if_absent", "put_if_match")
+
+
+class RetryingStore(StoreWrapper):
+    """The port over another store; repeats reads, listings and deletes within the policy's bounds.
+
+    Conditional puts pass through once: whether one may be repeated depends on its outcome, which
+    ``root/cas.py`` determines. The S3 store repeats by itself; wrap it only if another wrapper in between
+    has to see each request (then give it ``RetryPolicy(attempts=1)``).
+    """
+
+    def __init__(self, inner: ObjectStore, retry: RetryPolicy | None = None) -> None:
+        """Wrap ``inner``; ``retry`` bounds the attempts and waits. Default: 5 attempts in all."""
+        super().__init__(inner)
+        self._retry = retry or RetryPolicy()
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """Yield the objects; after a fault continue behind the last one, with all attempts again.
+
+        If the listing has not proven its order by its end, a second pass finds the objects that
+        came before that one.
+        """
+        begin, failures, was_cut = after, 0, False
+        order = ListingOrder()
+        yielded: set[str] = set()  # as long as the order is not proven
+        while True:
+            try:
+                async for listed in self.inner.list(prefix, after=after):
+                    if listed.key in yielded:
+                        continue
+                    after, failures = listed.key, 0
+                    order.note(after)
+                    if order.is_proven:
+                        yielded.clear()
+                    else:
+                        yielded.add(after)
+                    yield listed
+                if not was_cut or order.is_proven:
+                    return
+                after, was_cut = begin, False
+                continue
+            except StorageUnavailableError as error:
+                was_cut |= after != begin
+                failures += 1
+                if not is_transient(error) or failures >= self._retry.attempts:
+                    raise
+            await self._retry.clock.sleep(self._retry.wait_seconds(failures))
+
+    async def _call(self, request: Request[_T]) -> _T:
+        if request.kind in _ONCE:
+            return await request()
+        return await self._retry.call(request)

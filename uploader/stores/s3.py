@@ -33,7 +33,7 @@ from uploader.stores.port import (
     check_key,
     check_range,
 )
-from uploader.stores.proof import Proof, proof_of
+from uploader.stores.probe import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     InvalidSettingsError,

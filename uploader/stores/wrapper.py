@@ -51,6 +51,13 @@ class Request(Generic[_T]):
         return self.make()
 
 
+def content_bytes(answer: object) -> int:
+    """Return the length of the content that a call returned; 0 if it returns none."""
+    if isinstance(answer, StoredObject):
+        return len(answer.data)
+    return len(answer) if isinstance(answer, bytes) else 0
+
+
 class StoreWrapper:
     """The port over another store. Without a subclass it changes nothing."""
 

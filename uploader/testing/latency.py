@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from statistics import NormalDist
 from typing import TypeVar
 
-from uploader.stores.port import ListedObject, ObjectStore, StoredObject
-from uploader.stores.wrapper import Kind, Request, StoreWrapper
+from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
@@ -110,7 +110,7 @@ class LatencyStore(StoreWrapper):
         except Exception:
             await self._pass_until(arrives + half)
             raise
-        await self._pass_until(arrives + half + _size_bytes(answer) / self._bytes_per_second)
+        await self._pass_until(arrives + half + content_bytes(answer) / self._bytes_per_second)
         return answer
 
     def _seconds(self, kind: Kind) -> float:
@@ -125,9 +125,3 @@ class LatencyStore(StoreWrapper):
     async def _pass(self, seconds: float) -> None:
         if seconds > 0:
             await self._clock.sleep(seconds)
-
-
-def _size_bytes(answer: object) -> int:
-    if isinstance(answer, StoredObject):
-        return len(answer.data)
-    return len(answer) if isinstance(answer, bytes) else 0

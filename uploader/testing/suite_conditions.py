@@ -11,7 +11,7 @@ from uploader.root import cas
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import PROBE_FOLDER, probe_conditional_puts
-from uploader.testing.suite_parts import append_word, keys, won
+from uploader.testing.suite_objects import append_word, keys, won
 
 _CONTENDERS = 20
 

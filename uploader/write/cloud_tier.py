@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout, find_root, needs_swaps
+from uploader.layouts.log_session import Layout, LogSession, needs_swaps
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadersAhead
-from uploader.root.notifying_root import Note, with_note
 from uploader.root.ownership import check_owner, check_shippable, owner
-from uploader.root.root import Root
+from uploader.root.root import Note, Root
 from uploader.root.write_guard import check_not_destroyed, check_unsealed, has_records
-from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from uploader.write.uploader import Uploader
 from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.format.claims import Claims
 from walstore.ports import Clock, LocalRecords, TierSource
-from walstore.runtime.clock import SystemClock
 from walstore.validation.arguments import as_count, as_settings
 
 
@@ -66,10 +62,8 @@ class CloudTier:
         repeated by the store. No request is made before the log opens.
         """
         cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
-        self._store = chosen_store(url, store)
-        self._clock = clock or SystemClock()
-        self._retry = retry or RetryPolicy(clock=self._clock)
-        self._worker = SharedWorker("cloud", 2)
+        self._session = LogSession(url, store=store, retry=retry, clock=clock)
+        self._store = self._session.store
         self._settings = as_settings(settings, UploadSettings)
         self._layout: Layout | None = layout
         self._chain = chain
@@ -78,7 +72,10 @@ class CloudTier:
         self._root: Root | None = None
         self._uploader: Uploader | None = None
         self._fragments = FragmentReader(
-            store=self._store, worker=self._worker, cache_bytes=cache_bytes, disk_cache=disk_cache
+            store=self._store,
+            worker=self._session.worker,
+            cache_bytes=cache_bytes,
+            disk_cache=disk_cache,
         )
         self._ahead = ReadersAhead(self._fragments, max_bytes=cache_bytes // 4, most=4)
 
@@ -116,16 +113,14 @@ class CloudTier:
         another log; LogSealedError if it was sealed, LogNotFoundError if it was destroyed; CorruptionError
         for damaged objects, or fragments without a manifest; else the store's errors.
         """
-        root = await self._open_root()
-        root = with_note(root, self._note)
-        self._root = root
+        root = self._root = await self._open_root()
         self._uploader = Uploader(
             store=self._store,
             root=root,
             settings=self._settings,
-            retry=self._retry,
-            clock=self._clock,
-            worker=self._worker,
+            retry=self._session.retry,
+            clock=self._session.clock,
+            worker=self._session.worker,
         )
         if not root.is_known:
             return
@@ -170,11 +165,8 @@ class CloudTier:
 
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed."""
-        if self._root is not None:
-            await self._root.aclose()
         await self._fragments.aclose()
-        self._worker.close()
-        await self._store.aclose()
+        await self._session.aclose()
 
     async def _open_root(self) -> Root:
         """Return the root, whose store is known to enforce conditions; its log may not be begun yet."""
@@ -183,7 +175,7 @@ class CloudTier:
             self._store,
             with_swaps=needs_swaps(root),
             is_new=not root.is_known,
-            retry=self._retry,
+            retry=self._session.retry,
         )
         if root.is_known:
             return root
@@ -200,13 +192,11 @@ class CloudTier:
         return root
 
     async def _find_root(self) -> Root:
-        return await find_root(
-            self._store,
-            retry=self._retry,
-            worker=self._worker,
+        return await self._session.find_root(
             layout=self._layout,
             chain=self._chain,
             roll_up=self._settings.roll_up,
+            note=self._note,
         )
 
     @property

@@ -12,20 +12,17 @@ from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.chain_root import ChainSettings
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout, find_root, needs_swaps
-from uploader.root.notifying_root import Note, with_note
+from uploader.layouts.log_session import Layout, LogSession, needs_swaps
 from uploader.root.ownership import check_direct, direct_writer_name
-from uploader.root.root import Root
+from uploader.root.root import Note
 from uploader.root.write_guard import check_exists, check_unsealed, has_records
-from uploader.runtime.shared_worker import SharedWorker
 from uploader.runtime.task_groups import main_error
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from uploader.write.commit_loop import CommitLoop
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
 from uploader.write.stall_guard import StallGuard
@@ -37,9 +34,7 @@ from walstore.batches.batch_builder import AppendRequest
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
 
 
@@ -80,40 +75,33 @@ class CloudWriter:
         and ``create`` is false, CorruptionError for damaged objects, UnsupportedStoreError, and
         StorageUnavailableError once the store fulfilled no request for ``patience_seconds``.
         """
-        found = chosen_store(url, store)
-        time = clock or SystemClock()
-        policy = retry or RetryPolicy(clock=time)
+        session = LogSession(url, store=store, retry=retry, clock=clock)
         chosen = as_settings(settings, WriterSettings)
 
         async def open_it() -> CloudWriter:
-            worker = SharedWorker("cloud", 2)
             stall_guard = StallGuard(
-                url=found.url, retry=policy, clock=time, silent_seconds=chosen.patience_seconds
+                url=session.store.url,
+                retry=session.retry,
+                clock=session.clock,
+                silent_seconds=chosen.patience_seconds,
             )
 
-            async def find() -> Root:
-                root = await find_root(
-                    found,
-                    retry=policy,
-                    worker=worker,
-                    layout=layout,
-                    chain=chain,
-                    roll_up=chosen.roll_up,
+            async def find() -> None:
+                root = await session.find_root(
+                    layout=layout, chain=chain, roll_up=chosen.roll_up, note=note
                 )
                 if not create:
-                    await check_exists(found, root)
+                    await check_exists(session.store, root)
                 await require_conditional_puts(
-                    found, with_swaps=needs_swaps(root), is_new=not root.is_known, retry=policy
+                    session.store,
+                    with_swaps=needs_swaps(root),
+                    is_new=not root.is_known,
+                    retry=session.retry,
                 )
-                return root
 
-            try:
-                root = await stall_guard.guard(partial(stall_guard.call, find))
-                log = cls(found, with_note(root, note), worker, chosen, policy, time, stall_guard)
-            except BaseException:
-                worker.close()
-                await found.aclose()
-                raise
+            async with session.closed_on_error():
+                await stall_guard.guard(partial(stall_guard.call, find))
+                log = cls(session, chosen, stall_guard)
             try:
                 await log._start()
             except BaseException:
@@ -124,16 +112,12 @@ class CloudWriter:
         return Opening(open_it)
 
     def __init__(
-        self,
-        store: ObjectStore,
-        root: Root,
-        worker: Worker,
-        settings: WriterSettings,
-        retry: RetryPolicy,
-        clock: Clock,
-        stall_guard: StallGuard,
+        self, session: LogSession, settings: WriterSettings, stall_guard: StallGuard
     ) -> None:
         """Private; use :meth:`open`."""
+        store, root, worker = session.store, session.root, session.worker
+        retry, clock = session.retry, session.clock
+        self._session = session
         self.settings = settings
         self.writer = direct_writer_name(secrets.token_hex(8))
         """This writer's name in manifests; no other writer has it."""
@@ -429,9 +413,7 @@ class CloudWriter:
     async def _release(self) -> None:
         await self._streams.drain()
         await self._guard.aclose()
-        await self._root.aclose()
-        self._worker.close()
-        await self._store.aclose()
+        await self._session.aclose()
 
     async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
         """Append at an offset; if that seems wrong, read the newest manifest first."""

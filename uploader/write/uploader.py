@@ -21,9 +21,9 @@ import logging
 from functools import partial
 
 from uploader.format.entries import Fragment
-from uploader.root.claiming import Claiming, Remember
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
+from uploader.root.write_guard import Claiming, Remember
 from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore

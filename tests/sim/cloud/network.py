@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from tests.sim.loop import Killed, Process, SimLoop
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
-from uploader.stores.proof import Proof
+from uploader.stores.probe import Proof
 from walstore.errors import Outcome, StorageUnavailableError
 
 LATEST_SECONDS: Final = 7200.0

@@ -17,7 +17,7 @@ from uploader.admin.fork import fork
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.orphan_recovery import VOID

@@ -28,7 +28,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import inspect_fragment
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.read.cloud_log import CloudLog
 from uploader.root.orphan_recovery import VOID

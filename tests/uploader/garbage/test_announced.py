@@ -16,7 +16,7 @@ from uploader.format.names import MANIFEST_PREFIX
 from uploader.format.setsum import Setsum
 from uploader.garbage.announced import LOOK_SECONDS, TRUSTED_SECONDS
 from uploader.garbage.garbage_plan import plan_garbage
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore

@@ -11,7 +11,7 @@ from tests.uploader.chain.chains import InlineWorker
 from tests.uploader.chain.virtual import VirtualClock, VirtualLoop
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, WriterSettings
 from uploader.garbage.collection import Collected
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import LogSession
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed
@@ -40,12 +40,14 @@ async def race(
     retry = RetryPolicy(clock=clock)
     slow = LatencyStore(store, fixed(0.1), clock=clock)
 
-    async def root():
-        return await find_root(slow, retry=retry, worker=worker, layout=layout)
+    async def session() -> LogSession:
+        opened = LogSession("memory://x", store=slow, retry=retry, clock=clock, worker=worker)
+        await opened.find_root(layout=layout)
+        return opened
 
     settings = WriterSettings(parallel_puts=is_parallel)
     stall_guard = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
-    writer = CloudWriter(slow, await root(), worker, settings, retry, clock, stall_guard)
+    writer = CloudWriter(await session(), settings, stall_guard)
     await writer._start()
     appends: list[asyncio.Task[int]] = []
 
@@ -58,14 +60,7 @@ async def race(
     await clock.sleep(WRITTEN_SECONDS)
     cursor = int(writer.tail * part)
     await writer.cursors.commit("reader", cursor)
-    collector = GarbageCollector(
-        store=slow,
-        root=await root(),
-        settings=SETTINGS,
-        retry=retry,
-        clock=clock,
-        worker=worker,
-    )
+    collector = GarbageCollector(await session(), SETTINGS)
     began = clock.monotonic()
     collected = await collector.collect()
     seconds = clock.monotonic() - began

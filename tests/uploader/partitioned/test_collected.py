@@ -25,7 +25,7 @@ from uploader import CloudLog, CollectorSettings, GarbageCollector
 from uploader.format import layout
 from uploader.garbage.holds import GarbageHold, Holds, Keepers
 from uploader.partitioned import WriteId, finish_commits, sweep_staging
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -11,7 +11,7 @@ from tests.uploader.partitioned.writes import NOW_US, new_job
 from uploader.format.setsum import Setsum
 from uploader.partitioned import WriteId, job_name
 from uploader.partitioned.commit_record import CommitRecord, LogPlan, PublishPlace
-from uploader.partitioned.staged import StagedFragment
+from uploader.partitioned.stager import StagedFragment
 from uploader.partitioned.write_id import job_time_us, parse_staged
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
 

@@ -10,7 +10,7 @@ from tests.cloud import FAST
 from tests.uploader.partitioned.writes import keys_in, worker_of
 from uploader import CloudWriter
 from uploader.partitioned import PARTITIONS, open_partitions
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore, ObjectNotFoundError
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import happen_then_kill, kill, report

@@ -21,7 +21,7 @@ from tests.uploader.partitioned.writes import (
 )
 from uploader import CloudWriter
 from uploader.fragments.fragment import inspect_fragment
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, hang, happen_then_fail, timeout

@@ -11,8 +11,8 @@ import pyarrow as pa
 from tests.cloud import FAST
 from uploader import CloudLog
 from uploader.partitioned import Committer, SinkSettings, Staged, Stager, WriteId, job_name
-from uploader.partitioned.staged import RECORDS
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
+from uploader.partitioned.stager import RECORDS
 from uploader.stores.port import ObjectStore
 from walstore import Record
 from walstore.errors import LogNotFoundError

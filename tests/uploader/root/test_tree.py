@@ -18,8 +18,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.setsum import Setsum
 from uploader.format.snapshot import Snapshot
-from uploader.root.snapshot_reader import MEMORY_FACTOR
-from uploader.root.tree import ManifestTree
+from uploader.root.tree import MEMORY_FACTOR, ManifestTree
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout

@@ -34,14 +34,17 @@ EAGER = HedgeSettings(
 )
 """Hedges nearly everything."""
 
-WRAPPERS = {
-    "plain": StoreWrapper,
-    "metered": MeteredStore,
-    "retrying": RetryingStore,
-    "hedged": lambda inner: HedgedStore(inner, EAGER),
-    "latency": lambda inner: LatencyStore(inner, fixed(1e-4)),
-    "faulty": FaultyStore,
-}
+
+def passing_on(inner):
+    """Return the wrappers that make each call once, around one store.
+
+    Every call goes through each of them. The one that might hide what another one does is inside.
+    """
+    slow = LatencyStore(FaultyStore(RetryingStore(inner)), fixed(1e-4))
+    return StoreWrapper(MeteredStore(slow))
+
+
+WRAPPERS = {"passing on": passing_on, "hedged": lambda inner: HedgedStore(inner, EAGER)}
 
 
 def stacked(inner):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from uploader.root import cas
 from uploader.stores import (
@@ -16,6 +19,7 @@ from uploader.stores import (
     PreconditionFailedError,
     StoredObject,
 )
+from uploader.stores.hedged import Latencies
 from uploader.testing import FaultyStore, LatencyStore, StoreKilled, faults
 from uploader.testing.latency import fixed
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
@@ -556,3 +560,18 @@ async def test_fixed_latency_is_never_late(clock):
             await asyncio.sleep(0)
             clock.advance(0.001)
     assert store.statistics().requests == 50
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=1),
+    st.integers(1, 20),
+    st.floats(0.01, 0.99),
+)
+def test_a_quantile_is_a_sample_that_so_many_do_not_exceed(samples, window, fraction):
+    latencies = Latencies(window)
+    for sample in samples:
+        latencies.add(sample)
+    last = samples[-window:]
+    found = latencies.quantile(fraction)
+    assert len(latencies) == len(last)
+    assert found == sorted(last)[math.ceil(fraction * len(last)) - 1]

@@ -16,7 +16,7 @@ from uploader.stores import (
     RetryingStore,
     Usage,
 )
-from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, LISTED_BYTES, KindUsage
+from uploader.stores.metering import LATENCY_BOUNDS_SECONDS, LISTED_BYTES, KindUsage
 from uploader.testing import FaultyStore, LatencyStore, faults
 from uploader.testing.latency import fixed
 from walstore.errors import InvalidSettingsError, StorageUnavailableError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore, StoreWrapper
 from uploader.stores.port import (
     MAX_KEY_BYTES,

@@ -19,16 +19,15 @@ from uploader.format.setsum import Setsum
 from uploader.partitioned.partitions import PARTITIONS
 from uploader.partitioned.write_id import WriteId, hold_of, is_passing, job_name
 from uploader.stores import MemoryStore
-from uploader.stores.removal import remove
+from uploader.stores.port import remove
 from walstore.errors import CollectionRefusedError
 
 ROOT = Path(uploader.__file__).parent
 JOB = job_name(1_750_000_000_000_000, "0123456789abcdef")
 EXEMPT = {
-    "uploader/stores/removal.py",
     "uploader/cursors/cloud_cursors.py",  # a cursor's owner names it
     "uploader/admin/fork_pin.py",  # a pin is one
-    "uploader/partitioned/sub_store.py",  # a store
+    "uploader/partitioned/partitions.py",  # a store
     "uploader/stores/",
     "uploader/testing/",
 }

@@ -141,7 +141,7 @@ async def test_a_closed_store_says_so(s3_url):
 
 async def test_without_the_extra_the_error_says_what_to_install(s3_url, monkeypatch):
     monkeypatch.setitem(sys.modules, "aioboto3", None)
-    for name in ("uploader.stores.s3_client", "uploader.stores.s3_errors"):
+    for name in ("uploader.stores.s3_client", "uploader.stores.s3_client"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     async with aclosing(open_store(s3_url)) as store:
         with pytest.raises(InvalidSettingsError, match=r'pip install "walstore\[cloud\]'):

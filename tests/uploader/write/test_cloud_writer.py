@@ -16,7 +16,7 @@ from tests.waiting import until
 from uploader import CollectorSettings, GarbageCollector, destroy, seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.root.ownership import writer_name
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from uploader.partitioned.staged import RECORDS
+from uploader.partitioned.stager import RECORDS
 from walstore import InvalidSettingsError, WalError
 from walstore.spark.schema import HEADERS_ARROW
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from uploader import CloudCursors, CloudLog
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.stores import ObjectStore, RetryPolicy
 from walstore import (
     Cursor,

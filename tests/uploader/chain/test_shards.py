@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.uploader.chain.chains import InlineWorker, run
 from uploader.chain import ChainRoot, ChainSettings, rebuild
-from uploader.chain.rebuild import assemble
+from uploader.chain.shards import assemble
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, FragmentName
