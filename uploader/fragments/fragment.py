@@ -1,8 +1,8 @@
 """Fragments: one immutable object in, records out. Pure, but slow: for executor threads.
 
-Owns what a fragment means: which records it holds, their setsum, and whether it is the one its manifest
-entry speaks of. How it is stored is in
-``fragment_file.py``, how one is made in ``fragment_builder.py``.
+Owns what a fragment means: which records it contains, their setsum, and whether it is the one that its
+manifest entry names. Readers get the first fault as an error; :func:`check_fragment` finds all of them.
+``fragment_file.py`` describes how a fragment is stored, ``fragment_builder.py`` makes one.
 
 The length in an entry determines how much to request, and reveals a torn object at once. It does not identify
 the records: wal3's copy of a log keeps the entries and rewrites the objects, with other lengths. So an
@@ -11,15 +11,23 @@ object of another length is accepted if the hashes of all its records match the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import pyarrow.compute as pc
 
 from uploader.format import layout
-from uploader.format.manifest import Fragment
+from uploader.format.entries import Fragment
+from uploader.format.findings import RESTORE, Finding, Severity, of_error
 from uploader.format.setsum import Setsum
-from uploader.fragments import fragment_columns, fragment_file, parquet_metadata
+from uploader.fragments import fragment_file
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.fragments.fragment_file import Content, Footer
-from walstore.errors import CorruptionError
+from uploader.fragments.fragment_builder import setsum_of_column
+from uploader.fragments.fragment_file import Content
+from walstore.errors import CorruptionError, FormatVersionError
 
 
 def decode_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
@@ -76,38 +84,6 @@ def inspect_fragment(data: bytes, path: str) -> Fragment:
     return Fragment(path, seq_no, content.start, content.limit, len(data), _setsum(content))
 
 
-def fragment_time_bounds(data: bytes, *, path: str = "fragment") -> tuple[int, int]:
-    """Return the times of the oldest and the newest record, in microseconds since 1970 UTC.
-
-    For files with statistics (ours; wal3's) this reads the footer only, and the last part of the object
-    that holds it is enough. CorruptionError if there is none.
-    """
-    return fragment_file.time_bounds(data, path=path)
-
-
-def footer_bytes(end: bytes, *, path: str = "fragment") -> int:
-    """Return how long the footer is, from a fragment's last 8 bytes; CorruptionError if there is none."""
-    return parquet_metadata.footer_bytes(end, path=path)
-
-
-def read_footer(end: bytes, *, path: str = "fragment") -> Footer:
-    """Return what a fragment says of its records' times and streams, from its last bytes.
-
-    ``end`` holds the whole footer; CorruptionError if there is none.
-    """
-    return fragment_file.read_footer(end, path=path)
-
-
-def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
-    """Return the fragment's own time, which its setsum covers; CorruptionError if it is none."""
-    return fragment_file.timestamp(data, path=path)
-
-
-def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
-    """Return the fragment's maker, if its footer names one; CorruptionError if it is not a fragment."""
-    return fragment_file.maker(data, path=path)
-
-
 def fragment_closings(data: bytes, *, path: str = "fragment") -> tuple[int, frozenset[str]] | None:
     """Return how many closings of streams a fragment's maker knew, and which streams it has records of.
 
@@ -149,4 +125,89 @@ def _batch(content: Content) -> FragmentBatch:
 
 def _setsum(content: Content) -> Setsum:
     values = content.records.column("value")
-    return fragment_columns.setsum_of_column(values, content.start, content.timestamp_us)
+    return setsum_of_column(values, content.start, content.timestamp_us)
+
+
+_OTHER_LENGTH: Final = (
+    "nothing is lost; reading it takes a request more, and sizes that are shown are wrong; "
+    "fork the log to mend it"
+)
+_REWRITE: Final = "nothing is lost, but searches go wrong; fork the log with a writer of records"
+
+
+class CheckOutcome(Enum):
+    """What became of the look at a fragment."""
+
+    READ = "read"
+    """It was read, and maybe found wrong."""
+    LOST = "lost"
+    """It is not there, and should be."""
+    COLLECTED = "collected"
+    """It was collected meanwhile."""
+    UNAVAILABLE = "unavailable"
+    """The store did not give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the look at one fragment gave."""
+
+    entry: Fragment
+    """What the manifest says of it."""
+    findings: tuple[Finding, ...] = ()
+    """All that is wrong with it."""
+    fate: CheckOutcome = CheckOutcome.READ
+    """Whether it was read."""
+    setsum: Setsum = field(default_factory=Setsum)
+    """Sum of the records it holds; zero if it cannot be read."""
+    times_us: tuple[int, int] | None = None
+    """Times of its oldest and newest record; None if it cannot be read."""
+
+
+def check_fragment(data: bytes, entry: Fragment) -> Checked:
+    """Look at a whole object that should be the fragment ``entry``."""
+    found: list[Finding] = []
+    try:
+        content = fragment_file.read(data, path=entry.path)
+        footer = fragment_file.read_footer(data, path=entry.path)
+    except (CorruptionError, FormatVersionError) as error:
+        if len(data) != entry.num_bytes:
+            found.append(_of_length(entry, len(data), is_sound=False))
+        return Checked(entry, (*found, of_error(error)))
+    setsum = _setsum(content)
+    for title, stated, held in (
+        ("first offset", entry.start, content.start),
+        ("limit", entry.limit, content.limit),
+        ("setsum", entry.setsum.hexdigest(), setsum.hexdigest()),
+    ):
+        if stated != held:
+            found.append(_mismatch(entry, title, stated, held))
+    if len(data) != entry.num_bytes:
+        found.insert(0, _of_length(entry, len(data), is_sound=not found))
+    bounds = pc.min_max(content.records.column("timestamp_us"))
+    times = int(bounds["min"].as_py()), int(bounds["max"].as_py())
+    if footer.times_us not in {None, times}:
+        found.append(
+            _misleads(entry, "its footer has other times than its records", footer.times_us, times)
+        )
+    for stream in pc.unique(content.records.column("stream")).to_pylist():
+        if stream is not None and not footer.streams.may_hold(stream):
+            found.append(_misleads(entry, "its footer denies a stream that it holds", stream, None))
+    return Checked(entry, tuple(found), setsum=setsum, times_us=times)
+
+
+def _mismatch(entry: Fragment, title: str, expected: object, found: object) -> Finding:
+    what = f"its {title} is not what the manifest says"
+    return Finding(Severity.ERROR, entry.path, what, RESTORE, expected, found)
+
+
+def _of_length(entry: Fragment, size_bytes: int, *, is_sound: bool) -> Finding:
+    """Another length is damage only if the records are others, too."""
+    found = _mismatch(entry, "length", entry.num_bytes, size_bytes)
+    if not is_sound:
+        return found
+    return dataclasses.replace(found, severity=Severity.WARNING, advice=_OTHER_LENGTH)
+
+
+def _misleads(entry: Fragment, what: str, expected: object, found: object) -> Finding:
+    return Finding(Severity.WARNING, entry.path, what, _REWRITE, expected, found)

@@ -14,9 +14,13 @@ import pyarrow.compute as pc
 
 from uploader.format.document import Fields
 from uploader.format.setsum import Setsum
-from uploader.fragments import fragment_columns, fragment_file
+from uploader.fragments import fragment_file
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
+from uploader.fragments.fragment_builder import (
+    EncodedFragment,
+    encode_fragment,
+    setsum_of_column,
+)
 from walstore.batches.arrow import SCHEMA, offsets_array
 from walstore.errors import CorruptionError
 
@@ -124,7 +128,7 @@ def setsum_at(data: bytes, staged: StagedFragment, start: int) -> Setsum:
     _check(data, staged)
     content = fragment_file.read(data, path=staged.key)
     values = content.records.column("value")
-    return fragment_columns.setsum_of_column(values, start, content.timestamp_us)
+    return setsum_of_column(values, start, content.timestamp_us)
 
 
 def _check(data: bytes, staged: StagedFragment) -> None:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
+from uploader.fragments.fragment import verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment_file import fragment_time_bounds, read_footer
 from uploader.layouts.open_root import find_root
-from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
+from uploader.read.cloud_source import (
+    CloudSource,
+    ReadAhead,
+    check_limits,
+    check_max_wait,
+    in_time,
+    within,
+)
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
-from uploader.read.read_ahead import ReadAhead
-from uploader.read.verified import Verified, verify_log
 from uploader.root.root import Root
 from uploader.root.stream_file import StreamFile
 from uploader.runtime.shared_worker import SharedWorker
@@ -26,6 +34,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from walstore.batches.batch import Batch
 from walstore.errors import (
+    CorruptionError,
     LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
@@ -367,3 +376,65 @@ class CloudLog:
         if now is not before and end > now.oldest_offset and end not in now.bounds:
             self._fragments.tree.expect(end, before.setsum)
         self._refreshed_at = self._clock.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What :meth:`uploader.CloudLog.verify` has checked."""
+
+    fragments: int
+    records: int
+    fragment_bytes: int
+    setsum: str
+    """Sum over everything ever appended, as 64 hex digits."""
+
+
+async def verify_log(
+    manifest: Manifest, fragments: FragmentReader, worker: Worker, *, url: str
+) -> Verified:
+    """Read every fragment and check it against its entry and the manifest.
+
+    Checks offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to those
+    of this reader's older manifests. Warns of a length that differs. CorruptionError names the object.
+    """
+    await worker.run(manifest.scrub)
+    total = manifest.collected
+    records = size = count = 0
+    async with aclosing(fragments.tree.fragments(manifest)) as entries:
+        async for entry in entries:
+            data = await fragments.fetch(entry)
+            await worker.run(_verify, data, entry)
+            fragments.note_length(entry, data)
+            total += entry.setsum
+            records += entry.limit - entry.start
+            size += len(data)
+            count += 1
+    if total != manifest.setsum:
+        raise CorruptionError(
+            "the fragments' setsums do not add up to the manifest's",
+            path=url,
+            expected=manifest.setsum.hexdigest(),
+            found=total.hexdigest(),
+        )
+    return Verified(count, records, size, total.hexdigest())
+
+
+def _verify(data: bytes, entry: Fragment) -> None:
+    """Check a fragment and its footer, which searches and readers of a stream rely on."""
+    batch = verify_fragment(data, entry)
+    times = batch.timestamps_us
+    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
+    if stated != found:
+        raise CorruptionError(
+            "a fragment's footer has other times than its records",
+            path=entry.path,
+            expected=stated,
+            found=found,
+        )
+    said = read_footer(data, path=entry.path).streams
+    for stream in set(batch.streams):
+        if stream is not None and not said.may_hold(stream):
+            raise CorruptionError(
+                f"a fragment's footer denies stream {stream!r}, of which there are records",
+                path=entry.path,
+            )

@@ -12,9 +12,9 @@ from uploader.chain.chain_settings import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import Layout, find_root, needs_swaps
+from uploader.read.cloud_source import ReadersAhead
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
-from uploader.read.read_ahead import ReadersAhead
 from uploader.root.notifying_root import Note, with_note
 from uploader.root.ownership import check_owner, check_shippable, owner
 from uploader.root.root import Root

@@ -29,8 +29,7 @@ from uploader.stores.url import chosen_store
 from uploader.write.commit_loop import CommitLoop
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
 from uploader.write.stall_guard import StallGuard
-from uploader.write.stream_door import StreamDoor
-from uploader.write.stream_guard import StreamGuard
+from uploader.write.stream_guard import StreamDoor, StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
 from walstore.batches.append_request import make_group, make_record
 from walstore.batches.batch_builder import AppendRequest

@@ -26,16 +26,15 @@ from functools import partial
 
 from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
+from uploader.fragments.fragment_builder import Building, Records
 from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.port import ObjectStore
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
-from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
-from uploader.write.encoding import Building, Encoding, Records
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import PendingFragment
-from uploader.write.publish_pipeline import PublishPipeline
+from uploader.write.pending_fragment import Encoding, PendingFragment
+from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule, PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard

@@ -2,7 +2,7 @@
 
 A shipment hands the fragments to a publish pipeline, which makes several at once and publishes them in order.
 Fragments that a crash left unpublished come first. What is durable shortly before a cut is built while more
-comes in; see ``encoding.py`` for why.
+comes in; see ``fragment_builder.py`` for why.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from functools import partial
 from itertools import takewhile
 
 from uploader.format.entries import Fragment
+from uploader.fragments.fragment_builder import Building
 from uploader.root import orphan_recovery
 from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.write.ack_dispatch import UploadAcks
-from uploader.write.cut_schedule import CutSchedule
-from uploader.write.encoding import Building
-from uploader.write.fragment_writer import FragmentWriter, gather
-from uploader.write.publish_pipeline import Make, PublishPipeline
+from uploader.write.fragment_puts import FragmentWriter, gather
+from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
 from uploader.write.stall_guard import StallGuard
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
@@ -57,7 +56,7 @@ class FragmentCutter:
     async def plan(self) -> None:
         """Look for fragments behind the manifest's end, and plan how the log goes on with them.
 
-        Those of a directory from which the log was taken over are left out: see ``fragment_writer.py``.
+        Those of a directory from which the log was taken over are left out: see ``fragment_puts.py``.
 
         CorruptionError for an object that is not a fragment.
         """

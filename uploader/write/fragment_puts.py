@@ -1,7 +1,7 @@
 """FragmentPuts: puts built fragments, and reads fragments that no manifest names.
 
-Owns the requests. Its callers judge what it means that a number is taken: the uploader of a local log
-(``fragment_writer.py``) and writers without one (``cloud_writer.py``). It overwrites only an object that its
+Owns the requests. Its callers judge what it means that a number is taken: for a local log
+:class:`FragmentWriter`, for writers without one ``shared_tail.py``. It overwrites only an object that its
 caller names, and what can never be published. Never touches the manifest.
 
 Where wal3's programs may write, too, one fragment is put at a time unless the caller wants otherwise: the
@@ -21,25 +21,22 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import is_blocker
-from uploader.fragments.fragment import (
-    fragment_closings,
-    fragment_maker,
-    fragment_timestamp,
-    inspect_fragment,
-)
-from uploader.fragments.fragment_builder import EncodedFragment
+from uploader.fragments.fragment import fragment_closings, inspect_fragment
+from uploader.fragments.fragment_builder import Building, EncodedFragment, Records, setsum_of
+from uploader.fragments.fragment_file import fragment_maker, fragment_timestamp
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, Orphan, can_follow
+from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.encoding import Building, Records
-from uploader.write.put_window import PutWindow, WindowedStore
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import PutWindow, StallGuard, WindowedStore
+from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
+from walstore.ports import Clock, LocalRecords
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -284,3 +281,121 @@ def _examine(data: bytes, key: str) -> Orphan:
         closings,
         streams,
     )
+
+
+_READ_BYTES = 1 << 20
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns when all fragments before one's own are published."""
+
+
+class LateFragmentError(ContentionError):
+    """An earlier put of ours arrived where another cut was to go: plan again and adopt it."""
+
+
+class FragmentWriter:
+    """Builds and puts fragments of a local log, and finds out whose the existing ones are.
+
+    A number may be taken when its fragment is put: by an attempt of ours that was given up and arrived late,
+    or by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
+    overwritten that any manifest could name, now or later. No manifest can name the fragments of a directory
+    from which the log was taken over (``ownership.py``). Any number of tasks may call it.
+    """
+
+    def __init__(self, *, url: str, puts: FragmentPuts, clock: Clock, worker: Worker) -> None:
+        self._url = url
+        self.puts = puts
+        self._clock = clock
+        self._worker = worker
+        self.adopted_fragments = 0
+        self.maker: str | None = None
+        """The claim under which fragments are put; their footers contain it."""
+
+    def begin(self) -> Building:
+        """Return a fragment to be built, with the present time."""
+        return Building(self._worker, timestamp_us=self._clock.now_us(), writer=self.maker)
+
+    async def put(
+        self,
+        source: LocalRecords,
+        seq_no: int,
+        building: Building,
+        batches: list[Batch],
+        *,
+        my_turn: Turn,
+    ) -> Fragment:
+        """Complete a fragment by its last batches and put it, once, however often the store has to be asked.
+
+        Raises LateFragmentError and ContentionError if its number is taken. If cancelled, it
+        may still have been put, or be put later.
+        """
+        built, found = await self.puts.build(building, lambda: batches, seq_no)
+        while isinstance(found, Taken):
+            orphan = await self.puts.examine(found.data, found.key)
+            is_dead = is_outdated(orphan.maker, self.puts.manifest)
+            if not is_dead:
+                await self._contest(source, orphan, built)
+                if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+                    self.adopted_fragments += 1
+                    return orphan.entry
+            await my_turn()
+            try:
+                found = await self.puts.replace(found, built, seq_no)
+            except ContentionError:
+                if not is_dead:
+                    raise
+                found = await self.puts.create(built, seq_no)
+        return found
+
+    async def adopt(self, source: LocalRecords, orphan: Orphan) -> Fragment:
+        """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
+        await self.prove(source, orphan)
+        self.adopted_fragments += 1
+        return orphan.entry
+
+    async def prove(self, source: LocalRecords, orphan: Orphan) -> None:
+        """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
+        if not await self.is_ours(source, orphan):
+            raise ContentionError(
+                f"{orphan.entry.path} in {self._url} holds other records than this log; "
+                "another writer put it"
+            )
+
+    async def is_ours(self, source: LocalRecords, orphan: Orphan) -> bool:
+        """Return whether a fragment holds exactly our records; False also if these are no longer here."""
+        entry = orphan.entry
+        if entry.start < source.head or entry.limit > source.durable_limit:
+            return False
+        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
+        setsum = await self._worker.run(setsum_of, batches, orphan.timestamp_us)
+        return setsum == entry.setsum
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _contest(self, source: LocalRecords, orphan: Orphan, built: EncodedFragment) -> None:
+        """Raise unless the object in our way is ours, and either equivalent or of no use.
+
+        It is of no use if it does not begin where the fragment before it ends: no manifest can ever
+        name it once that one is published. Otherwise one could, so it must be adopted.
+        """
+        await self.prove(source, orphan)
+        if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
+            raise LateFragmentError(f"an earlier put of {orphan.entry.path} arrived late")
+
+
+async def gather(
+    source: LocalRecords, position: int, limit: int, *, most_bytes: int | None
+) -> list[Batch]:
+    """Return local batches of ``[position, limit)``.
+
+    All of it, or with ``most_bytes`` as many as reach that size, the last one whole.
+    """
+    batches: list[Batch] = []
+    size = 0
+    while position < limit and (most_bytes is None or size < most_bytes):
+        missing = _READ_BYTES if most_bytes is None else most_bytes - size
+        for batch in await source.read_local(position, limit, missing):
+            batches.append(batch)
+            size += batch.nbytes
+            position = batch.limit
+    return batches

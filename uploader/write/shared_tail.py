@@ -14,7 +14,7 @@ from typing import Final
 
 from uploader.format.entries import Fragment
 from uploader.format.sealing import is_blocker
-from uploader.fragments.fragment import fragment_time_bounds
+from uploader.fragments.fragment_file import fragment_time_bounds
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
 from uploader.root.root import Root

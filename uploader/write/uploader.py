@@ -2,7 +2,7 @@
 
 It reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
 run of finished ones by one change of the root, while the next ones are under way. A record that a caller
-waits for goes with the first fragment that the next change can still name (cut_schedule.py). Between two
+waits for goes with the first fragment that the next change can still name (``CutSchedule``). Between two
 calls to the store the process may die:
 
   * before a put: nothing happened;
@@ -28,10 +28,14 @@ from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
-from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
+from uploader.write.fragment_puts import (
+    FragmentPuts,
+    FragmentWriter,
+    LateFragmentError,
+    puts_at_once,
+)
+from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
 from uploader.write.stall_guard import StallGuard
 from uploader.write.writer_settings import UploadSettings
 from walstore.errors import (

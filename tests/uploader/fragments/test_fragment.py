@@ -22,12 +22,11 @@ from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import (
     decode_columns,
     decode_fragment,
-    fragment_time_bounds,
-    fragment_timestamp,
     inspect_fragment,
     verify_fragment,
 )
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
+from uploader.fragments.fragment_file import fragment_time_bounds, fragment_timestamp
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import Record

@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 from tests.frames import batch_of, build, values_only
 from tests.waiting import until
 from uploader.format.setsum import Setsum
-from uploader.fragments.fragment import fragment_timestamp, verify_fragment
-from uploader.fragments.fragment_builder import EncodedFragment, FragmentFile, encode_fragment
-from uploader.write.encoding import Building, Encoding
+from uploader.fragments.fragment import verify_fragment
+from uploader.fragments.fragment_builder import (
+    Building,
+    EncodedFragment,
+    FragmentFile,
+    encode_fragment,
+)
+from uploader.fragments.fragment_file import fragment_timestamp
+from uploader.write.pending_fragment import Encoding
 from walstore.batches.append_request import make_group
 from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder

@@ -19,10 +19,9 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
-from uploader.write.cut_schedule import CutSchedule
 from uploader.write.fragment_cutter import FragmentCutter
-from uploader.write.fragment_puts import FragmentPuts
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
+from uploader.write.publish_pipeline import CutSchedule
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import (
     ContentionError,

@@ -15,14 +15,13 @@ from uploader.chain import ChainRoot
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment import inspect_fragment, verify_fragment
+from uploader.fragments.fragment_builder import Building
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail
-from uploader.write.encoding import Building
-from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.fragment_writer import gather
+from uploader.write.fragment_puts import FragmentPuts, Taken, gather
 from uploader.write.stall_guard import StallGuard
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError

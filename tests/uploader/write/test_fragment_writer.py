@@ -15,8 +15,7 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
-from uploader.write.fragment_puts import FragmentPuts
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError, gather
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError, gather
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.runtime.clock import SystemClock
