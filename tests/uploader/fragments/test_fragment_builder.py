@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from hypothesis import given, settings, strategies as st
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tests.frames import batch_of, build, record_lists, values_only
 from tests.uploader.parquet import read_by_arrow_rs
 from uploader.format import layout
@@ -22,8 +26,6 @@ from uploader.fragments.fragment_file import WRITER_KEY, Footer, read_footer
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch
 from walstore.records import Record
-from unittest import mock
-
 
 TIME_US = 1_234_567_890_123_456
 PATH = layout.fragment_path(7)

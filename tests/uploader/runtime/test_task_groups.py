@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pytest
 from typing import Any
+
+import pytest
+
 from uploader.chain.shards import list_behind
-from uploader.runtime.task_groups import first_of, gather_all, main_error, task_group, BackgroundTask
+from uploader.runtime.task_groups import (
+    BackgroundTask,
+    first_of,
+    gather_all,
+    main_error,
+    task_group,
+)
 from uploader.stores import MemoryStore
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 

@@ -1,11 +1,13 @@
-"""Fragments made side by side and published in order."""
+"""Fragments made next to each other, published in order, and cut just in time for the change that takes them."""
 
 from __future__ import annotations
 
 import asyncio
-import pytest
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import pytest
+
 from tests.waiting import until
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum

@@ -1,20 +1,26 @@
-"""How long a store that fails or does not answer is put up with."""
+"""How long a store that fails or does not answer is put up with, and how many fragments are sent at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+
 import pytest
+
 from tests.cloud import MemorySource
 from tests.local import turns
-from uploader.stores.retry import RetryPolicy
-from uploader.testing.faults import timeout, fail, hang
-from uploader.write.stall_guard import StallGuard, PutWindow, WindowedStore
-from walstore.errors import ContentionError, DiskFullError, OutcomeUnknownError, StorageUnavailableError
-from walstore.testing import ManualClock
 from uploader.stores.memory import MemoryStore
+from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
-
+from uploader.testing.faults import fail, hang, timeout
+from uploader.write.stall_guard import PutWindow, StallGuard, WindowedStore
+from walstore.errors import (
+    ContentionError,
+    DiskFullError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from walstore.testing import ManualClock
 
 URL = "s3://bucket/log"
 
