@@ -36,7 +36,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.shared_tail import FragmentFate, SharedTail
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.runtime.threads import Worker
@@ -74,25 +74,16 @@ class LogPublisher:
         self._root = root
         self._stall_guard = stall_guard
         self._worker = worker
-        self._puts = FragmentPuts(
-            store=log, root=root, stall_guard=stall_guard, retry=retry, worker=worker
-        )
-        self._tail = SharedTail(
+        context = WriteContext(
             store=log,
             root=root,
-            puts=self._puts,
             stall_guard=stall_guard,
-            streams=StreamGuard(
-                store=log,
-                root=root,
-                stall_guard=stall_guard,
-                writer=writer,
-                retry=retry,
-                worker=worker,
-            ),
-            writer=writer,
+            retry=retry,
+            clock=retry.clock,
             worker=worker,
         )
+        self._puts = FragmentPuts(context)
+        self._tail = SharedTail(context, self._puts, StreamGuard(context, writer))
         self._holds = Holds(log, retry=retry)
         self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
 

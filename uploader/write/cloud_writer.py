@@ -27,8 +27,7 @@ from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from uploader.write.commit_loop import CommitLoop
-from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamDoor, StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
 from walstore.batches.append_request import make_group, make_record
@@ -39,7 +38,6 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import Opening, warn_unclosed
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
 
 
@@ -109,7 +107,15 @@ class CloudWriter:
 
             try:
                 root = await stall_guard.guard(partial(stall_guard.call, find))
-                log = cls(found, with_note(root, note), worker, chosen, policy, time, stall_guard)
+                context = WriteContext(
+                    store=found,
+                    root=with_note(root, note),
+                    stall_guard=stall_guard,
+                    retry=policy,
+                    clock=time,
+                    worker=worker,
+                )
+                log = cls(context, chosen)
             except BaseException:
                 worker.close()
                 await found.aclose()
@@ -123,68 +129,30 @@ class CloudWriter:
 
         return Opening(open_it)
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        root: Root,
-        worker: Worker,
-        settings: WriterSettings,
-        retry: RetryPolicy,
-        clock: Clock,
-        stall_guard: StallGuard,
-    ) -> None:
+    def __init__(self, context: WriteContext, settings: WriterSettings) -> None:
         """Private; use :meth:`open`."""
         self.settings = settings
         self.writer = direct_writer_name(secrets.token_hex(8))
         """This writer's name in manifests; no other writer has it."""
-        self._store = store
-        self._root = root
-        self._worker = worker
-        self._clock = clock
+        self._store = context.store
+        self._root = context.root
+        self._worker = context.worker
+        self._clock = context.clock
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
-        self._puts = FragmentPuts(
-            store=store,
-            root=root,
-            stall_guard=stall_guard,
-            retry=retry,
-            worker=worker,
-            max_at_once=puts_at_once(
-                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
-            ),
-        )
-        self._guard = StreamGuard(
-            store=store,
-            root=root,
-            stall_guard=stall_guard,
-            writer=self.writer,
-            retry=retry,
-            worker=worker,
-        )
-        self._commit_loop = CommitLoop(
-            store=store,
-            root=root,
-            puts=self._puts,
-            stall_guard=stall_guard,
-            streams=self._guard,
-            settings=settings,
-            writer=self.writer,
-            clock=clock,
-            worker=worker,
-        )
+        self._guard = StreamGuard(context, self.writer)
+        self._commit_loop = CommitLoop(context, self._guard, settings)
         self._queue = self._commit_loop.queue
         self._loop = get_running_loop()
         self._cursors = CloudCursors.of_store(
-            store,
-            retry=retry,
-            clock=clock,
-            worker=worker,
+            context.store,
+            retry=context.retry,
+            clock=context.clock,
+            worker=context.worker,
             check_home=self._queue.check_home,
         )
         self._streams = StreamDoor(
+            context,
             self._guard,
-            root=root,
-            url=store.url,
-            stall_guard=stall_guard,
             settle=self._commit_loop.settle,
             check_open=self._queue.check_open,
         )
@@ -342,8 +310,8 @@ class CloudWriter:
             fragments_under_way=commits.fragments_under_way,
             committed_records=commits.committed_records,
             committed_bytes=commits.committed_bytes,
-            put_fragments=self._puts.put_fragments,
-            put_bytes=self._puts.put_bytes,
+            put_fragments=commits.puts.put_fragments,
+            put_bytes=commits.puts.put_bytes,
             adopted_fragments=commits.adopted_fragments,
             contentions=commits.contentions,
             reappended_fragments=commits.reappended_fragments,

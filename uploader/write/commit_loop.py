@@ -27,16 +27,14 @@ from functools import partial
 from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import Building, Records
-from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, task_group
-from uploader.stores.port import ObjectStore
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import Encoding, PendingFragment
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule, PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.writer_settings import WriterSettings
 from walstore.errors import (
@@ -45,9 +43,7 @@ from walstore.errors import (
     OutcomeUnknownError,
     WalError,
 )
-from walstore.ports import Clock
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.threads import Worker
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
@@ -57,41 +53,22 @@ class CommitLoop:
     """Ships the fragments of one writer. Driven by one task, :meth:`run`."""
 
     def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        puts: FragmentPuts,
-        stall_guard: StallGuard,
-        streams: StreamGuard,
-        settings: WriterSettings,
-        writer: str,
-        clock: Clock,
-        worker: Worker,
+        self, context: WriteContext, streams: StreamGuard, settings: WriterSettings
     ) -> None:
-        """``writer`` is this writer's name, which no other one has."""
-        self._store = store
-        self._root = root
-        self._puts = puts
-        self._stall_guard = stall_guard
+        self._context = context
+        self._root = root = context.root
+        self._clock = context.clock
+        self._stall_guard = context.stall_guard
         self._streams = streams
         streams.on_change = self._know_streams
         self._settings = settings
-        self._writer = writer
-        self._clock = clock
-        self._worker = worker
+        self.puts = FragmentPuts(
+            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+        )
         self.schedule = CutSchedule(
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
         )
-        self._tail = SharedTail(
-            store=store,
-            root=root,
-            puts=puts,
-            stall_guard=stall_guard,
-            streams=streams,
-            writer=writer,
-            worker=worker,
-        )
+        self._tail = SharedTail(context, self.puts, streams)
         self._wake = asyncio.Event()
         self._acks = AppendAcks(asyncio.get_running_loop())
         self.queue = AppendQueue(
@@ -213,13 +190,11 @@ class CommitLoop:
             await self._go_on()
         pipeline = PublishPipeline(
             tasks,
-            root=self._root,
+            self._context,
             writer=lambda: self._streams.signature,
-            stall_guard=self._stall_guard,
-            clock=self._clock,
             schedule=self.schedule,
             max_in_flight=self._settings.max_in_flight,
-            max_making=self._puts.max_at_once,
+            max_making=self.puts.max_at_once,
             on_published=self._on_published,
             halts_on=(ContentionError,),
             on_change=self.wake,
@@ -334,7 +309,7 @@ class CommitLoop:
         def is_built() -> None:
             pending.is_exposed = True
 
-        pending.built, found = await self._puts.build(
+        pending.built, found = await self.puts.build(
             encoding.building, records, pending.seq_no, is_built=is_built
         )
         if isinstance(found, Taken):
@@ -348,8 +323,8 @@ class CommitLoop:
             start=start,
             timestamp_us=now_us,
             floor_us=self._tail.floor_us,
-            writer=self._writer,
-            worker=self._worker,
+            writer=self._streams.writer,
+            worker=self._context.worker,
             closings=self._streams.closings,
         )
 
@@ -374,7 +349,7 @@ class CommitLoop:
             self._commit(pending)
         self._know_streams()
         self._streams.note_published()
-        if without_closings(self._root.manifest.writer) == self._writer:
+        if without_closings(self._root.manifest.writer) == self._streams.writer:
             self._window = min(self._window * 2, _UNLIMITED)
         else:  # another writer published it for us: let it have its turn, too
             self._window = 1
@@ -426,7 +401,7 @@ class CommitLoop:
     def _leave_open(self) -> None:
         """Nothing of ours is left to be put before them: this writer cannot decide their outcome."""
         error = OutcomeUnknownError(
-            f"another writer was quicker; the records may still be taken over from {self._store.url}: read "
+            f"another writer was quicker; the records may still be taken over from {self._context.url}: read "
             "before appending them again"
         )
         while self._under_way:
@@ -438,7 +413,7 @@ class CommitLoop:
             self.reappended_fragments += 1
             return True
         error = ContentionError(
-            f"other writers of {self._store.url} were quicker {pending.attempts} times; append again",
+            f"other writers of {self._context.url} were quicker {pending.attempts} times; append again",
             retriable=True,
         )
         self._fail(pending, error)

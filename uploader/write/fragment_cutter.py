@@ -21,15 +21,13 @@ from uploader.fragments.fragment_builder import Building
 from uploader.root import orphan_recovery
 from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
-from uploader.root.root import Root
-from uploader.stores.retry import RetryPolicy
 from uploader.write.ack_dispatch import UploadAcks
 from uploader.write.fragment_puts import FragmentWriter, gather
 from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
-from walstore.ports import Clock, TierSource
+from walstore.ports import TierSource
 
 logger = logging.getLogger("walstore")
 
@@ -38,13 +36,8 @@ logger = logging.getLogger("walstore")
 class FragmentCutter:
     """Plans how one log goes on, and ships it. One shipment at a time."""
 
-    url: str
-    root: Root
+    context: WriteContext
     fragments: FragmentWriter
-    stall_guard: StallGuard
-    retry: RetryPolicy
-    """For reads of the local log, which may fail in passing, too."""
-    clock: Clock
     fragment_bytes: int
     max_in_flight: int
     schedule: CutSchedule
@@ -61,14 +54,14 @@ class FragmentCutter:
         CorruptionError for an object that is not a fragment.
         """
         found = await self.fragments.puts.orphans()
-        manifest = self.root.manifest
+        manifest = self.context.root.manifest
         orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
         self._orphans = len(orphans)
         self.slots = deque(
             orphan_recovery.plan(manifest.next_seq_no, manifest.next_offset, orphans)
         )
         if orphans:
-            logger.warning("%s has %d unpublished fragments", self.url, len(orphans))
+            logger.warning("%s has %d unpublished fragments", self.context.url, len(orphans))
 
     async def adopt_unproven(self, writer: str) -> None:
         """Publish the planned orphans for a new directory, which has no records to compare them with.
@@ -77,13 +70,13 @@ class FragmentCutter:
         """
         whole = [slot.orphan.entry for slot in takewhile(_is_adoption, self.slots) if slot.orphan]
         if len(whole) < self._orphans:
-            first = self.root.manifest.next_seq_no + len(whole)
+            first = self.context.root.manifest.next_seq_no + len(whole)
             raise ContentionError(
-                f"{self.url} has fragments behind records that were never uploaded; restore the log's "
-                f"old directory, or delete the fragments from number {first} on"
+                f"{self.context.url} has fragments behind records that were never uploaded; restore the "
+                f"log's old directory, or delete the fragments from number {first} on"
             )
         if whole:
-            await self.root.publish(whole, writer)
+            await self.context.root.publish(whole, writer)
             self.fragments.adopted_fragments += len(whole)
         self.slots.clear()
 
@@ -102,10 +95,8 @@ class FragmentCutter:
         async with asyncio.TaskGroup() as tasks:
             pipeline = PublishPipeline(
                 tasks,
-                root=self.root,
+                self.context,
                 writer=writer,
-                stall_guard=self.stall_guard,
-                clock=self.clock,
                 schedule=self.schedule,
                 max_in_flight=self.max_in_flight,
                 max_making=min(self.max_in_flight, self.fragments.puts.max_at_once),
@@ -143,8 +134,9 @@ class Shipment:
         self._source = source
         self._cutter = cutter
         self._pipeline = pipeline
-        self._seq_no = cutter.root.manifest.next_seq_no
-        self.position = cutter.root.manifest.next_offset
+        self._context = cutter.context
+        self._seq_no = self._context.root.manifest.next_seq_no
+        self.position = self._context.root.manifest.next_offset
         """Every offset below it was cut into a fragment."""
         self._head: _Head | None = None  # of the next fragment
         self.may_begin = True
@@ -203,9 +195,9 @@ class Shipment:
     # -- inside ------------------------------------------------------------------------------
 
     async def _build(self, building: Building, batches: list[Batch]) -> None:
-        began = self._cutter.clock.monotonic()
+        began = self._context.clock.monotonic()
         await building.add(lambda: batches)
-        self.schedule.note_head_start(self._cutter.clock.monotonic() - began)
+        self.schedule.note_head_start(self._context.clock.monotonic() - began)
 
     async def _cut(self, limit: int) -> tuple[Make, int]:
         """Return how to make the fragment that begins at the position, and its limit."""
@@ -214,7 +206,7 @@ class Shipment:
         slot = cutter.slots.popleft() if cutter.slots else None
         if slot is not None and slot.limit > limit:
             raise ContentionError(
-                f"{cutter.url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
+                f"{self._context.url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
                 "another writer put them, or this disk lost records"
             )
         if slot is not None and slot.orphan is not None:
@@ -231,14 +223,15 @@ class Shipment:
         return self._make(building, batches), batches[-1].limit if batches else position
 
     def _make(self, building: Building, batches: list[Batch]) -> Make:
-        root, seq_no = self._cutter.root, self._seq_no
+        root, seq_no = self._context.root, self._seq_no
         turn = partial(self._pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
         return partial(
             self._cutter.fragments.put, self._source, seq_no, building, batches, my_turn=turn
         )
 
     async def _gather(self, position: int, limit: int, most_bytes: int | None) -> list[Batch]:
-        return await self._cutter.retry.call(
+        # Reads of the local log may fail in passing, too.
+        return await self._context.retry.call(
             partial(gather, self._source, position, limit, most_bytes=most_bytes)
         )
 

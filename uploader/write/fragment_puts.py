@@ -31,13 +31,10 @@ from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import PutWindow, StallGuard, WindowedStore
+from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
-from walstore.ports import Clock, LocalRecords
-from walstore.runtime.threads import Worker
+from walstore.ports import LocalRecords
 
 logger = logging.getLogger("walstore")
 
@@ -52,14 +49,6 @@ class Taken:
     key: str
     data: bytes = field(repr=False)
     etag: str
-
-
-def puts_at_once(root: Root, *, most: int, is_parallel: bool) -> int:
-    """Return how many fragments of a log may be put at once: ``most``, or one where wal3 may write.
-
-    ``is_parallel`` says that no other program opens the log for writing.
-    """
-    return most if is_parallel or not _is_numbered(root) else 1
 
 
 def _is_numbered(root: Root) -> bool:
@@ -79,26 +68,20 @@ class FragmentPuts:
     """Puts fragments of one log. Any number of tasks may call it."""
 
     def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        stall_guard: StallGuard,
-        retry: RetryPolicy,
-        worker: Worker,
-        max_at_once: int = 1,
+        self, context: WriteContext, *, max_in_flight: int = 1, is_parallel: bool = False
     ) -> None:
-        """``max_at_once`` bounds the puts under way, see :func:`puts_at_once`; callers must respect it."""
-        self._store = WindowedStore(store, PutWindow(max_at_once, retry.clock))
-        self._root = root
-        self._stall_guard = stall_guard
-        self._retry = retry
-        self._worker = worker
-        self.max_at_once = max_at_once
+        """Put up to ``max_in_flight`` fragments at once, or one where wal3 may write; callers must respect
+        :attr:`max_at_once`. ``is_parallel`` says that no other program opens the log for writing."""
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._retry = context.retry
+        self._worker = context.worker
+        self.max_at_once = max_in_flight if is_parallel or not _is_numbered(self._root) else 1
         """How many fragments may be made at the same time."""
-        self._ahead: dict[
-            int, _FragmentAhead
-        ] = {}  # by number: fragments of others, behind the log's end
+        window = PutWindow(self.max_at_once, context.retry.clock)
+        self._store = WindowedStore(context.store, window)
+        # By number: fragments of others, behind the log's end.
+        self._ahead: dict[int, _FragmentAhead] = {}
         self.may_void: MayVoid = _always
         """Whether a fragment that can never be published may be voided."""
         self.put_fragments = 0
@@ -302,18 +285,17 @@ class FragmentWriter:
     from which the log was taken over (``ownership.py``). Any number of tasks may call it.
     """
 
-    def __init__(self, *, url: str, puts: FragmentPuts, clock: Clock, worker: Worker) -> None:
-        self._url = url
+    def __init__(self, context: WriteContext, puts: FragmentPuts) -> None:
+        self._context = context
         self.puts = puts
-        self._clock = clock
-        self._worker = worker
         self.adopted_fragments = 0
         self.maker: str | None = None
         """The claim under which fragments are put; their footers contain it."""
 
     def begin(self) -> Building:
         """Return a fragment to be built, with the present time."""
-        return Building(self._worker, timestamp_us=self._clock.now_us(), writer=self.maker)
+        context = self._context
+        return Building(context.worker, timestamp_us=context.clock.now_us(), writer=self.maker)
 
     async def put(
         self,
@@ -357,7 +339,7 @@ class FragmentWriter:
         """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
         if not await self.is_ours(source, orphan):
             raise ContentionError(
-                f"{orphan.entry.path} in {self._url} holds other records than this log; "
+                f"{orphan.entry.path} in {self._context.url} holds other records than this log; "
                 "another writer put it"
             )
 
@@ -367,7 +349,7 @@ class FragmentWriter:
         if entry.start < source.head or entry.limit > source.durable_limit:
             return False
         batches = await gather(source, entry.start, entry.limit, most_bytes=None)
-        setsum = await self._worker.run(setsum_of, batches, orphan.timestamp_us)
+        setsum = await self._context.worker.run(setsum_of, batches, orphan.timestamp_us)
         return setsum == entry.setsum
 
     # -- inside ------------------------------------------------------------------------------

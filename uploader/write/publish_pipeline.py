@@ -29,10 +29,8 @@ from typing import Final
 
 from uploader.format.entries import Fragment
 from uploader.format.setsum import ITEM_WORK
-from uploader.root.root import Root
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from walstore.errors import ContentionError, WalError
-from walstore.ports import Clock
 
 Make = Callable[[], Awaitable[Fragment | None]]
 """Builds and puts a fragment. None: it could not be put, and nothing behind it may be published."""
@@ -53,11 +51,9 @@ class PublishPipeline:
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
+        context: WriteContext,
         *,
-        root: Root,
         writer: str | Callable[[], str],
-        stall_guard: StallGuard,
-        clock: Clock,
         schedule: CutSchedule,
         max_in_flight: int,
         max_making: int | None = None,
@@ -73,10 +69,10 @@ class PublishPipeline:
         :meth:`wait_change` returns.
         """
         self._tasks = tasks
-        self._root = root
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._clock = context.clock
         self._writer = writer
-        self._stall_guard = stall_guard
-        self._clock = clock
         self._schedule = schedule
         self._max_making = max_in_flight if max_making is None else max_making
         self._max_made = max_in_flight

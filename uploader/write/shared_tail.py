@@ -17,15 +17,13 @@ from uploader.format.sealing import is_blocker
 from uploader.fragments.fragment_file import fragment_time_bounds
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
-from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import (
     ContentionError,
@@ -33,7 +31,6 @@ from walstore.errors import (
     LogSealedError,
     OutcomeUnknownError,
 )
-from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 64 << 10
 """Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""
@@ -53,25 +50,13 @@ class FragmentFate(enum.Enum):
 class SharedTail:
     """The tail of one log, as one writer sees it. One task at a time."""
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        puts: FragmentPuts,
-        stall_guard: StallGuard,
-        streams: StreamGuard,
-        writer: str,
-        worker: Worker,
-    ) -> None:
-        """``writer`` is this writer's name."""
-        self._store = store
-        self._root = root
+    def __init__(self, context: WriteContext, puts: FragmentPuts, streams: StreamGuard) -> None:
+        self._store = context.store
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._worker = context.worker
         self._puts = puts
-        self._stall_guard = stall_guard
         self._streams = streams
-        self._writer = writer
-        self._worker = worker
         self._floor_seq_no = 0  # the last fragment whose times are in the floor
         self.floor_us = 0
         """No record to come may be older."""
@@ -80,7 +65,7 @@ class SharedTail:
 
     async def load(self) -> None:
         """Read the root; ContentionError if the log belongs to a local log."""
-        await self._stall_guard.call(partial(self._root.load_or_create, self._writer))
+        await self._stall_guard.call(partial(self._root.load_or_create, self._streams.writer))
         check_direct(self._root.manifest, url=self._store.url)
         await self._streams.catch_up()
 

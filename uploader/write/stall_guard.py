@@ -1,4 +1,5 @@
-"""StallGuard and PutWindow: how a writer treats a store that is slow, fails or does not answer.
+"""StallGuard and PutWindow: how a writer treats a store that is slow, fails or does not answer; and the
+WriteContext, which all parts of a writer share.
 
 Transient faults are waited out. The uploader of a local log waits however long it takes, since the log goes
 on meanwhile, and gives up a silent store only while the log is closing. It also waits out faults that an
@@ -19,14 +20,17 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from uploader.root.root import Root
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
 from walstore.ports import Clock
+from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 
@@ -42,6 +46,28 @@ class Draining(Protocol):
 
     async def wait_draining(self) -> None:
         """Return when it is closing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteContext:
+    """What all parts of one writer share."""
+
+    store: ObjectStore
+    """Contains the log."""
+    root: Root
+    """Names its fragments."""
+    stall_guard: StallGuard
+    """Waits out the store's faults."""
+    retry: RetryPolicy
+    """How a single request is repeated."""
+    clock: Clock
+    worker: Worker
+    """Encodes and decodes, off the event loop."""
+
+    @property
+    def url(self) -> str:
+        """Location of the log, without credentials."""
+        return self.store.url
 
 
 class StallGuard:

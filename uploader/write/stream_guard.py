@@ -36,13 +36,10 @@ from uploader.format.manifest import Manifest
 from uploader.format.stream_table import StreamTable
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
-from uploader.root.root import Root
 from uploader.root.stream_file import Change, StreamFile
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import BackgroundTask
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from walstore.batches.conditions import check_metadata, check_name
 from walstore.errors import (
     CorruptionError,
@@ -52,7 +49,6 @@ from walstore.errors import (
     StreamClosedError,
     UnsupportedStoreError,
 )
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_text
 
 logger = logging.getLogger("walstore")
@@ -65,23 +61,14 @@ that closes a stream gets in between."""
 class StreamGuard:
     """What one writer knows of its log's streams. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        stall_guard: StallGuard,
-        writer: str,
-        retry: RetryPolicy,
-        worker: Worker,
-    ) -> None:
+    def __init__(self, context: WriteContext, writer: str) -> None:
         """``writer`` is the writer's name. No request is made before a stream is used."""
-        self._root = root
-        self._stall_guard = stall_guard
-        self._writer = writer
-        self._url = store.url
-        self._file = StreamFile(store, retry=retry, worker=worker)
-        self._clock = retry.clock
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self.writer = writer
+        self._url = context.url
+        self._file = StreamFile(context.store, retry=context.retry, worker=context.worker)
+        self._clock = context.retry.clock
         self._background = BackgroundTask[StreamTable]()
         self._published_at: float | None = None
         self._looked_at = 0.0
@@ -99,8 +86,8 @@ class StreamGuard:
     def signature(self) -> str:
         """The writer that the root records."""
         if self.closings is None:
-            return self._writer
-        return with_closings(self._writer, self.closings)
+            return self.writer
+        return with_closings(self.writer, self.closings)
 
     async def load(self) -> StreamTable:
         """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
@@ -207,20 +194,18 @@ class StreamDoor:
 
     def __init__(
         self,
+        context: WriteContext,
         guard: StreamGuard,
         *,
-        root: Root,
-        url: str,
-        stall_guard: StallGuard,
         settle: Callable[[], Awaitable[None]],
         check_open: Callable[[], None],
     ) -> None:
         """``settle`` returns when all appends admitted before are decided; ``check_open`` raises if the
         writer takes no more of them."""
         self._guard = guard
-        self._root = root
-        self._url = url
-        self._stall_guard = stall_guard
+        self._root = context.root
+        self._url = context.url
+        self._stall_guard = context.stall_guard
         self._settle = settle
         self._check_open = check_open
         self._turn = asyncio.Lock()

@@ -33,10 +33,9 @@ from uploader.write.fragment_puts import (
     FragmentPuts,
     FragmentWriter,
     LateFragmentError,
-    puts_at_once,
 )
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.writer_settings import UploadSettings
 from walstore.errors import (
     ContentionError,
@@ -84,24 +83,21 @@ class Uploader:
         self._claim: Claim | None = None
         self._proven_limit = 0
         self._planned = root.manifest
-        self._puts = FragmentPuts(
+        context = WriteContext(
             store=store,
             root=root,
             stall_guard=self._stall_guard,
             retry=retry,
-            worker=worker,
-            max_at_once=puts_at_once(
-                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
-            ),
-        )
-        self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
-        self._cutter = FragmentCutter(
-            url=store.url,
-            root=root,
-            fragments=self._fragments,
-            stall_guard=self._stall_guard,
-            retry=retry,
             clock=clock,
+            worker=worker,
+        )
+        self._puts = FragmentPuts(
+            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+        )
+        self._fragments = FragmentWriter(context, self._puts)
+        self._cutter = FragmentCutter(
+            context=context,
+            fragments=self._fragments,
             fragment_bytes=settings.fragment_bytes,
             max_in_flight=settings.max_in_flight,
             schedule=CutSchedule(

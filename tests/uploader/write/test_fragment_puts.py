@@ -22,7 +22,7 @@ from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail
 from uploader.write.fragment_puts import FragmentPuts, Taken, gather
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker
@@ -53,7 +53,14 @@ class Bench:
         self.root = root
         self.worker = worker
         self.puts = FragmentPuts(
-            store=store, root=root, stall_guard=stall_guard, retry=retry, worker=worker
+            WriteContext(
+                store=store,
+                root=root,
+                stall_guard=stall_guard,
+                retry=retry,
+                clock=retry.clock,
+                worker=worker,
+            )
         )
         self._source = MemorySource()
         self._source.append(CONTENT)

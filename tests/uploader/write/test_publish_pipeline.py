@@ -1,4 +1,4 @@
-"""Fragments made next to each other, published in order, and cut just in time for the change that takes them."""
+"""Fragments made next to each other, published in order, and cut in time for the change that takes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.waiting import until
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.stores import RetryPolicy
+from uploader.stores.memory import MemoryStore
 from uploader.write.publish_pipeline import CutSchedule, PublishPipeline
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError
 from walstore.runtime.clock import SystemClock
 
@@ -54,12 +55,18 @@ class Bench:
         stall_guard = StallGuard(
             url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10
         )
+        context = WriteContext(
+            store=MemoryStore(),
+            root=self.root,
+            stall_guard=stall_guard,
+            retry=self.retry,
+            clock=SystemClock(),
+            worker=None,
+        )
         return PublishPipeline(
             tasks,
-            root=self.root,
+            context,
             writer="w",
-            stall_guard=stall_guard,
-            clock=SystemClock(),
             schedule=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
             max_in_flight=self.in_flight,
             on_published=tell,
