@@ -11,36 +11,27 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.read.fragment_ranges import PARALLEL
 from uploader.read.fragment_reader import FragmentReader, pieces
-from uploader.runtime.task_groups import task_group
+from uploader.runtime.task_groups import within_seconds
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
-from walstore.read.reader import ReadSource
 from walstore.validation.arguments import as_count, as_seconds
 
-
-class ManifestView(ReadSource, Protocol):
-    """A log that reads its manifest again from time to time."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest as it was read last."""
-
-    def check_open(self) -> None:
-        """Raise WalClosedError if the log is closed."""
+if TYPE_CHECKING:
+    from uploader.read.cloud_log import CloudLog
 
 
 class CloudSource:
     """Implements :class:`walstore.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
 
-    def __init__(self, log: ManifestView, fragments: FragmentReader, ahead: ReadAhead) -> None:
+    def __init__(self, log: CloudLog, fragments: FragmentReader, ahead: ReadAhead) -> None:
         """Read ``log`` through ``ahead``, which this reader alone uses."""
         self._log = log
         self._fragments = fragments
@@ -124,13 +115,7 @@ async def in_time(
     deadline = clock.monotonic() + seconds
     left = seconds
     while True:
-        async with task_group() as tasks:
-            asking = tasks.create_task(_next_of(fragments))
-            sleeping = tasks.create_task(clock.sleep(left))
-            await asyncio.wait((asking, sleeping), return_when=asyncio.FIRST_COMPLETED)
-            sleeping.cancel()
-            asking.cancel()  # a no-op if it has ended
-        found = None if asking.cancelled() else asking.result()
+        found = await within_seconds(left, _next_of(fragments), clock)
         if found is None:
             return
         yield found

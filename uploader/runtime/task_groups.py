@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from walstore.errors import WalError
+from walstore.ports import Clock
 
 _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
@@ -61,6 +62,17 @@ async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     async with task_group() as tasks:
         begun = [tasks.create_task(call) for call in calls]
     return [task.result() for task in begun]
+
+
+async def within_seconds(seconds: float, work: Coroutine[Any, Any, _T], clock: Clock) -> _T | None:
+    """Return the result of ``work``, or None after that time; then it is cancelled, and has ended."""
+    async with task_group() as tasks:
+        working = tasks.create_task(work)
+        sleeping = tasks.create_task(clock.sleep(seconds))
+        await asyncio.wait((working, sleeping), return_when=asyncio.FIRST_COMPLETED)
+        sleeping.cancel()
+        working.cancel()  # a no-op if it has ended
+    return None if working.cancelled() else working.result()
 
 
 def first_of(group: BaseExceptionGroup[_E]) -> _E:

@@ -38,7 +38,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import Opening, warn_unclosed
-from walstore.validation.arguments import as_settings
+from walstore.validation.arguments import as_int, as_settings
 
 
 class CloudWriter:
@@ -193,11 +193,7 @@ class CloudWriter:
             self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
-        if stream is not None or self._streams.has_waiting:
-            await self._streams.enter(group.streams or ())
-        if expect_offset is None:
-            return await (await self._queue.add(group))
-        return await self._append_at(group, expect_offset)
+        return await self._append(group, expect_offset)
 
     async def append_many(
         self,
@@ -218,12 +214,7 @@ class CloudWriter:
             self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
-        if stream is not None or self._streams.has_waiting:
-            await self._streams.enter(group.streams or ())
-        if expect_offset is None:
-            start = await (await self._queue.add(group))
-        else:
-            start = await self._append_at(group, expect_offset)
+        start = await self._append(group, expect_offset)
         return range(start, start + group.count)
 
     async def flush(self) -> None:
@@ -401,11 +392,14 @@ class CloudWriter:
         self._worker.close()
         await self._store.aclose()
 
-    async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
-        """Append at an offset; if that seems wrong, read the newest manifest first."""
+    async def _append(self, group: AppendRequest, expect_offset: int | None) -> int:
+        """Append, and return the first offset; if that seems not to be as expected, read the newest
+        manifest first."""
+        if group.streams is not None or self._streams.has_waiting:
+            await self._streams.enter(group.streams or ())
         try:
             ticket = await self._queue.add(group, expect_offset)
-        except OffsetMismatchError:
+        except OffsetMismatchError:  # only if one is expected
             await self._commit_loop.settle()
             await self._commit_loop.refresh()
             ticket = await self._queue.add(group, expect_offset)
@@ -415,8 +409,7 @@ class CloudWriter:
         """Check a caller's timestamp."""
         if timestamp_us is None:
             return None
-        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
-            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
         latest = self._clock.now_us() + self._lead_us
         if not 0 <= timestamp_us <= latest:
             raise ValueError(

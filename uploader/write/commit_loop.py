@@ -26,12 +26,11 @@ from functools import partial
 
 from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
-from uploader.fragments.fragment_builder import Building, Records
-from uploader.runtime.task_groups import first_of, task_group
+from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import Encoding, PendingFragment
+from uploader.write.pending_fragment import Encoding, PendingFragment, refuse
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule, PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import WriteContext
@@ -199,13 +198,13 @@ class CommitLoop:
             halts_on=(ContentionError,),
             on_change=self.wake,
         )
-        await self._ship(tasks, pipeline)
+        await self._ship(pipeline)
         if pipeline.is_halted:
             await pipeline.wait_until(lambda: pipeline.is_quiet)
             self.contentions += 1
             await self._decide()
 
-    async def _ship(self, tasks: asyncio.TaskGroup, pipeline: PublishPipeline) -> None:
+    async def _ship(self, pipeline: PublishPipeline) -> None:
         """Cut and ship until all is published, or the pipeline halts."""
         while not pipeline.is_halted:
             self._wake.clear()
@@ -218,7 +217,8 @@ class CommitLoop:
             else:
                 seconds = self._seconds_left(pipeline)
                 if seconds >= _LEAST_SLEEP_SECONDS:
-                    await self._wait(self._until_head_start(tasks, seconds))
+                    seconds = self._until_head_start(pipeline, seconds)
+                    await within_seconds(seconds, self._wake.wait(), self._clock)
                     continue
                 pending = self._cut()
                 if pending is not None:
@@ -234,7 +234,7 @@ class CommitLoop:
             return max(pipeline.earliest - now, 0.0)
         return pipeline.due - now - TIMER_SECONDS
 
-    def _until_head_start(self, tasks: asyncio.TaskGroup, seconds: float) -> float:
+    def _until_head_start(self, pipeline: PublishPipeline, seconds: float) -> float:
         """Return how long to wait for the next thing to do, at most the ``seconds`` until the cut.
 
         Begins to build the fragment to be cut when little time is left until then.
@@ -251,22 +251,8 @@ class CommitLoop:
             now_us = self._clock.now_us()
             pending.encoding = self._encoding(self._next_offset, now_us)
             records = pending.encoding.take(pending.builder, now_us)
-            tasks.create_task(self._start_building(pending.encoding.building, records))
+            pipeline.begin(pending.encoding.building, records)
         return seconds
-
-    async def _start_building(self, building: Building, records: Records) -> None:
-        began = self._clock.monotonic()
-        await building.add(records)
-        self.schedule.note_head_start(self._clock.monotonic() - began)
-
-    async def _wait(self, seconds: float) -> None:
-        """Return after that time, or when something has changed."""
-        async with task_group() as group:
-            sleeping = group.create_task(self._clock.sleep(seconds))
-            waking = group.create_task(self._wake.wait())
-            await asyncio.wait((sleeping, waking), return_when=asyncio.FIRST_COMPLETED)
-            sleeping.cancel()
-            waking.cancel()
 
     def _cut(self) -> PendingFragment | None:
         """Give the next fragment its place behind the last one; None if all of it was refused."""
@@ -464,7 +450,7 @@ class CommitLoop:
             is_open = pending.is_exposed and not isinstance(error, LogSealedError)
             self._fail(pending, unknown if is_open else refused)
         for refreshed in self._refreshes:
-            _refuse(refreshed, refused)
+            refuse(refreshed, copy_error(refused))
         while self._has_work:
             self._fail(self._take(), refused)
 
@@ -486,9 +472,3 @@ def _not_written(error: WalError) -> WalError:
         refused = copy_error(error)
         refused.outcome = "not_written"
     return refused
-
-
-def _refuse(waiter: asyncio.Future[None], error: WalError) -> None:
-    if not waiter.done():
-        waiter.set_exception(copy_error(error))
-        waiter.exception()  # a caller cancelled at this moment never looks

@@ -102,7 +102,7 @@ class FragmentCutter:
                 max_making=min(self.max_in_flight, self.fragments.puts.max_at_once),
                 on_published=acknowledge,
             )
-            shipment = Shipment(tasks, source, self, pipeline)
+            shipment = Shipment(source, self, pipeline)
             yield shipment
             await shipment.finish()
             await acks.wait_delivered()
@@ -123,17 +123,12 @@ class Shipment:
     """Fragments of one log under way. Made by :meth:`FragmentCutter.shipping`."""
 
     def __init__(
-        self,
-        tasks: asyncio.TaskGroup,
-        source: TierSource,
-        cutter: FragmentCutter,
-        pipeline: PublishPipeline,
+        self, source: TierSource, cutter: FragmentCutter, pipeline: PublishPipeline
     ) -> None:
-        """Run in ``tasks``: what fails there, fails the group."""
-        self._tasks = tasks
         self._source = source
         self._cutter = cutter
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """Makes and publishes what was cut."""
         self._context = cutter.context
         self._seq_no = self._context.root.manifest.next_seq_no
         self.position = self._context.root.manifest.next_offset
@@ -141,29 +136,6 @@ class Shipment:
         self._head: _Head | None = None  # of the next fragment
         self.may_begin = True
         """Whether :meth:`begin` was not called yet for the next fragment."""
-
-    @property
-    def schedule(self) -> CutSchedule:
-        """When the log is cut."""
-        return self._cutter.schedule
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything that was cut is published."""
-        return self._pipeline.is_empty
-
-    @property
-    def due(self) -> float:
-        """When the next fragment should be cut, by the monotonic clock, if a caller waits for it."""
-        return self._pipeline.due
-
-    async def wait_change(self) -> None:
-        """Return when something was put or published."""
-        await self._pipeline.wait_change()
-
-    async def wait_room(self) -> None:
-        """Return when another fragment may be cut."""
-        await self._pipeline.wait_until(lambda: self._pipeline.has_room)
 
     async def begin(self, limit: int) -> None:
         """Begin to build the next fragment with what is below ``limit``, all of it durable.
@@ -178,26 +150,21 @@ class Shipment:
         size_bytes = sum(batch.nbytes for batch in batches)
         if size_bytes < most_bytes:
             self._head = _Head(self._cutter.fragments.begin(), batches[-1].limit, size_bytes)
-            self._tasks.create_task(self._build(self._head.building, batches))
+            self.pipeline.begin(self._head.building, lambda: batches)
 
     async def ship(self, limit: int) -> None:
         """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
         while self.position < limit:
-            await self.wait_room()
+            await self.pipeline.wait_room()
             make, self.position = await self._cut(limit)
-            self._pipeline.start(make)
+            self.pipeline.start(make)
             self._seq_no += 1
 
     async def finish(self) -> None:
         """Return when all that was cut is published."""
-        await self._pipeline.wait_until(lambda: self._pipeline.is_empty)
+        await self.pipeline.wait_until(lambda: self.pipeline.is_empty)
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _build(self, building: Building, batches: list[Batch]) -> None:
-        began = self._context.clock.monotonic()
-        await building.add(lambda: batches)
-        self.schedule.note_head_start(self._context.clock.monotonic() - began)
 
     async def _cut(self, limit: int) -> tuple[Make, int]:
         """Return how to make the fragment that begins at the position, and its limit."""
@@ -224,7 +191,7 @@ class Shipment:
 
     def _make(self, building: Building, batches: list[Batch]) -> Make:
         root, seq_no = self._context.root, self._seq_no
-        turn = partial(self._pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
+        turn = partial(self.pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
         return partial(
             self._cutter.fragments.put, self._source, seq_no, building, batches, my_turn=turn
         )

@@ -212,7 +212,7 @@ class Encoding:
         return lambda: [_batch_of(part, start, base_us, deltas_us)] if part.values else []
 
 
-def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
+def refuse(waiter: asyncio.Future[_T], error: WalError) -> None:
     """Fail an append, unless its caller was cancelled."""
     if not waiter.done():
         waiter.set_exception(error)

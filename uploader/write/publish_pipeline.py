@@ -29,6 +29,7 @@ from typing import Final
 
 from uploader.format.entries import Fragment
 from uploader.format.setsum import ITEM_WORK
+from uploader.fragments.fragment_builder import Building, Records
 from uploader.write.stall_guard import WriteContext
 from walstore.errors import ContentionError, WalError
 
@@ -124,9 +125,17 @@ class PublishPipeline:
         self._running += 1
         self._tasks.create_task(self._make(slot, make))
 
+    def begin(self, building: Building, records: Records) -> None:
+        """Begin to build what the next fragment has so far; learn how long that takes."""
+        self._tasks.create_task(self._begin(building, records))
+
     async def wait_change(self) -> None:
         """Return when something was made or published, or the pipeline halted."""
         await self._changed.wait()
+
+    async def wait_room(self) -> None:
+        """Return when another fragment may be started."""
+        await self.wait_until(lambda: self.has_room)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when ``condition()``, which depends on this pipeline, holds."""
@@ -134,6 +143,11 @@ class PublishPipeline:
             await self._changed.wait()
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _begin(self, building: Building, records: Records) -> None:
+        began = self._clock.monotonic()
+        await building.add(records)
+        self._schedule.note_head_start(self._clock.monotonic() - began)
 
     async def _make(self, slot: _Slot, make: Make) -> None:
         slot.entry = await make()

@@ -213,10 +213,6 @@ class SharedTail:
         start = max(entry.num_bytes - _FOOTER_BYTES, 0)
         end = await self._store.get_range(entry.path, start, entry.num_bytes)
         with contextlib.suppress(CorruptionError):  # a long footer, or an object of another length
-            return await self._worker.run(_time_bounds, end, entry.path)
+            return await self._worker.run(partial(fragment_time_bounds, end, path=entry.path))
         whole = await read_object(self._store, entry.path)
-        return await self._worker.run(_time_bounds, whole.data, entry.path)
-
-
-def _time_bounds(data: bytes, path: str) -> tuple[int, int]:
-    return fragment_time_bounds(data, path=path)
+        return await self._worker.run(partial(fragment_time_bounds, whole.data, path=entry.path))

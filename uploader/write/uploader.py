@@ -16,7 +16,6 @@ records before the log takes them for shipped. Transient faults of the store are
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 
@@ -24,7 +23,7 @@ from uploader.format.entries import Fragment
 from uploader.root.claiming import Claiming, Remember
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
-from uploader.runtime.task_groups import first_of, task_group
+from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -323,34 +322,24 @@ class Uploader:
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
             return
-        async with task_group() as group:
-            waiting = group.create_task(source.wait_shipping_due(full))
-            aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
-            await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            aging.cancel()
+        seconds = self._settings.fragment_age_seconds
+        await within_seconds(seconds, source.wait_shipping_due(full), self._clock)
 
     async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
         """Wait until a fragment cut now would not sit idle, unless a full one has gathered meanwhile."""
-        await shipment.wait_room()
-        while not (shipment.is_idle or source.is_draining):
-            seconds = shipment.due - self._clock.monotonic() - TIMER_SECONDS
+        schedule, pipeline = self._cutter.schedule, shipment.pipeline
+        await pipeline.wait_room()
+        while not (pipeline.is_empty or source.is_draining):
+            seconds = pipeline.due - self._clock.monotonic() - TIMER_SECONDS
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return
-            early = seconds - shipment.schedule.head_start_seconds
+            early = seconds - schedule.head_start_seconds
             if shipment.may_begin and early >= _LEAST_SLEEP_SECONDS:
                 seconds = early
-            elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
+            elif shipment.may_begin and schedule.deserves_head_start(
+                source.durable_limit - shipment.position, source.appended_bytes - mark
+            ):
                 await shipment.begin(source.durable_limit)
                 continue
-            async with task_group() as group:
-                sleeping = group.create_task(self._clock.sleep(seconds))
-                changing = group.create_task(shipment.wait_change())
-                await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
-                sleeping.cancel()
-                changing.cancel()
-
-    def _deserves_head_start(self, source: TierSource, shipment: Shipment, mark: int) -> bool:
-        records = source.durable_limit - shipment.position
-        return shipment.schedule.deserves_head_start(records, source.appended_bytes - mark)
+            await within_seconds(seconds, pipeline.wait_change(), self._clock)
