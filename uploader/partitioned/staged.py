@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from uploader.format.document import Fields
 from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_file
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch
 from uploader.fragments.fragment_builder import (
     EncodedFragment,
     encode_fragment,

@@ -12,8 +12,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment import verify_fragment
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch, verify_fragment
 from uploader.fragments.fragment_file import fragment_time_bounds, read_footer
 from uploader.layouts.open_root import find_root
 from uploader.read.cloud_source import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch
 from uploader.read.fragment_ranges import PARALLEL
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.runtime.task_groups import within_seconds

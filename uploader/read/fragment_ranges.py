@@ -24,8 +24,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from uploader.format.entries import Fragment
-from uploader.fragments.fragment import decode_columns
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch, decode_columns
 from uploader.fragments.fragment_file import Footer, column_ranges, read_footer
 from uploader.fragments.parquet_metadata import END_BYTES, footer_bytes
 from uploader.runtime.task_groups import gather_all

@@ -20,8 +20,7 @@ from weakref import WeakValueDictionary
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch, decode_fragment, has_length, verify_fragment
 from uploader.layouts.open_root import find_root
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_ranges import PARALLEL, FragmentFooters, read_columns

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from uploader.format.entries import Fragment
 from uploader.format.layout import MAX_U64
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch
 from uploader.fragments.fragment_builder import Building, EncodedFragment, Records
 from uploader.write.fragment_puts import Taken
 from walstore.batches.arrow import SCHEMA, offsets_array

@@ -19,8 +19,12 @@ from tests.uploader.parquet import read_by_arrow_rs
 from uploader.format import layout
 from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_builder
-from uploader.fragments.fragment import decode_fragment, inspect_fragment, verify_fragment
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import (
+    FragmentBatch,
+    decode_fragment,
+    inspect_fragment,
+    verify_fragment,
+)
 from uploader.fragments.fragment_builder import EncodedFragment, FragmentBuilder, encode_fragment
 from uploader.fragments.fragment_file import WRITER_KEY, Footer, read_footer
 from walstore.batches.arrow import SCHEMA
