@@ -33,7 +33,7 @@ from uploader.root.write_guard import check_unsealed
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.fragment_puts import FragmentPuts, Taken
+from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import StallGuard, WriteContext
@@ -174,10 +174,7 @@ class LogPublisher:
         found = await self._puts.create(built, seq_no)
         self._tail.floor_us = times_us[1]
         pending = PendingFragment(seq_no=seq_no, start=start, built=built)
-        if isinstance(found, Taken):
-            pending.taken = found
-        else:
-            pending.entry = found
+        pending.note_put(found)
         return pending
 
     async def _is_there(self, staged: StagedFragment, seq_no: int, start: int) -> bool:

@@ -29,7 +29,7 @@ from uploader.format.entries import Fragment
 from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
-from uploader.write.fragment_puts import FragmentPuts, Taken
+from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.pending_fragment import Encoding, PendingFragment, refuse
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule, PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
@@ -298,11 +298,8 @@ class CommitLoop:
         pending.built, found = await self.puts.build(
             encoding.building, records, pending.seq_no, is_built=is_built
         )
-        if isinstance(found, Taken):
-            pending.taken = found
-            return None
-        pending.entry = found
-        return found
+        pending.note_put(found)
+        return pending.entry
 
     def _encoding(self, start: int, now_us: int) -> Encoding:
         return Encoding(

@@ -107,6 +107,11 @@ class PendingFragment:
             self._refuse_misplaced(check_stream)
         self.streams = self.record_streams
 
+    def note_put(self, found: Fragment | Taken) -> None:
+        """Note what its place holds after a put: its own fragment, or another object."""
+        self.entry = None if isinstance(found, Taken) else found
+        self.taken = found if isinstance(found, Taken) else None
+
     def resolve(self, first: int, most: int) -> bool:
         """Resolve up to ``most`` appends, from the ``first`` on, with the offsets of their records.
 

@@ -160,14 +160,10 @@ class SharedTail:
             return True  # a manifest names it already
         assert pending.built is not None
         try:
-            pending.entry = await self._puts.replace(taken, pending.built, pending.seq_no)
-            pending.taken = None
+            found: Fragment | Taken = await self._puts.replace(taken, pending.built, pending.seq_no)
         except ContentionError:
             found = await self._puts.create(pending.built, pending.seq_no)
-            if isinstance(found, Taken):
-                pending.taken = found
-            else:
-                pending.entry, pending.taken = found, None
+        pending.note_put(found)
         return True
 
     async def _publish(self, entry: Fragment) -> bool:

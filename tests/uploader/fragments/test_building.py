@@ -1,4 +1,4 @@
-"""How a fragment is built on a worker's threads: the order, what breaks it, and summing next to other work."""
+"""How a fragment is built on a worker's threads: the order, what breaks it, and summing meanwhile."""
 
 from __future__ import annotations
 
