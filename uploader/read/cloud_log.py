@@ -305,7 +305,27 @@ class CloudLog:
         Raises CorruptionError naming the object.
         """
         self.check_open()
-        return await verify_log(self.manifest, self._fragments, self._worker, url=self.url)
+        manifest, fragments = self.manifest, self._fragments
+        await self._worker.run(manifest.scrub)
+        total = manifest.collected
+        records = size = count = 0
+        async with aclosing(fragments.tree.fragments(manifest)) as entries:
+            async for entry in entries:
+                data = await fragments.fetch(entry)
+                await self._worker.run(_verify, data, entry)
+                fragments.note_length(entry, data)
+                total += entry.setsum
+                records += entry.limit - entry.start
+                size += len(data)
+                count += 1
+        if total != manifest.setsum:
+            raise CorruptionError(
+                "the fragments' setsums do not add up to the manifest's",
+                path=self.url,
+                expected=manifest.setsum.hexdigest(),
+                found=total.hexdigest(),
+            )
+        return Verified(count, records, size, total.hexdigest())
 
     async def wait_limit(self, limit: int) -> None:
         """Poll the manifest until it names all offsets below ``limit``.
@@ -386,36 +406,6 @@ class Verified:
     fragment_bytes: int
     setsum: str
     """Sum over everything ever appended, as 64 hex digits."""
-
-
-async def verify_log(
-    manifest: Manifest, fragments: FragmentReader, worker: Worker, *, url: str
-) -> Verified:
-    """Read every fragment and check it against its entry and the manifest.
-
-    Checks offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to those
-    of this reader's older manifests. Warns of a length that differs. CorruptionError names the object.
-    """
-    await worker.run(manifest.scrub)
-    total = manifest.collected
-    records = size = count = 0
-    async with aclosing(fragments.tree.fragments(manifest)) as entries:
-        async for entry in entries:
-            data = await fragments.fetch(entry)
-            await worker.run(_verify, data, entry)
-            fragments.note_length(entry, data)
-            total += entry.setsum
-            records += entry.limit - entry.start
-            size += len(data)
-            count += 1
-    if total != manifest.setsum:
-        raise CorruptionError(
-            "the fragments' setsums do not add up to the manifest's",
-            path=url,
-            expected=manifest.setsum.hexdigest(),
-            found=total.hexdigest(),
-        )
-    return Verified(count, records, size, total.hexdigest())
 
 
 def _verify(data: bytes, entry: Fragment) -> None:
