@@ -32,7 +32,7 @@ from uploader.testing import FaultyStore
 from uploader.testing.latency import LatencyStore, fixed
 from uploader.write.cloud_tier import CloudTier
 from uploader.write.cloud_writer import CloudWriter
-from uploader.write.cut_schedule import TIMER_SECONDS
+from uploader.write.publish_pipeline import TIMER_SECONDS
 from walstore import Wal, WalError
 from walstore.runtime.clock import SystemClock
 

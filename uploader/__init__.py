@@ -19,9 +19,8 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.garbage.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
     from uploader.layouts.log_session import Layout
-    from uploader.read.cloud_log import CloudLog
+    from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
-    from uploader.read.verified import Verified
     from uploader.rebuilding.plan import RebuildPlan
     from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
     from uploader.restoring.restore import Restored, RestoreProgress, restore

@@ -12,13 +12,8 @@ import pytest
 from tests.golden.regenerate_fragments import DIRECTORY, FILES, MANY_STREAMS, TIME_US, describe
 from tests.uploader.parquet import read_by_arrow_rs
 from uploader.format.layout import fragment_path
-from uploader.fragments.fragment import (
-    fragment_time_bounds,
-    fragment_timestamp,
-    inspect_fragment,
-    read_footer,
-    verify_fragment,
-)
+from uploader.fragments.fragment import inspect_fragment, verify_fragment
+from uploader.fragments.fragment_file import fragment_time_bounds, fragment_timestamp, read_footer
 
 PATHS = sorted(DIRECTORY.glob("*.parquet"))
 

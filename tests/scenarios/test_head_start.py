@@ -1,6 +1,6 @@
 """Fragments begun before they are cut, by writers that contend over a store that is slow and fails.
 
-Every fragment that waits gets a head start, however small; see ``uploader/write/encoding.py``.
+Every fragment that waits gets a head start, however small; see ``uploader/fragments/fragment_builder.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Request, happen_then_fail, timeout
 from uploader.testing.latency import LatencyStore, lognormal
-from uploader.write import cut_schedule
+from uploader.write import publish_pipeline
 from uploader.write.cloud_writer import CloudWriter
 from uploader.write.writer_settings import WriterSettings
 from walstore import Wal
@@ -45,7 +45,7 @@ PUT_SECONDS = 0.004
 
 @pytest.fixture(autouse=True)
 def _however_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut_schedule, "_HEAD_START_WORK", 0)
+    monkeypatch.setattr(publish_pipeline, "_HEAD_START_WORK", 0)
 
 
 SURE_FAULTS = {2, 4, 7}

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uploader.format.manifest import Fragment, Manifest
-from uploader.fragments.fragment import fragment_timestamp, verify_fragment
+from uploader.fragments.fragment import verify_fragment
+from uploader.fragments.fragment_file import fragment_timestamp
 from uploader.stores.port import ObjectStore
 
 WAL3_SCHEMA = pa.schema(

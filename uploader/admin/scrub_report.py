@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from uploader.format.findings import Finding, Severity
 from uploader.format.setsum import Setsum
-from uploader.fragments.fragment_check import Checked, CheckOutcome
+from uploader.fragments.fragment import Checked, CheckOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment_check import Checked, CheckOutcome, check_fragment
+from uploader.fragments.fragment import Checked, CheckOutcome, check_fragment
 from uploader.layouts.log_session import LogSession
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group

@@ -27,8 +27,7 @@ import pyarrow.parquet as pq
 
 from uploader.format.layout import MAX_U64
 from uploader.fragments.bloom import StreamSet
-from uploader.fragments.fragment_budget import plan_reading, read_table
-from uploader.fragments.parquet_metadata import Metadata, read_metadata
+from uploader.fragments.parquet_metadata import Metadata, plan_reading, read_metadata, read_table
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -221,7 +220,7 @@ def column_ranges(
     return [(chunk.start, chunk.limit) for chunk in chunks]
 
 
-def read_footer(end: bytes, *, path: str) -> Footer:
+def read_footer(end: bytes, *, path: str = "fragment") -> Footer:
     """Return what a file says at its end, of which ``end`` is a part that holds the whole footer.
 
     CorruptionError if there is no footer there.
@@ -238,11 +237,11 @@ def read_footer(end: bytes, *, path: str) -> Footer:
     return Footer(times, streams, metadata.rows, offsets, columns, entries.get(FORMAT_KEY))
 
 
-def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
-    """Return the least and the greatest time of a record, from the footer if it has statistics.
+def fragment_time_bounds(data: bytes, *, path: str = "fragment") -> tuple[int, int]:
+    """Return the times of the oldest and the newest record, in microseconds since 1970 UTC.
 
-    Then ``data`` may be the last part of the file, the whole footer included. CorruptionError if there is
-    no footer.
+    For files with statistics (ours; wal3's) this reads the footer only, and ``data`` may be the last part of
+    the file, the whole footer included. CorruptionError if there is no footer.
     """
     found = read_footer(data, path=path).times_us
     if found is not None:
@@ -251,13 +250,14 @@ def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
     return int(bounds["min"].as_py()), int(bounds["max"].as_py())
 
 
-def timestamp(data: bytes, *, path: str) -> int:
-    """Return the fragment's time, reading no other column; CorruptionError if there is not one."""
+def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
+    """Return the fragment's own time, which its setsum covers, reading no other column; CorruptionError if
+    there is not one."""
     table = _read_columns(data, path, only={"timestamp_us"})
     return _only_value(table.column("timestamp_us"), path)
 
 
-def maker(data: bytes, *, path: str) -> str | None:
+def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
     """Return the maker of the file, if it is noted; CorruptionError if there is no footer."""
     found = _entries(data, path).get(WRITER_KEY)
     return None if found is None else found.decode(errors="replace")

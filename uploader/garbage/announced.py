@@ -23,7 +23,7 @@ from uploader.garbage.cutoff import lowest_cursor
 from uploader.garbage.holds import Keepers
 from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
-from uploader.runtime.background_task import BackgroundTask
+from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, WalError

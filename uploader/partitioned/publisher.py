@@ -40,10 +40,10 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
-from uploader.write.fragment_puts import FragmentPuts, Taken
+from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.shared_tail import FragmentFate, SharedTail
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.runtime.threads import Worker
@@ -83,25 +83,16 @@ class LogPublisher:
         self._root = root
         self._stall_guard = stall_guard
         self._worker = worker
-        self._puts = FragmentPuts(
-            store=log, root=root, stall_guard=stall_guard, retry=retry, worker=worker
-        )
-        self._tail = SharedTail(
+        context = WriteContext(
             store=log,
             root=root,
-            puts=self._puts,
             stall_guard=stall_guard,
-            streams=StreamGuard(
-                store=log,
-                root=root,
-                stall_guard=stall_guard,
-                writer=writer,
-                retry=retry,
-                worker=worker,
-            ),
-            writer=writer,
+            retry=retry,
+            clock=retry.clock,
             worker=worker,
         )
+        self._puts = FragmentPuts(context)
+        self._tail = SharedTail(context, self._puts, StreamGuard(context, writer))
         self._holds = Holds(log, retry=retry)
         self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
 
@@ -192,10 +183,7 @@ class LogPublisher:
         found = await self._puts.create(built, seq_no)
         self._tail.floor_us = times_us[1]
         pending = PendingFragment(seq_no=seq_no, start=start, built=built)
-        if isinstance(found, Taken):
-            pending.taken = found
-        else:
-            pending.entry = found
+        pending.note_put(found)
         return pending
 
     async def _is_there(self, staged: StagedFragment, seq_no: int, start: int) -> bool:

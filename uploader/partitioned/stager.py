@@ -25,9 +25,13 @@ import pyarrow.compute as pc
 from uploader.format import layout
 from uploader.format.document import Fields
 from uploader.format.setsum import Setsum
-from uploader.fragments import fragment_columns, fragment_file
-from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
+from uploader.fragments import fragment_file
+from uploader.fragments.fragment import FragmentBatch
+from uploader.fragments.fragment_builder import (
+    EncodedFragment,
+    encode_fragment,
+    setsum_of_column,
+)
 from uploader.layouts.log_session import find_root
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.sink_settings import SinkSettings
@@ -145,7 +149,7 @@ def setsum_at(data: bytes, staged: StagedFragment, start: int) -> Setsum:
     _check(data, staged)
     content = fragment_file.read(data, path=staged.key)
     values = content.records.column("value")
-    return fragment_columns.setsum_of_column(values, start, content.timestamp_us)
+    return setsum_of_column(values, start, content.timestamp_us)
 
 
 def _check(data: bytes, staged: StagedFragment) -> None:

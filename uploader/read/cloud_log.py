@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch, verify_fragment
+from uploader.fragments.fragment_file import fragment_time_bounds, read_footer
 from uploader.layouts.log_session import LogSession
-from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
+from uploader.read.cloud_source import (
+    CloudSource,
+    ReadAhead,
+    check_limits,
+    check_max_wait,
+    in_time,
+    within,
+)
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
-from uploader.read.read_ahead import ReadAhead
-from uploader.read.verified import Verified, verify_log
 from uploader.root.stream_file import StreamFile
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import (
+    CorruptionError,
     LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
@@ -276,7 +284,27 @@ class CloudLog:
         Raises CorruptionError naming the object.
         """
         self.check_open()
-        return await verify_log(self.manifest, self._fragments, self._worker, url=self.url)
+        manifest, fragments = self.manifest, self._fragments
+        await self._worker.run(manifest.scrub)
+        total = manifest.collected
+        records = size = count = 0
+        async with aclosing(fragments.tree.fragments(manifest)) as entries:
+            async for entry in entries:
+                data = await fragments.fetch(entry)
+                await self._worker.run(_verify, data, entry)
+                fragments.note_length(entry, data)
+                total += entry.setsum
+                records += entry.limit - entry.start
+                size += len(data)
+                count += 1
+        if total != manifest.setsum:
+            raise CorruptionError(
+                "the fragments' setsums do not add up to the manifest's",
+                path=self.url,
+                expected=manifest.setsum.hexdigest(),
+                found=total.hexdigest(),
+            )
+        return Verified(count, records, size, total.hexdigest())
 
     async def wait_limit(self, limit: int) -> None:
         """Poll the manifest until it names all offsets below ``limit``.
@@ -345,3 +373,35 @@ class CloudLog:
         if now is not before and end > now.oldest_offset and end not in now.bounds:
             self._fragments.tree.expect(end, before.setsum)
         self._refreshed_at = self._clock.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What :meth:`uploader.CloudLog.verify` has checked."""
+
+    fragments: int
+    records: int
+    fragment_bytes: int
+    setsum: str
+    """Sum over everything ever appended, as 64 hex digits."""
+
+
+def _verify(data: bytes, entry: Fragment) -> None:
+    """Check a fragment and its footer, which searches and readers of a stream rely on."""
+    batch = verify_fragment(data, entry)
+    times = batch.timestamps_us
+    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
+    if stated != found:
+        raise CorruptionError(
+            "a fragment's footer has other times than its records",
+            path=entry.path,
+            expected=stated,
+            found=found,
+        )
+    said = read_footer(data, path=entry.path).streams
+    for stream in set(batch.streams):
+        if stream is not None and not said.may_hold(stream):
+            raise CorruptionError(
+                f"a fragment's footer denies stream {stream!r}, of which there are records",
+                path=entry.path,
+            )

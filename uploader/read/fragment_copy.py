@@ -11,8 +11,9 @@ import dataclasses
 from functools import partial
 
 from uploader.format.entries import Fragment
-from uploader.fragments.fragment import decode_fragment, fragment_timestamp, verify_fragment
+from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
+from uploader.fragments.fragment_file import fragment_timestamp
 from uploader.layouts.log_session import put_anyhow
 from uploader.root.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError

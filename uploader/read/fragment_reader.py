@@ -1,6 +1,6 @@
 """FragmentReader: finds, fetches and checks the fragments that a manifest names.
 
-Owns a cache of decoded fragments, bounded by bytes, next to the cached footers (``fragment_footers.py``),
+Owns a cache of decoded fragments, bounded by bytes, next to the cached footers (``fragment_ranges.py``),
 the tree of snapshots (``tree.py``) and, if there is one, the cache on disk (``fragment_cache.py``). Used by
 ``CloudLog`` and by the cloud tier of a local log; never writes to the store.
 """
@@ -20,12 +20,10 @@ from weakref import WeakValueDictionary
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch, decode_fragment, has_length, verify_fragment
 from uploader.layouts.log_session import find_root
 from uploader.read.fragment_cache import FragmentCache
-from uploader.read.fragment_footers import PARALLEL, FragmentFooters
-from uploader.read.fragment_projection import read_columns
+from uploader.read.fragment_ranges import PARALLEL, FragmentFooters, read_columns
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_not_destroyed

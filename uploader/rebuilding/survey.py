@@ -23,7 +23,8 @@ from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
 from uploader.format.sealing import is_blocker
 from uploader.format.snapshot import Snapshot
-from uploader.fragments.fragment import fragment_maker, inspect_fragment
+from uploader.fragments.fragment import inspect_fragment
+from uploader.fragments.fragment_file import fragment_maker
 from uploader.garbage.observed_heads import read_heads
 from uploader.rebuilding.note import Note
 from uploader.root.orphan_recovery import VOID

@@ -20,7 +20,7 @@ from typing import Final, TypeVar, cast
 from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment import FragmentBatch
 from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_log import CloudLog
 from uploader.restoring.restored import Restored, RestoreProgress

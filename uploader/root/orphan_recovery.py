@@ -5,7 +5,7 @@ is adopted in place, and the holes are filled by fragments cut exactly to fit: n
 twice, and nothing is lost.
 
 A put may also arrive late, after others were cut without it. An orphan that overlaps the one before it
-can never be published; it is left out here and replaced when its number comes (fragment_writer.py).
+can never be published; it is left out here and replaced when its number comes (fragment_puts.py).
 
 wal3's programs do not check where a fragment begins: they link any object at the next number, even
 when they only open a log. An orphan that does not continue the log would destroy it. So it is voided: a

@@ -17,8 +17,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.snapshot import Snapshot
 from uploader.root import cas
-from uploader.runtime.background_task import BackgroundTask
-from uploader.runtime.task_groups import settle_all
+from uploader.runtime.task_groups import BackgroundTask, settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError

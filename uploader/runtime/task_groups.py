@@ -1,4 +1,4 @@
-"""Tasks that run together, and the one error that callers get.
+"""Tasks that run together, the one error that callers get, and one task in the background.
 
 Callers should not get an ExceptionGroup: the first error is one of those that the call
 documents, and errors of other tasks follow from it. But an expected error never hides a defect or the end
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from walstore.errors import WalError
+from walstore.ports import Clock
 
 _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
@@ -73,6 +74,17 @@ async def settle_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     return results
 
 
+async def within_seconds(seconds: float, work: Coroutine[Any, Any, _T], clock: Clock) -> _T | None:
+    """Return the result of ``work``, or None after that time; then it is cancelled, and has ended."""
+    async with task_group() as tasks:
+        working = tasks.create_task(work)
+        sleeping = tasks.create_task(clock.sleep(seconds))
+        await asyncio.wait((working, sleeping), return_when=asyncio.FIRST_COMPLETED)
+        sleeping.cancel()
+        working.cancel()  # a no-op if it has ended
+    return None if working.cancelled() else working.result()
+
+
 def first_of(group: BaseExceptionGroup[_E]) -> _E:
     """Return the first error of a group, however deep."""
     return next(_errors(group))
@@ -84,3 +96,46 @@ def _errors(group: BaseExceptionGroup[_E]) -> Iterator[_E]:
             yield from _errors(error)
         else:
             yield error
+
+
+class BackgroundTask(Generic[_T]):
+    """Owns one task at a time, for which its caller does not wait. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[_T] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the task is under way."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def has_task(self) -> bool:
+        """Whether a task is under way, or its result waits to be taken."""
+        return self._task is not None
+
+    def start(self, work: Coroutine[Any, Any, _T], name: str) -> None:
+        """Begin; what an earlier task returned is forgotten."""
+        assert not self.is_busy
+        self._task = asyncio.get_running_loop().create_task(work, name=name)
+
+    def take(self) -> asyncio.Task[_T] | None:
+        """Return the task if it has ended and was not taken yet."""
+        if self._task is None or not self._task.done():
+            return None
+        task, self._task = self._task, None
+        return task
+
+    async def wait(self) -> None:
+        """Return when no task is running; does not report its result."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def aclose(self) -> None:
+        """Cancel the task and wait for its end; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # nothing follows from it

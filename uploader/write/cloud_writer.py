@@ -24,10 +24,8 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.write.commit_loop import CommitLoop
-from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.stall_guard import StallGuard
-from uploader.write.stream_door import StreamDoor
-from uploader.write.stream_guard import StreamGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
+from uploader.write.stream_guard import StreamDoor, StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
 from walstore.batches.append_request import make_group, make_record
 from walstore.batches.batch_builder import AppendRequest
@@ -35,7 +33,7 @@ from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
-from walstore.validation.arguments import as_settings
+from walstore.validation.arguments import as_int, as_settings
 
 
 class CloudWriter:
@@ -101,7 +99,15 @@ class CloudWriter:
 
             async with session.closed_on_error():
                 await stall_guard.guard(partial(stall_guard.call, find))
-                log = cls(session, chosen, stall_guard)
+                context = WriteContext(
+                    store=session.store,
+                    root=session.root,
+                    stall_guard=stall_guard,
+                    retry=session.retry,
+                    clock=session.clock,
+                    worker=session.worker,
+                )
+                log = cls(session, context, chosen)
             try:
                 await log._start()
             except BaseException:
@@ -112,63 +118,31 @@ class CloudWriter:
         return Opening(open_it)
 
     def __init__(
-        self, session: LogSession, settings: WriterSettings, stall_guard: StallGuard
+        self, session: LogSession, context: WriteContext, settings: WriterSettings
     ) -> None:
         """Private; use :meth:`open`."""
-        store, root, worker = session.store, session.root, session.worker
-        retry, clock = session.retry, session.clock
         self._session = session
         self.settings = settings
         self.writer = direct_writer_name(secrets.token_hex(8))
         """This writer's name in manifests; no other writer has it."""
-        self._store = store
-        self._root = root
-        self._worker = worker
-        self._clock = clock
+        self._store = context.store
+        self._root = context.root
+        self._clock = context.clock
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
-        self._puts = FragmentPuts(
-            store=store,
-            root=root,
-            stall_guard=stall_guard,
-            retry=retry,
-            worker=worker,
-            max_at_once=puts_at_once(
-                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
-            ),
-        )
-        self._guard = StreamGuard(
-            store=store,
-            root=root,
-            stall_guard=stall_guard,
-            writer=self.writer,
-            retry=retry,
-            worker=worker,
-        )
-        self._commit_loop = CommitLoop(
-            store=store,
-            root=root,
-            puts=self._puts,
-            stall_guard=stall_guard,
-            streams=self._guard,
-            settings=settings,
-            writer=self.writer,
-            clock=clock,
-            worker=worker,
-        )
+        self._guard = StreamGuard(context, self.writer)
+        self._commit_loop = CommitLoop(context, self._guard, settings)
         self._queue = self._commit_loop.queue
         self._loop = get_running_loop()
         self._cursors = CloudCursors.of_store(
-            store,
-            retry=retry,
-            clock=clock,
-            worker=worker,
+            context.store,
+            retry=context.retry,
+            clock=context.clock,
+            worker=context.worker,
             check_home=self._queue.check_home,
         )
         self._streams = StreamDoor(
+            context,
             self._guard,
-            root=root,
-            url=store.url,
-            stall_guard=stall_guard,
             settle=self._commit_loop.settle,
             check_open=self._queue.check_open,
         )
@@ -209,11 +183,7 @@ class CloudWriter:
             self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
-        if stream is not None or self._streams.has_waiting:
-            await self._streams.enter(group.streams or ())
-        if expect_offset is None:
-            return await (await self._queue.add(group))
-        return await self._append_at(group, expect_offset)
+        return await self._append(group, expect_offset)
 
     async def append_many(
         self,
@@ -234,12 +204,7 @@ class CloudWriter:
             self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
-        if stream is not None or self._streams.has_waiting:
-            await self._streams.enter(group.streams or ())
-        if expect_offset is None:
-            start = await (await self._queue.add(group))
-        else:
-            start = await self._append_at(group, expect_offset)
+        start = await self._append(group, expect_offset)
         return range(start, start + group.count)
 
     async def flush(self) -> None:
@@ -326,8 +291,8 @@ class CloudWriter:
             fragments_under_way=commits.fragments_under_way,
             committed_records=commits.committed_records,
             committed_bytes=commits.committed_bytes,
-            put_fragments=self._puts.put_fragments,
-            put_bytes=self._puts.put_bytes,
+            put_fragments=commits.puts.put_fragments,
+            put_bytes=commits.puts.put_bytes,
             adopted_fragments=commits.adopted_fragments,
             contentions=commits.contentions,
             reappended_fragments=commits.reappended_fragments,
@@ -415,11 +380,14 @@ class CloudWriter:
         await self._guard.aclose()
         await self._session.aclose()
 
-    async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
-        """Append at an offset; if that seems wrong, read the newest manifest first."""
+    async def _append(self, group: AppendRequest, expect_offset: int | None) -> int:
+        """Append, and return the first offset; if that seems not to be as expected, read the newest
+        manifest first."""
+        if group.streams is not None or self._streams.has_waiting:
+            await self._streams.enter(group.streams or ())
         try:
             ticket = await self._queue.add(group, expect_offset)
-        except OffsetMismatchError:
+        except OffsetMismatchError:  # only if one is expected
             await self._commit_loop.settle()
             await self._commit_loop.refresh()
             ticket = await self._queue.add(group, expect_offset)
@@ -429,8 +397,7 @@ class CloudWriter:
         """Check a caller's timestamp."""
         if timestamp_us is None:
             return None
-        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
-            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
         latest = self._clock.now_us() + self._lead_us
         if not 0 <= timestamp_us <= latest:
             raise ValueError(

@@ -26,18 +26,14 @@ from functools import partial
 
 from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
-from uploader.root.root import Root
-from uploader.runtime.task_groups import first_of, task_group
-from uploader.stores.port import ObjectStore
+from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
-from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
-from uploader.write.encoding import Building, Encoding, Records
-from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import PendingFragment
-from uploader.write.publish_pipeline import PublishPipeline
+from uploader.write.fragment_puts import FragmentPuts
+from uploader.write.pending_fragment import Encoding, PendingFragment, refuse
+from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule, PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.writer_settings import WriterSettings
 from walstore.errors import (
@@ -46,9 +42,7 @@ from walstore.errors import (
     OutcomeUnknownError,
     WalError,
 )
-from walstore.ports import Clock
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.threads import Worker
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
@@ -58,41 +52,22 @@ class CommitLoop:
     """Ships the fragments of one writer. Driven by one task, :meth:`run`."""
 
     def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        puts: FragmentPuts,
-        stall_guard: StallGuard,
-        streams: StreamGuard,
-        settings: WriterSettings,
-        writer: str,
-        clock: Clock,
-        worker: Worker,
+        self, context: WriteContext, streams: StreamGuard, settings: WriterSettings
     ) -> None:
-        """``writer`` is this writer's name, which no other one has."""
-        self._store = store
-        self._root = root
-        self._puts = puts
-        self._stall_guard = stall_guard
+        self._context = context
+        self._root = root = context.root
+        self._clock = context.clock
+        self._stall_guard = context.stall_guard
         self._streams = streams
         streams.on_change = self._know_streams
         self._settings = settings
-        self._writer = writer
-        self._clock = clock
-        self._worker = worker
+        self.puts = FragmentPuts(
+            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+        )
         self.schedule = CutSchedule(
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
         )
-        self._tail = SharedTail(
-            store=store,
-            root=root,
-            puts=puts,
-            stall_guard=stall_guard,
-            streams=streams,
-            writer=writer,
-            worker=worker,
-        )
+        self._tail = SharedTail(context, self.puts, streams)
         self._wake = asyncio.Event()
         self._acks = AppendAcks(asyncio.get_running_loop())
         self.queue = AppendQueue(
@@ -214,24 +189,22 @@ class CommitLoop:
             await self._go_on()
         pipeline = PublishPipeline(
             tasks,
-            root=self._root,
+            self._context,
             writer=lambda: self._streams.signature,
-            stall_guard=self._stall_guard,
-            clock=self._clock,
             schedule=self.schedule,
             max_in_flight=self._settings.max_in_flight,
-            max_making=self._puts.max_at_once,
+            max_making=self.puts.max_at_once,
             on_published=self._on_published,
             halts_on=(ContentionError,),
             on_change=self.wake,
         )
-        await self._ship(tasks, pipeline)
+        await self._ship(pipeline)
         if pipeline.is_halted:
             await pipeline.wait_until(lambda: pipeline.is_quiet)
             self.contentions += 1
             await self._decide()
 
-    async def _ship(self, tasks: asyncio.TaskGroup, pipeline: PublishPipeline) -> None:
+    async def _ship(self, pipeline: PublishPipeline) -> None:
         """Cut and ship until all is published, or the pipeline halts."""
         while not pipeline.is_halted:
             self._wake.clear()
@@ -244,7 +217,8 @@ class CommitLoop:
             else:
                 seconds = self._seconds_left(pipeline)
                 if seconds >= _LEAST_SLEEP_SECONDS:
-                    await self._wait(self._until_head_start(tasks, seconds))
+                    seconds = self._until_head_start(pipeline, seconds)
+                    await within_seconds(seconds, self._wake.wait(), self._clock)
                     continue
                 pending = self._cut()
                 if pending is not None:
@@ -260,7 +234,7 @@ class CommitLoop:
             return max(pipeline.earliest - now, 0.0)
         return pipeline.due - now - TIMER_SECONDS
 
-    def _until_head_start(self, tasks: asyncio.TaskGroup, seconds: float) -> float:
+    def _until_head_start(self, pipeline: PublishPipeline, seconds: float) -> float:
         """Return how long to wait for the next thing to do, at most the ``seconds`` until the cut.
 
         Begins to build the fragment to be cut when little time is left until then.
@@ -277,22 +251,8 @@ class CommitLoop:
             now_us = self._clock.now_us()
             pending.encoding = self._encoding(self._next_offset, now_us)
             records = pending.encoding.take(pending.builder, now_us)
-            tasks.create_task(self._start_building(pending.encoding.building, records))
+            pipeline.begin(pending.encoding.building, records)
         return seconds
-
-    async def _start_building(self, building: Building, records: Records) -> None:
-        began = self._clock.monotonic()
-        await building.add(records)
-        self.schedule.note_head_start(self._clock.monotonic() - began)
-
-    async def _wait(self, seconds: float) -> None:
-        """Return after that time, or when something has changed."""
-        async with task_group() as group:
-            sleeping = group.create_task(self._clock.sleep(seconds))
-            waking = group.create_task(self._wake.wait())
-            await asyncio.wait((sleeping, waking), return_when=asyncio.FIRST_COMPLETED)
-            sleeping.cancel()
-            waking.cancel()
 
     def _cut(self) -> PendingFragment | None:
         """Give the next fragment its place behind the last one; None if all of it was refused."""
@@ -335,22 +295,19 @@ class CommitLoop:
         def is_built() -> None:
             pending.is_exposed = True
 
-        pending.built, found = await self._puts.build(
+        pending.built, found = await self.puts.build(
             encoding.building, records, pending.seq_no, is_built=is_built
         )
-        if isinstance(found, Taken):
-            pending.taken = found
-            return None
-        pending.entry = found
-        return found
+        pending.note_put(found)
+        return pending.entry
 
     def _encoding(self, start: int, now_us: int) -> Encoding:
         return Encoding(
             start=start,
             timestamp_us=now_us,
             floor_us=self._tail.floor_us,
-            writer=self._writer,
-            worker=self._worker,
+            writer=self._streams.writer,
+            worker=self._context.worker,
             closings=self._streams.closings,
         )
 
@@ -375,7 +332,7 @@ class CommitLoop:
             self._commit(pending)
         self._know_streams()
         self._streams.note_published()
-        if without_closings(self._root.manifest.writer) == self._writer:
+        if without_closings(self._root.manifest.writer) == self._streams.writer:
             self._window = min(self._window * 2, _UNLIMITED)
         else:  # another writer published it for us: let it have its turn, too
             self._window = 1
@@ -427,7 +384,7 @@ class CommitLoop:
     def _leave_open(self) -> None:
         """Nothing of ours is left to be put before them: this writer cannot decide their outcome."""
         error = OutcomeUnknownError(
-            f"another writer was quicker; the records may still be taken over from {self._store.url}: read "
+            f"another writer was quicker; the records may still be taken over from {self._context.url}: read "
             "before appending them again"
         )
         while self._under_way:
@@ -439,7 +396,7 @@ class CommitLoop:
             self.reappended_fragments += 1
             return True
         error = ContentionError(
-            f"other writers of {self._store.url} were quicker {pending.attempts} times; append again",
+            f"other writers of {self._context.url} were quicker {pending.attempts} times; append again",
             retriable=True,
         )
         self._fail(pending, error)
@@ -490,7 +447,7 @@ class CommitLoop:
             is_open = pending.is_exposed and not isinstance(error, LogSealedError)
             self._fail(pending, unknown if is_open else refused)
         for refreshed in self._refreshes:
-            _refuse(refreshed, refused)
+            refuse(refreshed, copy_error(refused))
         while self._has_work:
             self._fail(self._take(), refused)
 
@@ -512,9 +469,3 @@ def _not_written(error: WalError) -> WalError:
         refused = copy_error(error)
         refused.outcome = "not_written"
     return refused
-
-
-def _refuse(waiter: asyncio.Future[None], error: WalError) -> None:
-    if not waiter.done():
-        waiter.set_exception(copy_error(error))
-        waiter.exception()  # a caller cancelled at this moment never looks

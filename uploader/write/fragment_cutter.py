@@ -2,7 +2,7 @@
 
 A shipment hands the fragments to a publish pipeline, which makes several at once and publishes them in order.
 Fragments that a crash left unpublished come first. What is durable shortly before a cut is built while more
-comes in; see ``encoding.py`` for why.
+comes in; see ``fragment_builder.py`` for why.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from functools import partial
 from itertools import takewhile
 
 from uploader.format.entries import Fragment
+from uploader.fragments.fragment_builder import Building
 from uploader.root import orphan_recovery
 from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
-from uploader.root.root import Root
-from uploader.stores.retry import RetryPolicy
 from uploader.write.ack_dispatch import UploadAcks
-from uploader.write.cut_schedule import CutSchedule
-from uploader.write.encoding import Building
-from uploader.write.fragment_writer import FragmentWriter, gather
-from uploader.write.publish_pipeline import Make, PublishPipeline
-from uploader.write.stall_guard import StallGuard
+from uploader.write.fragment_puts import FragmentWriter, gather
+from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
+from uploader.write.stall_guard import WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
-from walstore.ports import Clock, TierSource
+from walstore.ports import TierSource
 
 logger = logging.getLogger("walstore")
 
@@ -39,13 +36,8 @@ logger = logging.getLogger("walstore")
 class FragmentCutter:
     """Plans how one log goes on, and ships it. One shipment at a time."""
 
-    url: str
-    root: Root
+    context: WriteContext
     fragments: FragmentWriter
-    stall_guard: StallGuard
-    retry: RetryPolicy
-    """For reads of the local log, which may fail in passing, too."""
-    clock: Clock
     fragment_bytes: int
     max_in_flight: int
     schedule: CutSchedule
@@ -57,19 +49,19 @@ class FragmentCutter:
     async def plan(self) -> None:
         """Look for fragments behind the manifest's end, and plan how the log goes on with them.
 
-        Those of a directory from which the log was taken over are left out: see ``fragment_writer.py``.
+        Those of a directory from which the log was taken over are left out: see ``fragment_puts.py``.
 
         CorruptionError for an object that is not a fragment.
         """
         found = await self.fragments.puts.orphans()
-        manifest = self.root.manifest
+        manifest = self.context.root.manifest
         orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
         self._orphans = len(orphans)
         self.slots = deque(
             orphan_recovery.plan(manifest.next_seq_no, manifest.next_offset, orphans)
         )
         if orphans:
-            logger.warning("%s has %d unpublished fragments", self.url, len(orphans))
+            logger.warning("%s has %d unpublished fragments", self.context.url, len(orphans))
 
     async def adopt_unproven(self, writer: str) -> None:
         """Publish the planned orphans for a new directory, which has no records to compare them with.
@@ -78,13 +70,13 @@ class FragmentCutter:
         """
         whole = [slot.orphan.entry for slot in takewhile(_is_adoption, self.slots) if slot.orphan]
         if len(whole) < self._orphans:
-            first = self.root.manifest.next_seq_no + len(whole)
+            first = self.context.root.manifest.next_seq_no + len(whole)
             raise ContentionError(
-                f"{self.url} has fragments behind records that were never uploaded; restore the log's "
-                f"old directory, or delete the fragments from number {first} on"
+                f"{self.context.url} has fragments behind records that were never uploaded; restore the "
+                f"log's old directory, or delete the fragments from number {first} on"
             )
         if whole:
-            await self.root.publish(whole, writer)
+            await self.context.root.publish(whole, writer)
             self.fragments.adopted_fragments += len(whole)
         self.slots.clear()
 
@@ -103,16 +95,14 @@ class FragmentCutter:
         async with asyncio.TaskGroup() as tasks:
             pipeline = PublishPipeline(
                 tasks,
-                root=self.root,
+                self.context,
                 writer=writer,
-                stall_guard=self.stall_guard,
-                clock=self.clock,
                 schedule=self.schedule,
                 max_in_flight=self.max_in_flight,
                 max_making=min(self.max_in_flight, self.fragments.puts.max_at_once),
                 on_published=acknowledge,
             )
-            shipment = Shipment(tasks, source, self, pipeline)
+            shipment = Shipment(source, self, pipeline)
             yield shipment
             await shipment.finish()
             await acks.wait_delivered()
@@ -133,46 +123,19 @@ class Shipment:
     """Fragments of one log under way. Made by :meth:`FragmentCutter.shipping`."""
 
     def __init__(
-        self,
-        tasks: asyncio.TaskGroup,
-        source: TierSource,
-        cutter: FragmentCutter,
-        pipeline: PublishPipeline,
+        self, source: TierSource, cutter: FragmentCutter, pipeline: PublishPipeline
     ) -> None:
-        """Run in ``tasks``: what fails there, fails the group."""
-        self._tasks = tasks
         self._source = source
         self._cutter = cutter
-        self._pipeline = pipeline
-        self._seq_no = cutter.root.manifest.next_seq_no
-        self.position = cutter.root.manifest.next_offset
+        self.pipeline = pipeline
+        """Makes and publishes what was cut."""
+        self._context = cutter.context
+        self._seq_no = self._context.root.manifest.next_seq_no
+        self.position = self._context.root.manifest.next_offset
         """Every offset below it was cut into a fragment."""
         self._head: _Head | None = None  # of the next fragment
         self.may_begin = True
         """Whether :meth:`begin` was not called yet for the next fragment."""
-
-    @property
-    def schedule(self) -> CutSchedule:
-        """When the log is cut."""
-        return self._cutter.schedule
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything that was cut is published."""
-        return self._pipeline.is_empty
-
-    @property
-    def due(self) -> float:
-        """When the next fragment should be cut, by the monotonic clock, if a caller waits for it."""
-        return self._pipeline.due
-
-    async def wait_change(self) -> None:
-        """Return when something was put or published."""
-        await self._pipeline.wait_change()
-
-    async def wait_room(self) -> None:
-        """Return when another fragment may be cut."""
-        await self._pipeline.wait_until(lambda: self._pipeline.has_room)
 
     async def begin(self, limit: int) -> None:
         """Begin to build the next fragment with what is below ``limit``, all of it durable.
@@ -187,26 +150,21 @@ class Shipment:
         size_bytes = sum(batch.nbytes for batch in batches)
         if size_bytes < most_bytes:
             self._head = _Head(self._cutter.fragments.begin(), batches[-1].limit, size_bytes)
-            self._tasks.create_task(self._build(self._head.building, batches))
+            self.pipeline.begin(self._head.building, lambda: batches)
 
     async def ship(self, limit: int) -> None:
         """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
         while self.position < limit:
-            await self.wait_room()
+            await self.pipeline.wait_room()
             make, self.position = await self._cut(limit)
-            self._pipeline.start(make)
+            self.pipeline.start(make)
             self._seq_no += 1
 
     async def finish(self) -> None:
         """Return when all that was cut is published."""
-        await self._pipeline.wait_until(lambda: self._pipeline.is_empty)
+        await self.pipeline.wait_until(lambda: self.pipeline.is_empty)
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _build(self, building: Building, batches: list[Batch]) -> None:
-        began = self._cutter.clock.monotonic()
-        await building.add(lambda: batches)
-        self.schedule.note_head_start(self._cutter.clock.monotonic() - began)
 
     async def _cut(self, limit: int) -> tuple[Make, int]:
         """Return how to make the fragment that begins at the position, and its limit."""
@@ -215,7 +173,7 @@ class Shipment:
         slot = cutter.slots.popleft() if cutter.slots else None
         if slot is not None and slot.limit > limit:
             raise ContentionError(
-                f"{cutter.url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
+                f"{self._context.url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
                 "another writer put them, or this disk lost records"
             )
         if slot is not None and slot.orphan is not None:
@@ -232,14 +190,15 @@ class Shipment:
         return self._make(building, batches), batches[-1].limit if batches else position
 
     def _make(self, building: Building, batches: list[Batch]) -> Make:
-        root, seq_no = self._cutter.root, self._seq_no
-        turn = partial(self._pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
+        root, seq_no = self._context.root, self._seq_no
+        turn = partial(self.pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
         return partial(
             self._cutter.fragments.put, self._source, seq_no, building, batches, my_turn=turn
         )
 
     async def _gather(self, position: int, limit: int, most_bytes: int | None) -> list[Batch]:
-        return await self._cutter.retry.call(
+        # Reads of the local log may fail in passing, too.
+        return await self._context.retry.call(
             partial(gather, self._source, position, limit, most_bytes=most_bytes)
         )
 

@@ -1,7 +1,7 @@
 """FragmentPuts: puts built fragments, and reads fragments that no manifest names.
 
-Owns the requests. Its callers judge what it means that a number is taken: the uploader of a local log
-(``fragment_writer.py``) and writers without one (``cloud_writer.py``). It overwrites only an object that its
+Owns the requests. Its callers judge what it means that a number is taken: for a local log
+:class:`FragmentWriter`, for writers without one ``shared_tail.py``. It overwrites only an object that its
 caller names, and what can never be published. Never touches the manifest.
 
 Where wal3's programs may write, too, one fragment is put at a time unless the caller wants otherwise: the
@@ -21,26 +21,20 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import is_blocker
-from uploader.fragments.fragment import (
-    fragment_closings,
-    fragment_maker,
-    fragment_timestamp,
-    inspect_fragment,
-)
-from uploader.fragments.fragment_builder import EncodedFragment
+from uploader.fragments.fragment import fragment_closings, inspect_fragment
+from uploader.fragments.fragment_builder import Building, EncodedFragment, Records, setsum_of
+from uploader.fragments.fragment_file import fragment_maker, fragment_timestamp
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, Orphan, can_follow
+from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from uploader.write.encoding import Building, Records
-from uploader.write.put_window import PutWindow, WindowedStore
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
+from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
-from walstore.runtime.threads import Worker
+from walstore.ports import LocalRecords
 
 logger = logging.getLogger("walstore")
 
@@ -55,14 +49,6 @@ class Taken:
     key: str
     data: bytes = field(repr=False)
     etag: str
-
-
-def puts_at_once(root: Root, *, most: int, is_parallel: bool) -> int:
-    """Return how many fragments of a log may be put at once: ``most``, or one where wal3 may write.
-
-    ``is_parallel`` says that no other program opens the log for writing.
-    """
-    return most if is_parallel or not _is_numbered(root) else 1
 
 
 def _is_numbered(root: Root) -> bool:
@@ -82,26 +68,20 @@ class FragmentPuts:
     """Puts fragments of one log. Any number of tasks may call it."""
 
     def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        stall_guard: StallGuard,
-        retry: RetryPolicy,
-        worker: Worker,
-        max_at_once: int = 1,
+        self, context: WriteContext, *, max_in_flight: int = 1, is_parallel: bool = False
     ) -> None:
-        """``max_at_once`` bounds the puts under way, see :func:`puts_at_once`; callers must respect it."""
-        self._store = WindowedStore(store, PutWindow(max_at_once, retry.clock))
-        self._root = root
-        self._stall_guard = stall_guard
-        self._retry = retry
-        self._worker = worker
-        self.max_at_once = max_at_once
+        """Put up to ``max_in_flight`` fragments at once, or one where wal3 may write; callers must respect
+        :attr:`max_at_once`. ``is_parallel`` says that no other program opens the log for writing."""
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._retry = context.retry
+        self._worker = context.worker
+        self.max_at_once = max_in_flight if is_parallel or not _is_numbered(self._root) else 1
         """How many fragments may be made at the same time."""
-        self._ahead: dict[
-            int, _FragmentAhead
-        ] = {}  # by number: fragments of others, behind the log's end
+        window = PutWindow(self.max_at_once, context.retry.clock)
+        self._store = WindowedStore(context.store, window)
+        # By number: fragments of others, behind the log's end.
+        self._ahead: dict[int, _FragmentAhead] = {}
         self.may_void: MayVoid = _always
         """Whether a fragment that can never be published may be voided."""
         self.put_fragments = 0
@@ -284,3 +264,120 @@ def _examine(data: bytes, key: str) -> Orphan:
         closings,
         streams,
     )
+
+
+_READ_BYTES = 1 << 20
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns when all fragments before one's own are published."""
+
+
+class LateFragmentError(ContentionError):
+    """An earlier put of ours arrived where another cut was to go: plan again and adopt it."""
+
+
+class FragmentWriter:
+    """Builds and puts fragments of a local log, and finds out whose the existing ones are.
+
+    A number may be taken when its fragment is put: by an attempt of ours that was given up and arrived late,
+    or by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
+    overwritten that any manifest could name, now or later. No manifest can name the fragments of a directory
+    from which the log was taken over (``ownership.py``). Any number of tasks may call it.
+    """
+
+    def __init__(self, context: WriteContext, puts: FragmentPuts) -> None:
+        self._context = context
+        self.puts = puts
+        self.adopted_fragments = 0
+        self.maker: str | None = None
+        """The claim under which fragments are put; their footers contain it."""
+
+    def begin(self) -> Building:
+        """Return a fragment to be built, with the present time."""
+        context = self._context
+        return Building(context.worker, timestamp_us=context.clock.now_us(), writer=self.maker)
+
+    async def put(
+        self,
+        source: LocalRecords,
+        seq_no: int,
+        building: Building,
+        batches: list[Batch],
+        *,
+        my_turn: Turn,
+    ) -> Fragment:
+        """Complete a fragment by its last batches and put it, once, however often the store has to be asked.
+
+        Raises LateFragmentError and ContentionError if its number is taken. If cancelled, it
+        may still have been put, or be put later.
+        """
+        built, found = await self.puts.build(building, lambda: batches, seq_no)
+        while isinstance(found, Taken):
+            orphan = await self.puts.examine(found.data, found.key)
+            is_dead = is_outdated(orphan.maker, self.puts.manifest)
+            if not is_dead:
+                await self._contest(source, orphan, built)
+                if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+                    self.adopted_fragments += 1
+                    return orphan.entry
+            await my_turn()
+            try:
+                found = await self.puts.replace(found, built, seq_no)
+            except ContentionError:
+                if not is_dead:
+                    raise
+                found = await self.puts.create(built, seq_no)
+        return found
+
+    async def adopt(self, source: LocalRecords, orphan: Orphan) -> Fragment:
+        """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
+        await self.prove(source, orphan)
+        self.adopted_fragments += 1
+        return orphan.entry
+
+    async def prove(self, source: LocalRecords, orphan: Orphan) -> None:
+        """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
+        if not await self.is_ours(source, orphan):
+            raise ContentionError(
+                f"{orphan.entry.path} in {self._context.url} holds other records than this log; "
+                "another writer put it"
+            )
+
+    async def is_ours(self, source: LocalRecords, orphan: Orphan) -> bool:
+        """Return whether a fragment holds exactly our records; False also if these are no longer here."""
+        entry = orphan.entry
+        if entry.start < source.head or entry.limit > source.durable_limit:
+            return False
+        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
+        setsum = await self._context.worker.run(setsum_of, batches, orphan.timestamp_us)
+        return setsum == entry.setsum
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _contest(self, source: LocalRecords, orphan: Orphan, built: EncodedFragment) -> None:
+        """Raise unless the object in our way is ours, and either equivalent or of no use.
+
+        It is of no use if it does not begin where the fragment before it ends: no manifest can ever
+        name it once that one is published. Otherwise one could, so it must be adopted.
+        """
+        await self.prove(source, orphan)
+        if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
+            raise LateFragmentError(f"an earlier put of {orphan.entry.path} arrived late")
+
+
+async def gather(
+    source: LocalRecords, position: int, limit: int, *, most_bytes: int | None
+) -> list[Batch]:
+    """Return local batches of ``[position, limit)``.
+
+    All of it, or with ``most_bytes`` as many as reach that size, the last one whole.
+    """
+    batches: list[Batch] = []
+    size = 0
+    while position < limit and (most_bytes is None or size < most_bytes):
+        missing = _READ_BYTES if most_bytes is None else most_bytes - size
+        for batch in await source.read_local(position, limit, missing):
+            batches.append(batch)
+            size += batch.nbytes
+            position = batch.limit
+    return batches

@@ -1,24 +1,30 @@
 """PendingFragment: records that go into one fragment, and the appends that wait for it.
 
 Its place in the log is decided when it is cut, and again if another writer was quicker. So it keeps its
-records until it is committed. Pure, except for the futures of the callers.
+records until it is committed. Pure, except for the futures of the callers. An :class:`Encoding` is what has
+been built of it for the place that it is expected to get.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgpack
+import pyarrow as pa
+
 from uploader.format.entries import Fragment
 from uploader.format.layout import MAX_U64
-from uploader.fragments.fragment_builder import EncodedFragment
-from uploader.write.encoding import Encoding
+from uploader.fragments.fragment import FragmentBatch
+from uploader.fragments.fragment_builder import Building, EncodedFragment, Records
 from uploader.write.fragment_puts import Taken
+from walstore.batches.arrow import SCHEMA, offsets_array
 from walstore.batches.batch_builder import AppendRequest, BatchBuilder
 from walstore.errors import LimitExceededError, OffsetMismatchError, WalError
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.threads import Worker
 
 _T = TypeVar("_T")
 
@@ -101,6 +107,11 @@ class PendingFragment:
             self._refuse_misplaced(check_stream)
         self.streams = self.record_streams
 
+    def note_put(self, found: Fragment | Taken) -> None:
+        """Note what its place holds after a put: its own fragment, or another object."""
+        self.entry = None if isinstance(found, Taken) else found
+        self.taken = found if isinstance(found, Taken) else None
+
     def resolve(self, first: int, most: int) -> bool:
         """Resolve up to ``most`` appends, from the ``first`` on, with the offsets of their records.
 
@@ -167,7 +178,46 @@ class PendingFragment:
             self.decided.set_result(None)
 
 
-def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
+class Encoding:
+    """A building for one place in the log. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        start: int,
+        timestamp_us: int,
+        floor_us: int,
+        writer: str,
+        worker: Worker,
+        closings: int | None = None,
+    ) -> None:
+        """The first record gets the offset ``start``; none is older than ``floor_us``.
+
+        ``timestamp_us`` is the fragment's time. ``writer`` goes into the footer, so that two writers never
+        make the same bytes of the same records; so do the ``closings`` of streams that it knows.
+        """
+        self.start = start
+        self.floor_us = floor_us
+        self.closings = closings
+        self.latest_us = floor_us
+        """Time of the last record taken."""
+        self.building = Building(
+            worker, timestamp_us=timestamp_us, writer=writer, closings=closings
+        )
+        self._rows = 0  # taken
+
+    def take(self, builder: BatchBuilder, now_us: int) -> Records:
+        """Take the records of ``builder`` that were not taken before, to be built into the fragment next.
+
+        Those without a time of their own get ``now_us``.
+        """
+        start, part = self.start + self._rows, builder.part(self._rows, len(builder.values))
+        base_us, self.latest_us, deltas_us = part.times(now_us, self.latest_us)
+        self._rows += len(part.values)
+        return lambda: [_batch_of(part, start, base_us, deltas_us)] if part.values else []
+
+
+def refuse(waiter: asyncio.Future[_T], error: WalError) -> None:
     """Fail an append, unless its caller was cancelled."""
     if not waiter.done():
         waiter.set_exception(error)
@@ -204,3 +254,34 @@ def _pick(builder: BatchBuilder, rows: list[int]) -> BatchBuilder:
         column(builder.headers),
         column(builder.timestamps_us),
     )
+
+
+def _batch_of(
+    builder: BatchBuilder, start: int, base_us: int, deltas_us: list[int] | None
+) -> FragmentBatch:
+    rows = len(builder.values)
+    if deltas_us is None:
+        times = pa.repeat(pa.scalar(base_us, pa.uint64()), rows)
+    else:
+        times = pa.array([base_us + delta for delta in deltas_us], pa.uint64())
+    columns = [
+        offsets_array(start, start + rows),
+        times,
+        pa.array(builder.values, pa.binary()),
+        _column(builder.keys, "key", rows),
+        _column(builder.streams, "stream", rows),
+        _column(_unpacked(builder.headers), "headers", rows),
+    ]
+    return FragmentBatch(pa.Table.from_arrays(columns, schema=SCHEMA), start=start)
+
+
+def _column(items: Sequence[object] | None, name: str, rows: int) -> pa.Array:
+    type_ = SCHEMA.field(name).type
+    return pa.nulls(rows, type_) if items is None else pa.array(items, type_)
+
+
+def _unpacked(packed: Iterable[bytes | None] | None) -> list[list[tuple[str, bytes]] | None] | None:
+    if packed is None:
+        return None
+    unpack: Callable[[bytes], dict[str, bytes]] = msgpack.unpackb
+    return [None if item is None else list(unpack(item).items()) for item in packed]

@@ -14,18 +14,16 @@ from typing import Final
 
 from uploader.format.entries import Fragment
 from uploader.format.sealing import is_blocker
-from uploader.fragments.fragment import fragment_time_bounds
+from uploader.fragments.fragment_file import fragment_time_bounds
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
-from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import (
     ContentionError,
@@ -33,7 +31,6 @@ from walstore.errors import (
     LogSealedError,
     OutcomeUnknownError,
 )
-from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 64 << 10
 """Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""
@@ -53,25 +50,13 @@ class FragmentFate(enum.Enum):
 class SharedTail:
     """The tail of one log, as one writer sees it. One task at a time."""
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        puts: FragmentPuts,
-        stall_guard: StallGuard,
-        streams: StreamGuard,
-        writer: str,
-        worker: Worker,
-    ) -> None:
-        """``writer`` is this writer's name."""
-        self._store = store
-        self._root = root
+    def __init__(self, context: WriteContext, puts: FragmentPuts, streams: StreamGuard) -> None:
+        self._store = context.store
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._worker = context.worker
         self._puts = puts
-        self._stall_guard = stall_guard
         self._streams = streams
-        self._writer = writer
-        self._worker = worker
         self._floor_seq_no = 0  # the last fragment whose times are in the floor
         self.floor_us = 0
         """No record to come may be older."""
@@ -80,7 +65,7 @@ class SharedTail:
 
     async def load(self) -> None:
         """Read the root; ContentionError if the log belongs to a local log."""
-        await self._stall_guard.call(partial(self._root.load_or_create, self._writer))
+        await self._stall_guard.call(partial(self._root.load_or_create, self._streams.writer))
         check_direct(self._root.manifest, url=self._store.url)
         await self._streams.catch_up()
 
@@ -175,14 +160,10 @@ class SharedTail:
             return True  # a manifest names it already
         assert pending.built is not None
         try:
-            pending.entry = await self._puts.replace(taken, pending.built, pending.seq_no)
-            pending.taken = None
+            found: Fragment | Taken = await self._puts.replace(taken, pending.built, pending.seq_no)
         except ContentionError:
             found = await self._puts.create(pending.built, pending.seq_no)
-            if isinstance(found, Taken):
-                pending.taken = found
-            else:
-                pending.entry, pending.taken = found, None
+        pending.note_put(found)
         return True
 
     async def _publish(self, entry: Fragment) -> bool:
@@ -228,10 +209,6 @@ class SharedTail:
         start = max(entry.num_bytes - _FOOTER_BYTES, 0)
         end = await self._store.get_range(entry.path, start, entry.num_bytes)
         with contextlib.suppress(CorruptionError):  # a long footer, or an object of another length
-            return await self._worker.run(_time_bounds, end, entry.path)
+            return await self._worker.run(partial(fragment_time_bounds, end, path=entry.path))
         whole = await read_object(self._store, entry.path)
-        return await self._worker.run(_time_bounds, whole.data, entry.path)
-
-
-def _time_bounds(data: bytes, path: str) -> tuple[int, int]:
-    return fragment_time_bounds(data, path=path)
+        return await self._worker.run(partial(fragment_time_bounds, whole.data, path=entry.path))

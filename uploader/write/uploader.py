@@ -2,7 +2,7 @@
 
 It reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
 run of finished ones by one change of the root, while the next ones are under way. A record that a caller
-waits for goes with the first fragment that the next change can still name (cut_schedule.py). Between two
+waits for goes with the first fragment that the next change can still name (``CutSchedule``). Between two
 calls to the store the process may die:
 
   * before a put: nothing happened;
@@ -16,7 +16,6 @@ records before the log takes them for shipped. Transient faults of the store are
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 
@@ -24,15 +23,18 @@ from uploader.format.entries import Fragment
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import Claiming, Remember
-from uploader.runtime.task_groups import first_of, task_group
+from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
-from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.stall_guard import StallGuard
+from uploader.write.fragment_puts import (
+    FragmentPuts,
+    FragmentWriter,
+    LateFragmentError,
+)
+from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
+from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.writer_settings import UploadSettings
 from walstore.errors import (
     ContentionError,
@@ -80,24 +82,21 @@ class Uploader:
         self._claim: Claim | None = None
         self._proven_limit = 0
         self._planned = root.manifest
-        self._puts = FragmentPuts(
+        context = WriteContext(
             store=store,
             root=root,
             stall_guard=self._stall_guard,
             retry=retry,
-            worker=worker,
-            max_at_once=puts_at_once(
-                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
-            ),
-        )
-        self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
-        self._cutter = FragmentCutter(
-            url=store.url,
-            root=root,
-            fragments=self._fragments,
-            stall_guard=self._stall_guard,
-            retry=retry,
             clock=clock,
+            worker=worker,
+        )
+        self._puts = FragmentPuts(
+            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+        )
+        self._fragments = FragmentWriter(context, self._puts)
+        self._cutter = FragmentCutter(
+            context=context,
+            fragments=self._fragments,
             fragment_bytes=settings.fragment_bytes,
             max_in_flight=settings.max_in_flight,
             schedule=CutSchedule(
@@ -323,34 +322,24 @@ class Uploader:
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
             return
-        async with task_group() as group:
-            waiting = group.create_task(source.wait_shipping_due(full))
-            aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
-            await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            aging.cancel()
+        seconds = self._settings.fragment_age_seconds
+        await within_seconds(seconds, source.wait_shipping_due(full), self._clock)
 
     async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
         """Wait until a fragment cut now would not sit idle, unless a full one has gathered meanwhile."""
-        await shipment.wait_room()
-        while not (shipment.is_idle or source.is_draining):
-            seconds = shipment.due - self._clock.monotonic() - TIMER_SECONDS
+        schedule, pipeline = self._cutter.schedule, shipment.pipeline
+        await pipeline.wait_room()
+        while not (pipeline.is_empty or source.is_draining):
+            seconds = pipeline.due - self._clock.monotonic() - TIMER_SECONDS
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return
-            early = seconds - shipment.schedule.head_start_seconds
+            early = seconds - schedule.head_start_seconds
             if shipment.may_begin and early >= _LEAST_SLEEP_SECONDS:
                 seconds = early
-            elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
+            elif shipment.may_begin and schedule.deserves_head_start(
+                source.durable_limit - shipment.position, source.appended_bytes - mark
+            ):
                 await shipment.begin(source.durable_limit)
                 continue
-            async with task_group() as group:
-                sleeping = group.create_task(self._clock.sleep(seconds))
-                changing = group.create_task(shipment.wait_change())
-                await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
-                sleeping.cancel()
-                changing.cancel()
-
-    def _deserves_head_start(self, source: TierSource, shipment: Shipment, mark: int) -> bool:
-        records = source.durable_limit - shipment.position
-        return shipment.schedule.deserves_head_start(records, source.appended_bytes - mark)
+            await within_seconds(seconds, pipeline.wait_change(), self._clock)

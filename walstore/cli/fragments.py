@@ -18,7 +18,7 @@ from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
     from uploader.format.entries import Fragment
-    from uploader.read.fragment_footers import FragmentFooters
+    from uploader.read.fragment_ranges import FragmentFooters
 
 EXAMPLES = """\b
 Examples:

@@ -14,9 +14,9 @@ import pytest
 from tests.frames import batch_of, build, values_only
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
 from uploader.fragments import fragment_file
-from uploader.fragments.fragment_budget import FREE_BYTES
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import PAGE_BYTES, ROW_GROUP_BYTES, ROW_GROUP_ROWS
+from uploader.fragments.parquet_metadata import FREE_BYTES
 from walstore.errors import CorruptionError
 from walstore.records import Record
 
@@ -105,9 +105,9 @@ def test_row_groups_are_bounded(size: int) -> None:
 def test_times_can_be_had_from_the_end_of_the_file() -> None:
     data = encode(RECORDS)
     footer = 8 + int.from_bytes(data[-8:-4], "little")
-    assert fragment_file.time_bounds(data[-footer:], path="p") == (1001, 1199)
+    assert fragment_file.fragment_time_bounds(data[-footer:], path="p") == (1001, 1199)
     with pytest.raises(CorruptionError):
-        fragment_file.time_bounds(data[1 - footer :], path="p")
+        fragment_file.fragment_time_bounds(data[1 - footer :], path="p")
 
 
 def test_times_without_statistics_are_read() -> None:
@@ -120,15 +120,15 @@ def test_times_without_statistics_are_read() -> None:
         ),
         by_arrow_rs(table),
     ):
-        assert fragment_file.time_bounds(data, path="p") == (5, 5)
+        assert fragment_file.fragment_time_bounds(data, path="p") == (5, 5)
 
 
 def test_one_time_is_insisted_on() -> None:
-    assert fragment_file.timestamp(encode(RECORDS), path="p") == TIME_US
+    assert fragment_file.fragment_timestamp(encode(RECORDS), path="p") == TIME_US
     table = wal3_table(1, 5, [b"a", b"b"])
     mixed = table.set_column(1, table.schema.field(1), pa.array([5, 6], pa.uint64()))
     with pytest.raises(CorruptionError, match="share one time"):
-        fragment_file.timestamp(by_pyarrow(mixed), path="p")
+        fragment_file.fragment_timestamp(by_pyarrow(mixed), path="p")
 
 
 def test_damage_inside_a_page_shows_without_hashing() -> None:
@@ -244,7 +244,7 @@ from pathlib import Path
 from uploader.fragments import fragment_file
 
 data = Path(sys.argv[1]).read_bytes()
-fragment_file.timestamp(data, path="p")  # all threads are started
+fragment_file.fragment_timestamp(data, path="p")  # all threads are started
 (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if "VmSize" in one]
 now = int(line.split()[1]) << 10
 resource.setrlimit(resource.RLIMIT_AS, (now + (12 << 20), resource.RLIM_INFINITY))

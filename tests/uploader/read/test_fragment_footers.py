@@ -117,7 +117,7 @@ async def test_damaged_ends_are_named(store, reader, spoil) -> None:
 
 
 async def test_kept_footers_are_bounded(store, reader, monkeypatch) -> None:
-    monkeypatch.setattr("uploader.read.fragment_footers.CACHE_BYTES", 1000)
+    monkeypatch.setattr("uploader.read.fragment_ranges.CACHE_BYTES", 1000)
     manifest = await put_log(store.inner, 20, lambda _: "a", value=noise)
     for entry in manifest.fragments:
         await reader.footers.get(entry)

@@ -12,7 +12,7 @@ from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
-from uploader.read.fragment_projection import GAP_BYTES, merge
+from uploader.read.fragment_ranges import GAP_BYTES, merge
 from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore

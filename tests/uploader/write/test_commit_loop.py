@@ -20,7 +20,7 @@ from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Request, hang, happen_then_hang
-from uploader.write import cut_schedule
+from uploader.write import publish_pipeline
 from uploader.write.cloud_writer import CloudWriter
 from uploader.write.writer_settings import WriterSettings
 from walstore import Record
@@ -45,7 +45,7 @@ BEFORE_CUT = 0.01
 @pytest.fixture(autouse=True)
 def _however_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin every fragment early, however little there is to do."""
-    monkeypatch.setattr(cut_schedule, "_HEAD_START_WORK", 0)
+    monkeypatch.setattr(publish_pipeline, "_HEAD_START_WORK", 0)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ async def test_columns_that_only_one_half_has(store, clock, is_early) -> None:
 
 
 async def test_little_is_not_worth_it(store, clock, monkeypatch) -> None:
-    monkeypatch.setattr(cut_schedule, "_HEAD_START_WORK", 1 << 20)
+    monkeypatch.setattr(publish_pipeline, "_HEAD_START_WORK", 1 << 20)
     async with gathering(store, clock) as scene:
         await scene.append(b"1")
         await scene.come_near()

@@ -19,11 +19,10 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
-from uploader.write.cut_schedule import CutSchedule
 from uploader.write.fragment_cutter import FragmentCutter
-from uploader.write.fragment_puts import FragmentPuts
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.stall_guard import StallGuard
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
+from uploader.write.publish_pipeline import CutSchedule
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -68,22 +67,19 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     )
     manifests = SwappedRoot(store, impatient, worker)
     await manifests.load_or_create(WRITER)
-    puts = FragmentPuts(
+    context = WriteContext(
         store=store,
         root=manifests,
         stall_guard=stall_guard,
         retry=impatient,
-        worker=worker,
-        max_at_once=3,
-    )
-    fragments = FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
-    cutter = FragmentCutter(
-        url=store.url,
-        root=manifests,
-        fragments=fragments,
-        stall_guard=stall_guard,
-        retry=impatient,
         clock=SystemClock(),
+        worker=worker,
+    )
+    puts = FragmentPuts(context, max_in_flight=3, is_parallel=True)
+    fragments = FragmentWriter(context, puts)
+    cutter = FragmentCutter(
+        context=context,
+        fragments=fragments,
         fragment_bytes=600,
         max_in_flight=3,
         schedule=CutSchedule(interval_seconds=0, max_publishing=1),
@@ -93,18 +89,11 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-def roomy(bench: Bench, impatient: RetryPolicy) -> Bench:
+def roomy(bench: Bench) -> Bench:
     """The same with fragments of three batches."""
-    stall_guard = StallGuard(
-        url=bench.store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
-    )
     cutter = FragmentCutter(
-        url=bench.store.url,
-        root=bench.manifests,
+        context=bench.cutter.context,
         fragments=bench.fragments,
-        stall_guard=stall_guard,
-        retry=impatient,
-        clock=SystemClock(),
         fragment_bytes=1500,
         max_in_flight=3,
         schedule=CutSchedule(interval_seconds=0, max_publishing=1),

@@ -17,7 +17,7 @@ from uploader.format import layout
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
-from uploader.write import cut_schedule
+from uploader.write import publish_pipeline
 from uploader.write.uploader import Uploader
 from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
@@ -31,7 +31,7 @@ BEFORE_CUT = 0.01
 @pytest.fixture(autouse=True)
 def _however_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin every fragment early, however little there is to do."""
-    monkeypatch.setattr(cut_schedule, "_HEAD_START_WORK", 0)
+    monkeypatch.setattr(publish_pipeline, "_HEAD_START_WORK", 0)
 
 
 class Bench:
@@ -123,7 +123,7 @@ async def test_nothing_may_come_after(bench: Bench) -> None:
 
 
 async def test_little_is_not_worth_it(bench: Bench, monkeypatch) -> None:
-    monkeypatch.setattr(cut_schedule, "_HEAD_START_WORK", 1 << 20)
+    monkeypatch.setattr(publish_pipeline, "_HEAD_START_WORK", 1 << 20)
     bench.source.append([b"1"])
     await bench.come_near()
     bench.source.append([b"2"])

@@ -15,15 +15,14 @@ from uploader.chain import ChainRoot
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment import inspect_fragment, verify_fragment
+from uploader.fragments.fragment_builder import Building
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail
-from uploader.write.encoding import Building
-from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.fragment_writer import gather
-from uploader.write.stall_guard import StallGuard
+from uploader.write.fragment_puts import FragmentPuts, Taken, gather
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker
@@ -54,7 +53,14 @@ class Bench:
         self.root = root
         self.worker = worker
         self.puts = FragmentPuts(
-            store=store, root=root, stall_guard=stall_guard, retry=retry, worker=worker
+            WriteContext(
+                store=store,
+                root=root,
+                stall_guard=stall_guard,
+                retry=retry,
+                clock=retry.clock,
+                worker=worker,
+            )
         )
         self._source = MemorySource()
         self._source.append(CONTENT)

@@ -15,9 +15,8 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
-from uploader.write.fragment_puts import FragmentPuts
-from uploader.write.fragment_writer import FragmentWriter, LateFragmentError, gather
-from uploader.write.stall_guard import StallGuard
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError, gather
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
@@ -45,10 +44,15 @@ def writer(store: FaultyStore, impatient: RetryPolicy, manifests: SwappedRoot, w
     stall_guard = StallGuard(
         url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
     )
-    puts = FragmentPuts(
-        store=store, root=manifests, stall_guard=stall_guard, retry=impatient, worker=worker
+    context = WriteContext(
+        store=store,
+        root=manifests,
+        stall_guard=stall_guard,
+        retry=impatient,
+        clock=SystemClock(),
+        worker=worker,
     )
-    return FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
+    return FragmentWriter(context, FragmentPuts(context))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fragments made side by side and published in order."""
+"""Fragments made next to each other, published in order, and cut in time for the change that takes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.waiting import until
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.stores import RetryPolicy
-from uploader.write.cut_schedule import CutSchedule
-from uploader.write.publish_pipeline import PublishPipeline
-from uploader.write.stall_guard import StallGuard
+from uploader.stores.memory import MemoryStore
+from uploader.write.publish_pipeline import CutSchedule, PublishPipeline
+from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError
 from walstore.runtime.clock import SystemClock
 
@@ -55,12 +55,18 @@ class Bench:
         stall_guard = StallGuard(
             url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10
         )
+        context = WriteContext(
+            store=MemoryStore(),
+            root=self.root,
+            stall_guard=stall_guard,
+            retry=self.retry,
+            clock=SystemClock(),
+            worker=None,
+        )
         return PublishPipeline(
             tasks,
-            root=self.root,
+            context,
             writer="w",
-            stall_guard=stall_guard,
-            clock=SystemClock(),
             schedule=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
             max_in_flight=self.in_flight,
             on_published=tell,
@@ -213,3 +219,139 @@ async def test_else_errors_end_the_group(impatient: RetryPolicy) -> None:
             await bench.answer(1, CorruptionError("bad", path="x"))
             await pipeline.wait_until(lambda: pipeline.is_empty)
     assert told.value.subgroup(CorruptionError)
+
+
+def schedule(
+    put: float = 100, publish: float = 100, *, interval: float = 20, most: int = 1
+) -> CutSchedule:
+    """Return a pace that has seen requests of these times."""
+    found = CutSchedule(interval_seconds=interval, max_publishing=most)
+    for _ in range(3):
+        found.note_put(put)
+        found.note_publish(publish)
+    return found
+
+
+def test_the_first_is_cut_at_once() -> None:
+    assert CutSchedule(interval_seconds=20, max_publishing=1).due(1000, [], []) <= 1000
+    assert schedule().due(1000, [], []) <= 1000
+
+
+def test_before_anything_is_known_only_the_interval_counts() -> None:
+    assert CutSchedule(interval_seconds=20, max_publishing=1).due(1000, [1000], []) == 1020
+
+
+@pytest.mark.parametrize(
+    ("now", "cuts", "publishing", "due"),
+    [
+        (1001, [1000], [], 1100),  # put at 1100, swapped until 1200: the next one is put by then
+        (1150, [1100], [1100], 1200),  # the one from 1000 is being swapped until 1200
+        (1101, [1000], [1000], 1101),  # the swap that begins now lasts as long as the put
+        (1050, [], [1000], 1000),  # nothing will be there when the swap ends: at once
+        (1030, [1000], [950], 1100),
+    ],
+)
+def test_with_one_swap_at_a_time(now, cuts, publishing, due) -> None:
+    assert schedule().due(now, cuts, publishing) == pytest.approx(due, abs=1.5)
+
+
+def test_a_little_too_late_is_not_a_swap_later() -> None:
+    """The timer never rings too early, so it always rings a little too late."""
+    assert schedule().due(1100, [1000], [1095]) == 1095
+    assert schedule().due(1120, [1000], [1095]) == 1195
+
+
+def test_quick_puts_wait_for_slow_swaps() -> None:
+    assert schedule(put=10).due(1050, [1020], [1000]) == 1090
+
+
+def test_quick_swaps_need_no_waiting() -> None:
+    """A fragment for each swap, as fast as they come, but no more than the interval allows."""
+    assert schedule(publish=5).due(1001, [1000], []) == pytest.approx(1020, abs=5)
+
+
+def test_with_changes_at_once_the_interval_counts() -> None:
+    chain = schedule(most=8)
+    assert chain.due(1001, [1000], [990, 970, 950]) == pytest.approx(1020, abs=12.5)
+
+
+def test_one_outlier_changes_nothing() -> None:
+    found = schedule()
+    found.note_put(60_000)
+    found.note_publish(60_000)
+    assert (found.put_seconds, found.publish_seconds) == (100, 100)
+
+
+def test_what_is_worth_a_little_waiting() -> None:
+    assert schedule().hold_seconds(1000, cut=905, publishing=0) == 10
+    assert schedule().hold_seconds(1000, cut=895, publishing=0) == 10
+    assert schedule().hold_seconds(1000, cut=950, publishing=0) == 0
+    assert schedule(most=8).hold_seconds(1000, cut=900, publishing=3) == 0
+
+
+# -- head starts -------------------------------------------------------------------------------
+
+
+def test_a_head_start_before_any_was_seen() -> None:
+    """Neither puts nor changes of the root say anything of it."""
+    fresh = CutSchedule(interval_seconds=20, max_publishing=1).head_start_seconds
+    assert fresh == schedule().head_start_seconds == 0.02
+
+
+def test_a_head_start_is_ample() -> None:
+    """Half as long again as encoding took, so that it mostly has ended at the cut."""
+    found = schedule()
+    found.note_head_start(0.01)
+    assert found.head_start_seconds == pytest.approx(0.015)
+
+
+def test_a_head_start_is_learned_from_medians() -> None:
+    found = schedule()
+    for seconds in (0.01, 0.04, 60):
+        found.note_head_start(seconds)
+    assert found.head_start_seconds == pytest.approx(0.06)
+
+
+def test_head_starts_of_long_ago_are_forgotten() -> None:
+    found = schedule()
+    for seconds in [60] * 20 + [0.01] * 5:
+        found.note_head_start(seconds)
+    assert found.head_start_seconds == pytest.approx(0.015)
+
+
+def test_head_starts_change_nothing_else() -> None:
+    found, other = schedule(), schedule()
+    found.note_head_start(60)
+    assert (found.put_seconds, found.publish_seconds) == (other.put_seconds, other.publish_seconds)
+    assert found.due(1001, [1000], []) == other.due(1001, [1000], [])
+
+
+@pytest.mark.parametrize(
+    ("records", "size_bytes", "is_worth_it"),
+    [
+        (0, 0, False),
+        (1, 8192, False),
+        (1, 384 << 10, True),  # by bytes
+        (1, (384 << 10) - 401, False),
+        (1, (384 << 10) - 400, True),  # a record is as much work as 400 bytes
+        (983, 0, False),
+        (984, 0, True),  # by number
+        (500, 190_000, False),
+        (500, 200_000, True),  # by both together
+    ],
+)
+def test_what_deserves_a_head_start(records: int, size_bytes: int, is_worth_it: bool) -> None:
+    assert schedule().deserves_head_start(records, size_bytes) is is_worth_it
+
+
+@pytest.mark.parametrize("put", [0.4, 1, 7, 130])
+def test_a_put_that_hangs_is_not_looked_at_all_the_time(put: float) -> None:
+    """What is late may come at any moment; whoever waits looks seldom, and less often the later it is."""
+    now, looks, clock = 1000.0, 0, schedule(put, 1.3, interval=0)
+    while now < 31_000:
+        looks += 1
+        due = clock.due(now, [1000], [])
+        if due <= now:
+            return  # the next one is cut beside it
+        now = due
+    assert looks < 200

@@ -11,7 +11,8 @@ import pytest
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from tests.walstore.spark.fast_path.building import ours, records, wal3
 from uploader.format.layout import fragment_path
-from uploader.fragments.fragment import inspect_fragment, read_footer
+from uploader.fragments.fragment import inspect_fragment
+from uploader.fragments.fragment_file import read_footer
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.spark import FastPathError
 from walstore.spark.fast_path.footers import FragmentKind, kind_of

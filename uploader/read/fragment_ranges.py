@@ -1,23 +1,32 @@
-"""FragmentFooters: the footers of fragments, read by small ranged requests and cached.
+"""Parts of fragments, read by ranged requests: footers, which are cached, and some columns alone.
 
-Owns a cache of footers, bounded by bytes. A footer contains the times of a fragment's records and their
-streams, so that a search by time, or a reader of one stream, need not fetch what it will not read. Never
-reads records.
+A footer contains the times of a fragment's records and their streams, so that a search by time, or a reader
+of one stream, need not fetch what it will not read. It also contains the position of each column. To read
+some columns, their ranges are put at their positions in memory that is otherwise empty, and Parquet reads
+that as if it were the file: it never looks at pages of other columns.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from uploader.format.entries import Fragment
-from uploader.fragments.fragment import footer_bytes, read_footer
-from uploader.fragments.fragment_file import Footer
-from uploader.fragments.parquet_metadata import END_BYTES
+from uploader.fragments.fragment import FragmentBatch, decode_columns
+from uploader.fragments.fragment_file import Footer, column_ranges, read_footer
+from uploader.fragments.parquet_metadata import END_BYTES, footer_bytes
 from uploader.runtime.task_groups import gather_all
 from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Worker
@@ -33,8 +42,10 @@ _MOST_BYTES: Final = 64 << 10
 _GRAIN_BYTES: Final = 4 << 10
 _WHOLES_BYTES: Final = 4 << 20
 """Memory for fragments so short that the request for their ends fetched them whole."""
+GAP_BYTES: Final = 64 << 10
+"""Ranges closer than this are read as one: a request costs more than the bytes between."""
 
-FetchRange = Callable[[Fragment, int, int], Awaitable[bytes]]
+FetchRange = Callable[[Fragment, int, int], Coroutine[Any, Any, bytes]]
 """Reads the bytes ``[start, limit)`` of a fragment."""
 
 
@@ -174,3 +185,54 @@ class FragmentFooters:
         while self._wholes_bytes > _WHOLES_BYTES:
             _, (_, oldest) = self._wholes.popitem(last=False)
             self._wholes_bytes -= len(oldest)
+
+
+async def read_columns(
+    entry: Fragment,
+    end: bytes,
+    names: Collection[str],
+    *,
+    fetch: FetchRange,
+    worker: Worker,
+) -> FragmentBatch | None:
+    """Return a fragment's records with only the columns ``names`` of ``arrow.SCHEMA``, and offsets.
+
+    The others are null. ``end`` is the fragment's last part, including the whole footer. None if they take
+    half of the object or more, so that reading it whole is better.
+
+    CorruptionError unless the offsets are those of ``entry``, and for damage of the columns that are read.
+    """
+    size = entry.num_bytes
+    start = size - len(end)
+    wanted = await worker.run(column_ranges, end, size, names, entry.path)
+    missing = merge([(low, min(high, start)) for low, high in wanted if low < start])
+    if 2 * sum(high - low for low, high in missing) >= size:
+        return None
+    found = await gather_all(fetch(entry, low, high) for low, high in missing)
+    pieces = [*zip((low for low, _ in missing), found, strict=True), (start, end)]
+    for (low, high), data in zip(missing, found, strict=True):
+        if len(data) != high - low:
+            raise CorruptionError(
+                "a fragment is shorter than its manifest says", path=entry.path, expected=size
+            )
+    return await worker.run(_decode, pieces, entry, names)
+
+
+def merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges in order; those that overlap or are close to each other are joined."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if merged and low - merged[-1][1] <= GAP_BYTES:
+            merged[-1] = merged[-1][0], max(merged[-1][1], high)
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def _decode(
+    pieces: Sequence[tuple[int, bytes]], entry: Fragment, names: Collection[str]
+) -> FragmentBatch:
+    sparse = bytearray(entry.num_bytes)  # takes no memory where nothing is written
+    for low, data in pieces:
+        sparse[low : low + len(data)] = data
+    return decode_columns(sparse, entry, names)
