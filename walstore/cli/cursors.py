@@ -1,32 +1,37 @@
-"""walstore cursors: list, move or remove the cursors of a log."""
+"""walstore cursors: how far who has read, and changing that."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from walstore import CursorInfo
-from walstore.cli import stored_cursors
 from walstore.cli.errors import UsageError
-from walstore.cli.location import is_url, to_directory
+from walstore.cli.location import check_offset, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cli.source import check_offset
 from walstore.cursors.directory import hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
-from walstore.errors import LogNotFoundError
+from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 
-EXAMPLES = """\b
+if TYPE_CHECKING:
+    from uploader import CloudCursor, CloudCursors
+    from uploader.format.manifest import Manifest
+    from uploader.layouts.log_session import LogSession
+
+CURSORS_EXAMPLES = """\b
 Examples:
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
@@ -88,12 +93,10 @@ async def _change_stored(
     is_confirmed: bool,
 ) -> dict[str, Any]:
     if move is not None:
-        return await stored_cursors.move(
-            url, *move, seconds=lease_seconds, is_confirmed=is_confirmed
-        )
+        return await _move_stored(url, *move, seconds=lease_seconds, is_confirmed=is_confirmed)
     if delete is not None:
-        return await stored_cursors.remove(url, delete, is_confirmed=is_confirmed)
-    return await stored_cursors.show(url)
+        return await _remove_stored(url, delete, is_confirmed=is_confirmed)
+    return await _show_stored(url)
 
 
 def _change_local(
@@ -116,7 +119,7 @@ def _change_local(
         "location": str(path),
         "head": view.head,
         "durable_limit": view.durable_limit,
-        "cursors": [_entry(view, one) for one in found],
+        "cursors": [_local_entry(view, one) for one in found],
     }
 
 
@@ -190,7 +193,7 @@ def _print(found: dict[str, Any]) -> None:
     )
 
 
-def _entry(view: LogSnapshot, info: CursorInfo) -> dict[str, Any]:
+def _local_entry(view: LogSnapshot, info: CursorInfo) -> dict[str, Any]:
     state = info.state
     return {
         "name": info.name,
@@ -207,3 +210,121 @@ def _entry(view: LogSnapshot, info: CursorInfo) -> dict[str, Any]:
 
 def _time(timestamp_us: int | None) -> str:
     return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"
+
+
+async def _show_stored(url: str) -> dict[str, Any]:
+    """Return the cursors of a log as the verb's JSON."""
+    async with _open_stored(url) as (found, cursors):
+        return await _stored_json(found, cursors)
+
+
+async def _move_stored(
+    url: str, name: str, offset: int, *, seconds: float | None, is_confirmed: bool
+) -> dict[str, Any]:
+    """Set a cursor to an offset, for some time or for good; return all cursors."""
+    async with _open_stored(url) as (found, cursors):
+        before = await cursors.load(name)
+        manifest = found.root.manifest
+        head, tail = manifest.oldest_offset, manifest.next_offset
+        check_offset(offset, head, tail, beyond="has not reached the store")
+        if not is_confirmed:
+            complain(
+                f"nothing was changed; give --confirm to set cursor {name!r} to {offset} "
+                f"({_stands(before)})"
+            )
+        elif seconds is None:
+            await cursors.rewind(name, offset)
+        else:
+            await cursors.pin(name, offset, seconds=seconds)
+        return await _stored_json(found, cursors)
+
+
+async def _remove_stored(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
+    """Remove a cursor, damaged or not; return those that are left."""
+    async with _open_stored(url) as (found, cursors):
+        try:
+            before = await cursors.load(name)
+        except CorruptionError as error:
+            await _remove_damaged(cursors, name, error, is_confirmed=is_confirmed)
+            return await _stored_json(found, cursors)
+        if before is None:
+            raise LogNotFoundError(
+                f"there is no cursor {name!r} at {found.store.url}", location=found.store.url
+            )
+        if is_confirmed:
+            await cursors.delete(name)
+        else:
+            complain(
+                f"nothing was changed; give --confirm to remove cursor {name!r} ({_stands(before)})"
+            )
+        return await _stored_json(found, cursors)
+
+
+async def _remove_damaged(
+    cursors: CloudCursors, name: str, error: CorruptionError, *, is_confirmed: bool
+) -> None:
+    """Remove a cursor that cannot be read, unless another program has replaced it since."""
+    if not is_confirmed:
+        complain(
+            f"nothing was changed; give --confirm to remove cursor {name!r}; cursor {name!r} is damaged, and "
+            f"nothing is collected before it is removed or put back ({error})"
+        )
+    elif await cursors.delete_damaged(name):
+        complain(
+            f"cursor {name!r} was damaged and is removed; collections no longer wait for it ({error})"
+        )
+    else:
+        complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
+
+
+@asynccontextmanager
+async def _open_stored(url: str) -> AsyncIterator[tuple[LogSession, CloudCursors]]:
+    from uploader import CloudCursors
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(url) as found:
+        found.check_found()
+
+        async def newest() -> Manifest:
+            await found.root.load()
+            return found.root.manifest
+
+        yield (
+            found,
+            CloudCursors(
+                found.store,
+                newest=newest,
+                retry=found.retry,
+                clock=found.clock,
+                writer=f"walstore cursors, {this_process()}",
+            ),
+        )
+
+
+async def _stored_json(found: LogSession, cursors: CloudCursors) -> dict[str, Any]:
+    manifest, now_us = found.root.manifest, found.clock.now_us()
+    entries = [_stored_entry(one, manifest.next_offset, now_us) for one in await cursors.list()]
+    return {
+        "location": found.store.url,
+        "head": manifest.oldest_offset,
+        "tail": manifest.next_offset,
+        "cursors": entries,
+    }
+
+
+def _stored_entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]:
+    return {
+        "name": cursor.name,
+        "position": cursor.position,
+        "behind": max(tail - cursor.position, 0),
+        "pins": not cursor.is_expired(now_us),
+        "lease_seconds": None,
+        "expires_us": cursor.expires_us,
+        "updated_us": cursor.epoch_us,
+        "owner": cursor.writer,
+        "problem": None,
+    }
+
+
+def _stands(cursor: CloudCursor | None) -> str:
+    return "there is none yet" if cursor is None else f"it stands at {cursor.position}"

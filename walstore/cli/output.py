@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, everything else to stderr."""
+"""Where output goes: data to stdout, everything else to stderr, with a bar for verbs that take long."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from walstore.cli.errors import OutputError
@@ -161,3 +163,25 @@ def forget_stdout() -> None:
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         complain(self.format(record))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a bar as long as the block lasts; call what it yields with done, total and a text."""
+    console = terminal()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None, text="")
+
+        def update(done: float, total: float, text: str) -> None:
+            bar.update(task, completed=done, total=total, text=text)
+
+        yield update

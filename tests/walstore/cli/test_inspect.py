@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.walstore.cli.conftest import SMALL, Cli, fill
 from walstore import Wal
-from walstore.cli.holder import find_holder
+from walstore.cli.inspect import find_holder
 from walstore.files.log_snapshot import LogSnapshot
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from walstore import Batch, Wal
-from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker, Generator
+from walstore.cli.soak.child import MOST_PROBLEMS, STREAMS, Checker, Generator
 from walstore.files.log_snapshot import LogSnapshot
 
 SEED = 7

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from walstore.cli.soak import child
-from walstore.cli.soak.child import SoakJob
-from walstore.cli.soak.records import STREAMS
+from walstore.cli.soak.child import STREAMS, SoakJob
 from walstore.cli.soak.run import Actor, Soak
 
 FIRST = [1] * len(STREAMS)
