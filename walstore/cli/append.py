@@ -21,7 +21,7 @@ from walstore.cli.input import (
     LengthPrefixed,
     Lines,
     Splitter,
-    read_stdin,
+    read_records,
     require_stdin,
 )
 from walstore.cli.location import is_url, to_directory, to_url
@@ -125,17 +125,13 @@ def append(
             raise UsageError("--layout, --alpha and --shards need --tier URL")
         if take_over and tier is None:
             raise UsageError("--take-over needs --tier URL")
-        shipping = {**placing, "take_over": take_over}
-        done = run_async(
-            _append(
-                to_directory(location, "append"),
-                splitter,
-                _settings(max_record_bytes),
-                level=durability or Level.DISK,
-                tier=None if tier is None else _make_tier(to_url(tier, "--tier"), shipping),
-                options=options,
-            )
-        )
+        path, shipping = to_directory(location, "append"), None
+        if tier is not None:
+            from uploader import CloudTier
+
+            shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
+        level = durability or Level.DISK
+        done = run_async(_append(path, splitter, options, level=level, tier=shipping))
     if as_json:
         print_json(done)
     else:
@@ -151,22 +147,22 @@ def append(
 async def _append(
     path: Path,
     splitter: Splitter,
-    settings: Settings,
+    options: dict[str, Any],
     *,
     level: str,
     tier: Tier | None,
-    options: dict[str, Any],
 ) -> dict[str, Any]:
+    most = splitter.max_record_bytes
+    default = Settings(durability=Durability.DISK)
+    settings = default.replace(
+        max_record_bytes=most, channel_bytes=max(default.channel_bytes, most)
+    )
     async with Wal.open(path, settings=settings, tier=tier) as wal:
         start, size = wal.tail, 0
         try:
             with stop_on_signal() as stop:
-                async for chunk in read_stdin(stop):
-                    size += await _append_all(wal, splitter.feed(chunk), options)
-                if stop.is_set():
-                    complain_of_rest(splitter)
-                else:
-                    size += await _append_all(wal, splitter.finish(), options)
+                async for values in read_records(splitter, stop):
+                    size += await _append_all(wal, values, options)
                 if wal.tail > start:
                     await wal.wait_durable(wal.tail - 1, parse_durability(level))
         except asyncio.CancelledError:
@@ -185,14 +181,6 @@ async def _append(
             "records": wal.tail - start,
             "bytes": size,
         }
-
-
-def _settings(max_record_bytes: int) -> Settings:
-    default = Settings(durability=Durability.DISK)
-    return default.replace(
-        max_record_bytes=max_record_bytes,
-        channel_bytes=max(default.channel_bytes, max_record_bytes),
-    )
 
 
 def _complain_how_far(wal: Wal, start: int) -> None:
@@ -216,12 +204,6 @@ async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]
             await wal.append(value, durability="memory", **options)
         size += len(value)
     return size
-
-
-def _make_tier(url: str, options: Mapping[str, Any]) -> Tier:
-    from uploader import CloudTier
-
-    return CloudTier(url, **options)
 
 
 _GROUPS: Final = 16
@@ -250,12 +232,8 @@ async def append_to_store(
             async with asyncio.TaskGroup() as group:
                 try:
                     with stop_on_signal() as stop:
-                        async for chunk in read_stdin(stop):
-                            await appending.add(group, splitter.feed(chunk))
-                        if stop.is_set():
-                            complain_of_rest(splitter)
-                        else:
-                            await appending.add(group, splitter.finish())
+                        async for values in read_records(splitter, stop):
+                            await appending.add(group, values)
                 except WalError as error:  # reported once what came before is committed
                     failure = error
         except BaseExceptionGroup as errors:
@@ -271,14 +249,6 @@ async def append_to_store(
             "records": appending.records,
             "bytes": appending.size_bytes,
         }
-
-
-def complain_of_rest(splitter: Splitter) -> None:
-    """Report a record that a signal cut off: half a record is not appended."""
-    if splitter.pending_bytes:
-        complain(
-            f"stopped within a record: its first {splitter.pending_bytes} bytes were not appended"
-        )
 
 
 class _Appending:

@@ -7,11 +7,11 @@ import io
 import struct
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 import aiofiles
 
 from walstore.cli.errors import InputError, UsageError
+from walstore.cli.output import complain
 from walstore.errors import RecordTooLargeError
 from walstore.settings import MIB
 
@@ -74,24 +74,8 @@ MOST_RECORD_BYTES = 512 * MIB
 """Largest record that a log may allow."""
 
 
-class Splitter(Protocol):
-    """Takes chunks of any size and gives back whole records."""
-
-    max_record_bytes: int
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the record that is not whole yet."""
-
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the records that the chunk completes; RecordTooLargeError behind those before it."""
-
-    def finish(self) -> Iterator[bytes]:
-        """Yield what is left at the end of the input; UsageError if that is no whole record."""
-
-
 class Lines:
-    """A record for each line, without its newline; the last line needs none."""
+    """A record for each line, without its newline; the last line needs none. Takes chunks of any size."""
 
     def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
         self.max_record_bytes = max_record_bytes
@@ -130,7 +114,7 @@ class Lines:
 
 
 class LengthPrefixed:
-    """Records of a big-endian u32 length and so many bytes."""
+    """Records of a big-endian u32 length and so many bytes. Takes chunks of any size."""
 
     def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
         self.max_record_bytes = max_record_bytes
@@ -177,3 +161,23 @@ class LengthPrefixed:
                 size_bytes=size,
                 limit_bytes=self.max_record_bytes,
             )
+
+
+Splitter = Lines | LengthPrefixed
+"""Yields whole records; RecordTooLargeError or UsageError after those before it."""
+
+
+async def read_records(splitter: Splitter, stop: asyncio.Event) -> AsyncIterator[Iterator[bytes]]:
+    """Yield the records of stdin, those that a read completed together, until it ends or ``stop`` is set.
+
+    Half a record that ``stop`` cut off is not a record; stderr says how many bytes of it were read. Iterating
+    over the records raises the errors of the splitter.
+    """
+    async for chunk in read_stdin(stop):
+        yield splitter.feed(chunk)
+    if not stop.is_set():
+        yield splitter.finish()
+    elif splitter.pending_bytes:
+        complain(
+            f"stopped within a record: its first {splitter.pending_bytes} bytes were not appended"
+        )

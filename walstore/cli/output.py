@@ -70,6 +70,24 @@ def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None
     console.print(table)
 
 
+def print_verdict(
+    name: str, report: dict[str, Any], rows: Iterable[tuple[str, str, str]], *, as_json: bool
+) -> bool:
+    """Print a report with ``ok`` and ``problems`` as JSON or as rows, then the verdict; return ``ok``."""
+    if as_json:
+        print_json(report)
+    else:
+        show_figures(rows, Console(highlight=False))
+    for problem in report["problems"]:
+        complain(f"{name}: {problem}")
+    verdict = f"{name}: ok" if report["ok"] else f"{name}: failed"
+    if as_json:
+        complain(verdict)
+    else:
+        print(verdict, flush=True)
+    return bool(report["ok"])
+
+
 def write_bytes(data: bytes) -> None:
     """Write bytes to stdout and flush. Blocks while the reader of stdout is busy."""
     with writing() as stdout:

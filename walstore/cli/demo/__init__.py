@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from walstore.cli.errors import FAILED, UsageError
 from walstore.cli.location import fresh_prefix, own_directory, to_url
 from walstore.cli.options import AsJson
-from walstore.cli.output import complain, format_count, print_json, show_figures, terminal
+from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
@@ -96,18 +95,7 @@ def _run(demo: Demo, *, as_json: bool) -> bool:
         if not as_json:
             print("demo: failed", flush=True)
         raise
-    if as_json:
-        print_json(result)
-    else:
-        show_figures(rows(result), Console(highlight=False))
-    for problem in result["problems"]:
-        complain(f"demo: {problem}")
-    verdict = "demo: ok" if result["ok"] else "demo: failed"
-    if as_json:
-        complain(verdict)
-    else:
-        print(verdict, flush=True)
-    return bool(result["ok"])
+    return print_verdict("demo", result, rows(result), as_json=as_json)
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:

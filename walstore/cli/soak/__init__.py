@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from walstore.cli.append import Level
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.location import fresh_prefix, is_url, own_directory, to_directory, to_url
 from walstore.cli.options import AsJson, LayoutName
-from walstore.cli.output import complain, format_count, print_json, show_figures, terminal
+from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
 if TYPE_CHECKING:
@@ -111,16 +110,7 @@ def _run(plan: SoakJob, place: Path, seconds: float, kill_seconds: float, *, as_
             return await soaking.run(stop, status.update)
 
     report = run_async(run())
-    verdict = "soak: ok" if report["ok"] else "soak: failed"
-    if as_json:
-        print_json(report)
-        complain(verdict)
-    else:
-        show_figures(_rows(report), Console(highlight=False))
-        print(verdict, flush=True)
-    for problem in report["problems"]:
-        complain(f"soak: {problem}")
-    return bool(report["ok"])
+    return print_verdict("soak", report, _rows(report), as_json=as_json)
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -176,7 +176,6 @@ _WEIGHTS: Final = [(at + 1) ** -1.2 for at in range(len(STREAMS))]
 """How the rate is divided: the k-th stream gets a part like ``1 / k**1.2``."""
 _LOOK_SECONDS: Final = 0.5
 
-Say = Callable[..., None]
 Append = Callable[..., Awaitable[range]]
 
 
@@ -218,11 +217,6 @@ class SoakJob:
         """Return the plan as an argument."""
         return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> SoakJob:
-        """Rebuild from :meth:`to_json`."""
-        return cls(**json.loads(text))
-
 
 async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
     """Check the records there, or that come within that time; return how many. WalError if one is wrong."""
@@ -233,19 +227,11 @@ async def advance(checker: Checker, reader: Reader, max_wait: float | None = Non
     return len(batch)
 
 
-async def advance_to(limit: int, checker: Checker, reader: Reader) -> None:
-    """Check all records below ``limit``."""
-    async with reader:
-        while checker.position < limit:
-            await advance(checker, reader)
-
-
 class Writing:
     """Appends to the streams of one writer, at rates that differ and vary."""
 
-    def __init__(self, plan: SoakJob, say: Say) -> None:
+    def __init__(self, plan: SoakJob) -> None:
         self._plan = plan
-        self._say = say
         self._checker = Checker(plan.seed, plan.position, plan.numbers)
         self._generator = Generator(plan.seed)
         self._chance = random.Random(f"{plan.seed} {plan.role} {plan.life}")
@@ -255,7 +241,7 @@ class Writing:
         """Append until SIGTERM, then close the log. Reads first what an earlier life wrote."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await (self._write_locally() if self._plan.directory else self._write_to_store())
-        self._say(CLOSED)
+        say(CLOSED)
 
     async def _write_locally(self) -> None:
         plan = self._plan
@@ -266,9 +252,8 @@ class Writing:
         )
         async with Wal.open(Path(plan.directory or ""), settings=SETTINGS, tier=tier) as wal:
             limit = wal.durable_limit
-            reader = wal.reader(plan.position, stop=limit, follow=False)
-            await advance_to(limit, self._checker, reader)
-            self._say(FOUND, self._checker.numbers)
+            await self._advance_to(limit, wal.reader(plan.position, stop=limit, follow=False))
+            say(FOUND, self._checker.numbers)
             await self._produce(partial(wal.append_many, durability=plan.durability))
 
     async def _write_to_store(self) -> None:
@@ -276,7 +261,7 @@ class Writing:
         settings = WriterSettings(fragment_bytes=_FRAGMENT_BYTES, max_in_flight=_PUTS)
         async with CloudWriter.open(plan.url, create=False, settings=settings) as log:
             await self._look()
-            self._say(FOUND, self._checker.numbers)
+            say(FOUND, self._checker.numbers)
             for _ in range(_PUTS):
                 await self._occupy(log)
             await log.cursors.delete(plan.role)
@@ -286,7 +271,13 @@ class Writing:
         """Read what is in the log by now."""
         async with CloudLog.open(self._plan.url) as log:
             reader = log.reader(self._checker.position, stop=log.tail)
-            await advance_to(log.tail, self._checker, reader)
+            await self._advance_to(log.tail, reader)
+
+    async def _advance_to(self, limit: int, reader: Reader) -> None:
+        """Check all records below ``limit``."""
+        async with reader:
+            while self._checker.position < limit:
+                await advance(self._checker, reader)
 
     async def _occupy(self, log: CloudWriter) -> None:
         """Append a record where the log ends, and look again if it ends elsewhere by then.
@@ -307,7 +298,7 @@ class Writing:
                 return
 
     async def _produce(self, append: Append) -> None:
-        self._say(OPENED)
+        say(OPENED)
         async with asyncio.TaskGroup() as group:
             for stream in self._plan.own_streams(self._plan.role):
                 group.create_task(self._feed(append, stream))
@@ -326,32 +317,32 @@ class Writing:
         first, generator = self._checker.numbers[stream], self._generator
         values = [generator.value(stream, first + row) for row in range(rows)]
         self._checker.numbers[stream] = limit = first + rows
-        self._say(BEGUN, stream, limit)
+        say(BEGUN, stream, limit)
         begin = time.monotonic_ns()
         while True:
             try:
                 await append(values, key=STREAMS[stream].encode(), stream=STREAMS[stream])
             except ContentionError:  # not written
                 continue
-            self._say(ACKNOWLEDGED, stream, limit, (time.monotonic_ns() - begin) // 1000)
+            say(ACKNOWLEDGED, stream, limit, (time.monotonic_ns() - begin) // 1000)
             return
 
 
-async def read(plan: SoakJob, say: Say) -> None:
+async def read(plan: SoakJob) -> None:
     """Follow the log from the plan's position, in its directory or in the store."""
     if plan.role == "disk":
         assert plan.directory is not None
         async with Wal.open_readonly(plan.directory) as wal:
             cursor = await wal.cursor(plan.role)
-            await _follow(plan, wal.reader(plan.position), cursor.commit, say)
+            await _follow(plan, wal.reader(plan.position), cursor.commit)
     else:
         async with CloudLog.open(plan.url) as log:
             commit = partial(log.cursors.commit, plan.role)
-            await _follow(plan, log.reader(plan.position, follow=True), commit, say)
+            await _follow(plan, log.reader(plan.position, follow=True), commit)
 
 
 async def _follow(
-    plan: SoakJob, reader: Reader, commit: Callable[[int], Awaitable[object]], say: Say
+    plan: SoakJob, reader: Reader, commit: Callable[[int], Awaitable[object]]
 ) -> None:
     checker, at = Checker(plan.seed, plan.position, plan.numbers), 0.0
     say(OPENED)
@@ -363,7 +354,7 @@ async def _follow(
             await commit(checker.position)
 
 
-async def collect(plan: SoakJob, say: Say) -> None:
+async def collect(plan: SoakJob) -> None:
     """Remove what no cursor needs, repeatedly."""
     settings = CollectorSettings(
         interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
@@ -384,15 +375,15 @@ def may_pass(error: BaseException) -> bool:
 async def main(plan: SoakJob) -> None:
     """Do what the plan's role does."""
     if plan.role in plan.writers:
-        await Writing(plan, say).run()
+        await Writing(plan).run()
     else:
-        await (collect if plan.role == "collector" else read)(plan, say)
+        await (collect if plan.role == "collector" else read)(plan)
 
 
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(main(SoakJob.from_json(sys.argv[1])))
+        asyncio.run(main(SoakJob(**json.loads(sys.argv[1]))))
     except Exception as error:
         # One store that fails fails all streams at once.
         cause = first_of(error) if isinstance(error, ExceptionGroup) else error
