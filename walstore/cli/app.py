@@ -190,6 +190,12 @@ def _root(
     """Take the options that stand before the verb."""
 
 
+@functools.cache
+def _command() -> Any:
+    """Return the program. Built once: typer looks at each parameter of each verb, which takes 30 ms."""
+    return get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Mistakes of users never show a traceback."""
     send_logs_to_stderr()
@@ -208,7 +214,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        code = get_command(app).main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        code = _command().main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
     except _ReaderGoneError:
         forget_stdout()
         return OK

@@ -31,6 +31,7 @@ from walstore.cli.output import (
     format_count,
     print_fields,
     print_json,
+    print_result,
     progress_bar,
     terminal,
 )
@@ -161,10 +162,7 @@ def restore(
     stop = to_offset if to_time is None else _parse_time(to_time)
     source, path = to_url(url, "restore"), to_directory(directory, "restore")
     done = run_async(_restore(source, path, stop))
-    if as_json:
-        print_json(done)
-    else:
-        _print_restored(done)
+    print_result(done, _restored_fields(done), as_json=as_json)
     if not done["owns_prefix"]:
         complain(f"this is a log of its own; it cannot ship to {done['url']}")
 
@@ -193,7 +191,7 @@ async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[st
     return found
 
 
-def _print_restored(done: dict[str, Any]) -> None:
+def _restored_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     fields = [
         ("directory", done["directory"]),
         ("url", done["url"]),
@@ -207,7 +205,7 @@ def _print_restored(done: dict[str, Any]) -> None:
         fields.append(("adopted", f"{done['adopted_fragments']} fragments that were unpublished"))
     if done["resumed_at"] > done["head"]:
         fields.append(("went on at", done["resumed_at"]))
-    print_fields(fields)
+    return fields
 
 
 FORK_EXAMPLES = """\b

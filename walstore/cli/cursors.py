@@ -15,7 +15,7 @@ from walstore import CursorInfo
 from walstore.cli.errors import UsageError
 from walstore.cli.location import check_offset, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
-from walstore.cli.output import complain, print_json, print_table
+from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.cursors.directory import hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
@@ -23,7 +23,6 @@ from walstore.cursors.queue import patiently
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 from walstore.files.log_snapshot import LogSnapshot
-from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -321,13 +320,9 @@ def _print(found: dict[str, Any]) -> None:
                 "-" if one["position"] is None else one["position"],
                 "-" if one["behind"] is None else one["behind"],
                 "yes" if one["pins"] else "no",
-                _time(one["updated_us"]),
+                format_time(one["updated_us"]),
                 one["problem"] or one["owner"],
             )
             for one in entries
         ],
     )
-
-
-def _time(timestamp_us: int | None) -> str:
-    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"

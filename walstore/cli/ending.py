@@ -9,7 +9,14 @@ import typer
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, Confirm, StoredAt
-from walstore.cli.output import complain, format_bytes, format_count, print_fields, print_json
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_fields,
+    print_json,
+    print_result,
+)
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
@@ -88,10 +95,7 @@ def destroy(
     After an interruption, the same command continues.
     """
     done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
-    if as_json:
-        print_json(done)
-    else:
-        _print_destroyed(done)
+    print_result(done, _destroyed_fields(done), as_json=as_json)
     if not confirm:
         complain("nothing was changed; give --confirm to do this")
 
@@ -135,7 +139,7 @@ async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
     return await destroy(url, confirm=even_unsealed)
 
 
-def _print_destroyed(done: dict[str, Any]) -> None:
+def _destroyed_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     fields: list[tuple[str, Any]] = [("location", done["location"])]
     if done["head"] is not None:
         fields.append(("offsets", f"[{done['head']}, {done['tail']})"))
@@ -144,4 +148,4 @@ def _print_destroyed(done: dict[str, Any]) -> None:
         size = format_bytes(done["object_bytes"])
         fields.append(("removed", f"{format_count(done['objects'])} objects, {size}"))
     fields += [("left", key) for key in done["left"]]
-    print_fields(fields)
+    return fields

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Directory, Location
-from walstore.cli.output import format_bytes, format_count, print_fields, print_json, print_table
+from walstore.cli.output import (
+    format_bytes,
+    format_count,
+    format_time,
+    print_json,
+    print_result,
+    print_table,
+)
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError
 from walstore.files.directory import LOCK_NAME
@@ -19,7 +26,6 @@ from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.ports import File
-from walstore.records import from_timestamp_us
 
 INSPECT_EXAMPLES = """\b
 Examples:
@@ -42,10 +48,7 @@ def inspect(location: Location, *, as_json: AsJson = False) -> None:
     else:
         found = _inspect_directory(to_directory(location, "inspect"))
         fields = _directory_fields
-    if as_json:
-        print_json(found)
-    else:
-        print_fields(fields(found))
+    print_result(found, fields(found), as_json=as_json)
 
 
 def _inspect_directory(path: Path) -> dict[str, Any]:
@@ -95,10 +98,12 @@ def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("records", format_count(found["records"])),
         ("size", format_bytes(found["bytes"])),
         ("epoch", found["epoch"]),
-        *_missing_fields(found["missing_from"]),
-        ("writer", "none" if writer is None else writer["note"]),
-        ("shipped to", found["tier_url"] or "nowhere"),
     ]
+    if found["missing_from"] is not None:
+        lost = f"{found['missing_from']}: the files end before what had been synced"
+        fields.append(("missing from", lost))
+    fields.append(("writer", "none" if writer is None else writer["note"]))
+    fields.append(("shipped to", found["tier_url"] or "nowhere"))
     if found["tier_url"]:
         fields.append(("uploaded limit", f"{found['uploaded_limit']} at the last checkpoint"))
     fields.append(("segments", len(segments)))
@@ -108,17 +113,10 @@ def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     for one in segments[-_SHOWN_SEGMENTS:]:
         state = "active"
         if one["sealed"]:
-            last = from_timestamp_us(one["max_timestamp_us"])
-            state = f"sealed, until {last:%Y-%m-%d %H:%M:%S}Z"
+            state = f"sealed, until {format_time(one['max_timestamp_us'])}Z"
         span = f"[{one['start']}, {one['limit']})"
         fields.append(("", f"{span}  {format_bytes(one['bytes'])}  {state}"))
     return fields
-
-
-def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
-    if missing_from is None:
-        return []
-    return [("missing from", f"{missing_from}: the files end before what had been synced")]
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:
@@ -249,8 +247,8 @@ def segments(directory: Directory, *, as_json: AsJson = False) -> None:
                 entry["records"],
                 entry["batches"],
                 format_bytes(entry["bytes"]),
-                _time(entry["min_timestamp_us"]),
-                _time(entry["max_timestamp_us"]),
+                format_time(entry["min_timestamp_us"]),
+                format_time(entry["max_timestamp_us"]),
                 "sealed" if entry["sealed"] else "active",
             )
             for entry in found
@@ -305,7 +303,3 @@ def _count_batches(
         offset = header.limit
         at += header.length
     return batches, first_us, last_us
-
-
-def _time(timestamp_us: int | None) -> str:
-    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from walstore.cli.errors import OutputError
+from walstore.records import from_timestamp_us
 
 
 def print_json(value: object) -> None:
@@ -37,6 +38,14 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     with writing() as stdout:
         for name, value in pairs:
             stdout.write(f"{name:<{width}}  {value}\n")
+
+
+def print_result(value: object, fields: Iterable[tuple[str, Any]], *, as_json: bool) -> None:
+    """Write what a verb found or did: a value as JSON, or fields for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_fields(fields)
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -130,6 +139,11 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def format_time(timestamp_us: int | None) -> str:
+    """Return a time in UTC to the second, without its zone; ``-`` for None."""
+    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"
 
 
 def format_count(count: float) -> str:

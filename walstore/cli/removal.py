@@ -20,15 +20,14 @@ from walstore.cli.output import (
     complain,
     format_bytes,
     format_count,
-    print_fields,
-    print_json,
+    format_time,
+    print_result,
     progress_bar,
 )
 from walstore.cli.running import run_async
 from walstore.cursors.directory import list_cursors
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
-from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -65,10 +64,7 @@ def trim(
     lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
     """
     done = run_async(_trim(to_directory(directory, "trim"), before, is_confirmed=confirm))
-    if as_json:
-        print_json(done)
-    else:
-        _print_trim(done)
+    print_result(done, _trim_fields(done), as_json=as_json)
     if not confirm:
         complain("nothing was changed; give --confirm to do this")
 
@@ -124,7 +120,7 @@ def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
     }
 
 
-def _print_trim(done: dict[str, Any]) -> None:
+def _trim_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     fields = [
         ("location", done["location"]),
         ("offsets", f"[{done['head']}, {done['durable_limit']})"),
@@ -136,7 +132,7 @@ def _print_trim(done: dict[str, Any]) -> None:
     fields += [
         ("pinned by", f"cursor {one['name']} at {one['position']}") for one in done["pinned_by"]
     ]
-    print_fields(fields)
+    return fields
 
 
 GC_EXAMPLES = """\b
@@ -219,10 +215,7 @@ def gc(
         _collect(to_url(url, "gc"), settings, audit, is_applied=is_applied)
     )
     found = _gc_json(location, plan, done)
-    if as_json:
-        print_json(found)
-    else:
-        _print_gc(found)
+    print_result(found, _gc_fields(found), as_json=as_json)
     _conclude_gc(found, action, is_confirmed=confirm)
 
 
@@ -272,7 +265,7 @@ def _conclude_gc(found: dict[str, Any], action: Action, *, is_confirmed: bool) -
         complain(f"refused: {finding}")
     if found["due_us"] is not None and found["applied"]:
         complain(
-            f"what was dropped may be deleted from {_time(found['due_us'])} on; run this again"
+            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
         )
     if action is Action.APPLY and not is_confirmed:
         complain("nothing was changed; give --confirm to do this")
@@ -305,7 +298,7 @@ def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any
     }
 
 
-def _print_gc(found: dict[str, Any]) -> None:
+def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     fields = [
         ("location", found["location"]),
         ("offsets", f"[{found['head']}, {found['tail']})"),
@@ -321,8 +314,4 @@ def _print_gc(found: dict[str, Any]) -> None:
     fields += [("cursor", f"{one['name']} at {one['position']}") for one in found["cursors"]]
     if found["applied"]:
         fields.append(("deleted", f"{len(found['deleted'])} objects"))
-    print_fields(fields)
-
-
-def _time(timestamp_us: int) -> str:
-    return f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}Z"
+    return fields

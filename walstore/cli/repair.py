@@ -20,6 +20,7 @@ from walstore.cli.output import (
     format_count,
     print_fields,
     print_json,
+    print_result,
     progress_bar,
     terminal,
 )
@@ -29,7 +30,6 @@ from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_r
 
 if TYPE_CHECKING:
     from uploader import RebuildPlan
-    from uploader.rebuilding.plan import StoredKeep
     from uploader.stores import ObjectStore
 
 REPAIR_EXAMPLES = """\b
@@ -125,10 +125,10 @@ def _open_copy(
     return stack.enter_context(StoredCopy(source))
 
 
-def _parse_keep(text: str | None) -> Keep | None:
+def _parse_keep(text: str | None, *, digits: int = 19) -> Keep | None:
     if text is None or text in ("before", "after"):
         return text  # type: ignore[return-value]
-    if re.fullmatch(r"\d{1,19}", text):
+    if text.isdecimal() and len(text) <= digits:
         return int(text)
     raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
@@ -275,26 +275,14 @@ def rebuild(
     stand in the same place one must be excluded (exit code 2 until then). Without --log-id the log is one
     that is written straight to the store from then on.
     """
-    place, choice = to_url(url, "rebuild"), _parse_stored_keep(keep)
+    place, choice = to_url(url, "rebuild"), _parse_keep(keep, digits=20)
     writer = None if log_id is None else _writer(log_id)
     done = run_async(
         _rebuild(place, choice, writer, frozenset(exclude or ()), is_confirmed=confirm)
     )
-    if as_json:
-        print_json(done)
-    elif done["layout"] == "chain":
-        _print_chain(done)
-    else:
-        _print_rebuild(done)
+    fields = _chain_fields(done) if done["layout"] == "chain" else _rebuild_fields(done)
+    print_result(done, fields, as_json=as_json)
     _conclude_rebuild(done, is_confirmed=confirm)
-
-
-def _parse_stored_keep(text: str | None) -> StoredKeep | None:
-    if text is None or text in ("before", "after"):
-        return text  # type: ignore[return-value]
-    if re.fullmatch(r"\d{1,20}", text):
-        return int(text)
-    raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
 
 def _writer(log_id: str) -> str:
@@ -307,7 +295,7 @@ def _writer(log_id: str) -> str:
 
 async def _rebuild(
     url: str,
-    keep: StoredKeep | None,
+    keep: Keep | None,
     writer: str | None,
     exclude: frozenset[str],
     *,
@@ -393,21 +381,19 @@ def _ranges(found: Sequence[range]) -> list[dict[str, int]]:
     return [{"start": one.start, "limit": one.stop} for one in found]
 
 
-def _print_chain(done: dict[str, Any]) -> None:
-    print_fields(
-        [
-            ("location", done["location"]),
-            ("offsets", _shown_interval(done)),
-            ("records", format_count(done["limit"] - done["start"])),
-            ("fragments", format_count(done["fragments"])),
-            ("size", format_bytes(done["fragment_bytes"])),
-            ("setsum", done["setsum"]),
-            ("left out", _first_lines(done["left_out"])),
-        ]
-    )
+def _chain_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        ("location", done["location"]),
+        ("offsets", _shown_interval(done)),
+        ("records", format_count(done["limit"] - done["start"])),
+        ("fragments", format_count(done["fragments"])),
+        ("size", format_bytes(done["fragment_bytes"])),
+        ("setsum", done["setsum"]),
+        ("left out", _first_lines(done["left_out"])),
+    ]
 
 
-def _print_rebuild(done: dict[str, Any]) -> None:
+def _rebuild_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     damages = [f"{one['key']}: {one['what']}" for one in done["damages"]]
     fields: list[tuple[str, Any]] = [
         ("location", done["location"]),
@@ -419,7 +405,7 @@ def _print_rebuild(done: dict[str, Any]) -> None:
     fields += [("offsets then" if done["needed"] else "offsets", _shown_interval(done))]
     if done["kept_in"] is not None:
         fields += [("set aside", _first_lines(done["set_aside"])), ("kept in", done["kept_in"])]
-    print_fields([*fields, *(("note", note) for note in done["notes"])])
+    return [*fields, *(("note", note) for note in done["notes"])]
 
 
 def _shown_interval(interval: dict[str, Any]) -> str:

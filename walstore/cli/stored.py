@@ -14,6 +14,7 @@ from walstore.cli.options import AsJson, StoredAt
 from walstore.cli.output import (
     format_bytes,
     format_count,
+    format_time,
     print_fields,
     print_json,
     print_table,
@@ -21,7 +22,6 @@ from walstore.cli.output import (
     writing,
 )
 from walstore.cli.running import run_async
-from walstore.records import from_timestamp_us
 from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ async def _list_fragments(
                     if as_json:
                         print_json(_fragment_json(entry, bounds))
                     else:
-                        _write_line(_cells(entry), map(_time, bounds))
+                        _write_line(_cells(entry), map(format_time, bounds))
     finally:
         worker.close()
 
@@ -234,10 +234,6 @@ def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, A
 def _cells(entry: Fragment) -> tuple[object, ...]:
     records = entry.limit - entry.start
     return entry.seq_no, entry.start, entry.limit, records, entry.num_bytes, entry.path
-
-
-def _time(timestamp_us: int | None) -> str:
-    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"
 
 
 def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:

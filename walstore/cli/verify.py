@@ -16,6 +16,7 @@ from walstore.cli.output import (
     format_count,
     print_fields,
     print_json,
+    print_result,
     progress_bar,
     terminal,
 )
@@ -45,10 +46,7 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
         found = run_async(_verify_store(location))
     else:
         found = _verify_directory(to_directory(location, "verify"))
-    if as_json:
-        print_json(found)
-    else:
-        _print_verified(found)
+    print_result(found, _verified_fields(found), as_json=as_json)
     for problem in found["problems"]:
         where = problem["path"]
         if problem["position"] is not None:
@@ -148,7 +146,7 @@ async def _verify_store(url: str) -> dict[str, Any]:
         }
 
 
-def _print_verified(found: dict[str, Any]) -> None:
+def _verified_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     names = ("location", "log_id", "segments", "fragments", "batches", "records", "setsum")
     fields = [(name, found[name]) for name in names if name in found]
     if "limit" in found:
@@ -158,7 +156,7 @@ def _print_verified(found: dict[str, Any]) -> None:
     if found.get("unfinished_bytes"):
         fields.append(("unfinished", f"{found['unfinished_bytes']} bytes, never acknowledged"))
     fields.append(("problems", found["problem_count"]))
-    print_fields(fields)
+    return fields
 
 
 SCRUB_EXAMPLES = """\b
