@@ -34,7 +34,7 @@ from walstore.cli.options import (
     TakeOver,
     layout_arguments,
 )
-from walstore.cli.output import complain, print_fields, print_json
+from walstore.cli.output import complain, print_result
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
@@ -132,16 +132,9 @@ def append(
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
         level = durability or Level.DISK
         done = run_async(_append(path, splitter, options, level=level, tier=shipping))
-    if as_json:
-        print_json(done)
-    else:
-        print_fields(
-            [
-                ("offsets", f"[{done['start']}, {done['limit']})"),
-                ("records", done["records"]),
-                ("bytes", done["bytes"]),
-            ]
-        )
+    offsets = f"[{done['start']}, {done['limit']})"
+    fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
+    print_result(done, fields, as_json=as_json)
 
 
 async def _append(

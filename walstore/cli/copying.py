@@ -29,8 +29,6 @@ from walstore.cli.output import (
     complain,
     format_bytes,
     format_count,
-    print_fields,
-    print_json,
     print_result,
     progress_bar,
     terminal,
@@ -72,19 +70,15 @@ def upload(
     """
     options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
     shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
-    if as_json:
-        print_json(shipped)
-        return
-    print_fields(
-        [
-            ("directory", shipped["directory"]),
-            ("url", shipped["url"]),
-            ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
-            ("records", shipped["records"]),
-            ("fragments", shipped["fragments"]),
-            ("size", format_bytes(shipped["bytes"])),
-        ]
-    )
+    fields = [
+        ("directory", shipped["directory"]),
+        ("url", shipped["url"]),
+        ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
+        ("records", shipped["records"]),
+        ("fragments", shipped["fragments"]),
+        ("size", format_bytes(shipped["bytes"])),
+    ]
+    print_result(shipped, fields, as_json=as_json)
 
 
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,19 +237,15 @@ def fork(
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
     done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))
-    if as_json:
-        print_json(done)
-        return
-    print_fields(
-        [
-            ("source", done["source"]),
-            ("target", done["target"]),
-            ("offsets", f"[{done['start']}, {done['limit']})"),
-            ("records", format_count(done["records"])),
-            ("size", format_bytes(done["fragment_bytes"])),
-            ("setsum", done["setsum"]),
-        ]
-    )
+    fields = [
+        ("source", done["source"]),
+        ("target", done["target"]),
+        ("offsets", f"[{done['start']}, {done['limit']})"),
+        ("records", format_count(done["records"])),
+        ("size", format_bytes(done["fragment_bytes"])),
+        ("setsum", done["setsum"]),
+    ]
+    print_result(done, fields, as_json=as_json)
 
 
 async def _fork(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,14 +13,9 @@ from walstore.cli.output import (
     complain,
     format_bytes,
     format_count,
-    print_fields,
-    print_json,
     print_result,
 )
 from walstore.cli.running import run_async
-
-if TYPE_CHECKING:
-    from uploader import Destroyed
 
 SEAL_EXAMPLES = """\b
 Examples:
@@ -37,17 +32,13 @@ def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) ->
     and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
     """
     done = run_async(_seal(to_url(url, "seal"), is_confirmed=confirm))
-    if as_json:
-        print_json(done)
-    else:
-        print_fields(
-            [
-                ("location", done["location"]),
-                ("offsets", f"[{done['head']}, {done['tail']})"),
-                ("records", format_count(done["tail"] - done["head"])),
-                ("sealed", "yes" if done["sealed"] else "no"),
-            ]
-        )
+    fields = [
+        ("location", done["location"]),
+        ("offsets", f"[{done['head']}, {done['tail']})"),
+        ("records", format_count(done["tail"] - done["head"])),
+        ("sealed", "yes" if done["sealed"] else "no"),
+    ]
+    print_result(done, fields, as_json=as_json)
     if not confirm and not done["sealed"]:
         complain("nothing was changed; give --confirm to do this")
 
@@ -127,16 +118,12 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
         "left": [],
     }
     if is_confirmed:
-        removed = await _remove(url, even_unsealed=even_unsealed)
+        from uploader import destroy
+
+        removed = await destroy(url, confirm=even_unsealed)
         done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
         done["left"] = list(removed.left)
     return done
-
-
-async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
-    from uploader import destroy
-
-    return await destroy(url, confirm=even_unsealed)
 
 
 def _destroyed_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -38,9 +39,9 @@ def encoder(encoding: ValueEncoding) -> Callable[[bytes], Any]:
     }[encoding]
 
 
-def to_rows(batch: Batch, encode: Callable[[bytes], Any]) -> list[dict[str, Any]]:
-    """Return the records of a batch as JSON objects."""
-    return [
+def _to_json_lines(batch: Batch, encode: Callable[[bytes], Any]) -> bytes:
+    """Return the records of a batch as JSON objects, a line each."""
+    rows = [
         {
             "offset": record.offset,
             "timestamp_us": record.timestamp_us,
@@ -51,6 +52,7 @@ def to_rows(batch: Batch, encode: Callable[[bytes], Any]) -> list[dict[str, Any]
         }
         for record in batch
     ]
+    return "".join([to_json(row) + "\n" for row in rows]).encode()
 
 
 def _auto(data: bytes) -> str | dict[str, str]:
@@ -93,7 +95,8 @@ def tail(
     50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
     in 'walstore dump'. SIGINT and SIGTERM end it with exit code 0.
     """
-    render = _to_json_lines if as_json else _to_values
+    encode = encoder(ValueEncoding.AUTO)
+    render = partial(_to_json_lines, encode=encode) if as_json else _to_values
     run_async(_tail(location, start, check_stream(stream), render, follow=follow))
 
 
@@ -120,11 +123,6 @@ def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
 
 def _to_values(batch: Batch) -> bytes:
     return b"".join([value + b"\n" for value in batch.values])
-
-
-def _to_json_lines(batch: Batch) -> bytes:
-    encode = encoder(ValueEncoding.AUTO)
-    return "".join([to_json(row) + "\n" for row in to_rows(batch, encode)]).encode()
 
 
 DUMP_EXAMPLES = """\b
@@ -172,12 +170,7 @@ async def _dump(
     value: ValueEncoding,
 ) -> None:
     first, last = map(parse_place, places)
-    encode = encoder(value)
-
-    def write(batch: Batch) -> None:
-        lines = [to_json(row) + "\n" for row in to_rows(batch, encode)]
-        write_bytes("".join(lines).encode())
-
+    render = partial(_to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)
         end = min(await last.resolve(log, stream), log.limit)
@@ -185,7 +178,7 @@ async def _dump(
             end = min(end, begin + limit)
         source = log.batches(begin, max(begin, end), stream=stream)
         async for batch in source if limit is None else _first(source, limit):
-            await asyncio.to_thread(write, batch)
+            await asyncio.to_thread(_write, batch, render)
 
 
 async def _first(source: AsyncIterator[Batch], count: int) -> AsyncIterator[Batch]:
