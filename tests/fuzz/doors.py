@@ -222,7 +222,7 @@ async def _reopen(at: Inspection, path: Path) -> None:
 
 
 def _shown(value: bytes) -> Any:
-    from walstore.cli.encoding import ValueEncoding, encoder
+    from walstore.cli.records import ValueEncoding, encoder
 
     return encoder(ValueEncoding.AUTO)(value)
 

@@ -1,4 +1,4 @@
-"""The command line: one file per verb, on the public parts of walstore and uploader. Extra ``cli``.
+"""The command line: the verbs by noun, on the public parts of walstore and uploader. Extra ``cli``.
 
 Nobody imports this package but the console script ``walstore`` and ``python -m walstore``. What every verb
 keeps to, and the exit codes, are written down in docs/cli.md.

@@ -16,27 +16,19 @@ import walstore
 from walstore.cli import (
     append,
     bench,
+    copying,
     cursors,
-    destroy,
-    dump,
-    fork,
-    fragments,
-    gc,
+    demo,
+    ending,
     inspect,
-    manifest,
-    rebuild,
+    records,
+    removal,
     repair,
-    restore,
-    scrub,
-    seal,
-    segments,
     sidecar,
-    tail,
-    trim,
-    upload,
+    soak,
+    stored,
     verify,
 )
-from walstore.cli.demo import verb as demo
 from walstore.cli.errors import (
     FAILED,
     OK,
@@ -55,7 +47,6 @@ from walstore.cli.output import (
     prepare_streams,
     send_logs_to_stderr,
 )
-from walstore.cli.soak import verb as soak
 
 PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130
@@ -134,7 +125,9 @@ class _ReaderGoneError(Exception):
     """Whoever read stdout had enough. Not an OSError, which typer would make an exit code of."""
 
 
-def _add(verb: Callable[..., None], examples: str, heading: str) -> None:
+def _add(heading: str, verb: Callable[..., None], about: str) -> None:
+    """Add a verb with its examples; ``about`` describes it in fewer words than its help."""
+    examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
     _headings[verb.__name__] = heading
 
     @functools.wraps(verb)
@@ -146,35 +139,36 @@ def _add(verb: Callable[..., None], examples: str, heading: str) -> None:
                 raise _ReaderGoneError from None
             raise
 
-    # The first line of a module describes its verb in fewer words than its help.
-    first_line = (sys.modules[verb.__module__].__doc__ or "").partition("\n")[0]
-    about = first_line.partition(": ")[2].rstrip(".")
     app.command(cls=_Verb, epilog=examples, short_help=about)(guarded)
 
 
-_add(append.append, append.EXAMPLES, RECORDS)
-_add(tail.tail, tail.EXAMPLES, RECORDS)
-_add(dump.dump, dump.EXAMPLES, RECORDS)
-_add(inspect.inspect, inspect.EXAMPLES, LOOKING)
-_add(segments.segments, segments.EXAMPLES, LOOKING)
-_add(fragments.fragments, fragments.EXAMPLES, LOOKING)
-_add(manifest.manifest, manifest.EXAMPLES, LOOKING)
-_add(cursors.cursors, cursors.EXAMPLES, LOOKING)
-_add(verify.verify, verify.EXAMPLES, CHECKING)
-_add(scrub.scrub, scrub.EXAMPLES, CHECKING)
-_add(repair.repair, repair.EXAMPLES, CHECKING)
-_add(rebuild.rebuild, rebuild.EXAMPLES, CHECKING)
-_add(upload.upload, upload.EXAMPLES, MOVING)
-_add(restore.restore, restore.EXAMPLES, MOVING)
-_add(fork.fork, fork.EXAMPLES, MOVING)
-_add(sidecar.sidecar, sidecar.EXAMPLES, MOVING)
-_add(trim.trim, trim.EXAMPLES, ENDING)
-_add(gc.gc, gc.EXAMPLES, ENDING)
-_add(seal.seal, seal.EXAMPLES, ENDING)
-_add(destroy.destroy, destroy.EXAMPLES, ENDING)
-_add(bench.bench, bench.EXAMPLES, TRYING)
-_add(demo.demo, demo.EXAMPLES, TRYING)
-_add(soak.soak, soak.EXAMPLES, TRYING)
+_add(RECORDS, append.append, "records from stdin into a log")
+_add(RECORDS, records.tail, "the last records of a log, and those to come")
+_add(RECORDS, records.dump, "records as JSON lines")
+_add(LOOKING, inspect.inspect, "the state of a log on one screen")
+_add(LOOKING, inspect.segments, "the files of a log, one a line")
+_add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")
+_add(LOOKING, stored.manifest, "the root of a stored log")
+_add(LOOKING, cursors.cursors, "list, move or remove the cursors of a log")
+_add(CHECKING, verify.verify, "is every stored byte as it was written?")
+_add(CHECKING, verify.scrub, "everything that is wrong with a stored log")
+_add(CHECKING, repair.repair, "what is damaged, what can be saved, and saving it")
+_add(
+    CHECKING,
+    repair.rebuild,
+    "the manifest of a stored log made again from what its fragments prove",
+)
+_add(MOVING, copying.upload, "ship what is durable in a directory to object storage")
+_add(MOVING, copying.restore, "a log directory made again from object storage")
+_add(MOVING, copying.fork, "a new stored log that begins with what another one holds")
+_add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
+_add(ENDING, removal.trim, "remove the oldest records of a log")
+_add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
+_add(ENDING, ending.seal, "a stored log that takes no more records")
+_add(ENDING, ending.destroy, "remove a stored log for good")
+_add(TRYING, bench.bench, "how fast this disk is, and the log on it")
+_add(TRYING, demo.demo, "the whole path once, with a kill in the middle")
+_add(TRYING, soak.soak, "a load with kills and collections, every record checked")
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -196,6 +190,12 @@ def _root(
     """Take the options that stand before the verb."""
 
 
+@functools.cache
+def _command() -> Any:
+    """Return the program. Built once: typer looks at each parameter of each verb, which takes 30 ms."""
+    return get_command(app)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Mistakes of users never show a traceback."""
     send_logs_to_stderr()
@@ -214,7 +214,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        code = get_command(app).main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        code = _command().main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
     except _ReaderGoneError:
         forget_stdout()
         return OK

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from walstore import Durability, Settings, Wal
 from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.errors import UsageError
-from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
+from walstore.cli.input import (
+    MOST_RECORD_BYTES,
+    LengthPrefixed,
+    Lines,
+    Splitter,
+    read_records,
+    require_stdin,
+)
 from walstore.cli.location import is_url, to_directory, to_url
-from walstore.cli.options import AsJson, Location, TakeOver
-from walstore.cli.output import complain, print_fields, print_json
+from walstore.cli.options import (
+    Alpha,
+    AsJson,
+    LayoutOption,
+    Location,
+    Shards,
+    TakeOver,
+    layout_arguments,
+)
+from walstore.cli.output import complain, print_result
 from walstore.cli.running import run_async, stop_on_signal
-from walstore.cli.splitting import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter
-from walstore.cli.stdin import read_stdin, require_stdin
-from walstore.cli.stored_append import append_to_store, complain_of_rest
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.settings import MIB, parse_durability
 
-EXAMPLES = """\b
+if TYPE_CHECKING:
+    from uploader import CloudWriter
+
+APPEND_EXAMPLES = """\b
 Examples:
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
@@ -108,48 +125,37 @@ def append(
             raise UsageError("--layout, --alpha and --shards need --tier URL")
         if take_over and tier is None:
             raise UsageError("--take-over needs --tier URL")
-        shipping = {**placing, "take_over": take_over}
-        done = run_async(
-            _append(
-                to_directory(location, "append"),
-                splitter,
-                _settings(max_record_bytes),
-                level=durability or Level.DISK,
-                tier=None if tier is None else _make_tier(to_url(tier, "--tier"), shipping),
-                options=options,
-            )
-        )
-    if as_json:
-        print_json(done)
-    else:
-        print_fields(
-            [
-                ("offsets", f"[{done['start']}, {done['limit']})"),
-                ("records", done["records"]),
-                ("bytes", done["bytes"]),
-            ]
-        )
+        path, shipping = to_directory(location, "append"), None
+        if tier is not None:
+            from uploader import CloudTier
+
+            shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
+        level = durability or Level.DISK
+        done = run_async(_append(path, splitter, options, level=level, tier=shipping))
+    offsets = f"[{done['start']}, {done['limit']})"
+    fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
+    print_result(done, fields, as_json=as_json)
 
 
 async def _append(
     path: Path,
     splitter: Splitter,
-    settings: Settings,
+    options: dict[str, Any],
     *,
     level: str,
     tier: Tier | None,
-    options: dict[str, Any],
 ) -> dict[str, Any]:
+    most = splitter.max_record_bytes
+    default = Settings(durability=Durability.DISK)
+    settings = default.replace(
+        max_record_bytes=most, channel_bytes=max(default.channel_bytes, most)
+    )
     async with Wal.open(path, settings=settings, tier=tier) as wal:
         start, size = wal.tail, 0
         try:
             with stop_on_signal() as stop:
-                async for chunk in read_stdin(stop):
-                    size += await _append_all(wal, splitter.feed(chunk), options)
-                if stop.is_set():
-                    complain_of_rest(splitter)
-                else:
-                    size += await _append_all(wal, splitter.finish(), options)
+                async for values in read_records(splitter, stop):
+                    size += await _append_all(wal, values, options)
                 if wal.tail > start:
                     await wal.wait_durable(wal.tail - 1, parse_durability(level))
         except asyncio.CancelledError:
@@ -168,14 +174,6 @@ async def _append(
             "records": wal.tail - start,
             "bytes": size,
         }
-
-
-def _settings(max_record_bytes: int) -> Settings:
-    default = Settings(durability=Durability.DISK)
-    return default.replace(
-        max_record_bytes=max_record_bytes,
-        channel_bytes=max(default.channel_bytes, max_record_bytes),
-    )
 
 
 def _complain_how_far(wal: Wal, start: int) -> None:
@@ -201,7 +199,82 @@ async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]
     return size
 
 
-def _make_tier(url: str, options: Mapping[str, Any]) -> Tier:
-    from uploader import CloudTier
+_GROUPS: Final = 16
+"""Groups of records in flight at once; a group is what one read of stdin returned."""
 
-    return CloudTier(url, **options)
+
+async def append_to_store(
+    url: str, splitter: Splitter, options: dict[str, Any], placing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Append records until stdin ends or a signal comes; return what the verb reports.
+
+    ``placing`` is the layout of a new log (``options.layout_arguments``).
+    """
+    from uploader import CloudWriter, WriterSettings
+    from uploader.runtime.task_groups import first_of
+
+    most = splitter.max_record_bytes
+    default = WriterSettings()
+    settings = dataclasses.replace(
+        default, max_record_bytes=most, pending_bytes=max(default.pending_bytes, 2 * most)
+    )
+    async with CloudWriter.open(url, settings=settings, **placing) as log:
+        appending = _Appending(log, options)
+        failure: WalError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    with stop_on_signal() as stop:
+                        async for values in read_records(splitter, stop):
+                            await appending.add(group, values)
+                except WalError as error:  # reported once what came before is committed
+                    failure = error
+        except BaseExceptionGroup as errors:
+            failure = first_of(errors)
+        if failure is not None:
+            complain(f"{appending.records} records were committed before this")
+            raise failure
+        start, limit = appending.span or (log.tail, log.tail)
+        return {
+            "url": log.url,
+            "start": start,
+            "limit": limit,
+            "records": appending.records,
+            "bytes": appending.size_bytes,
+        }
+
+
+class _Appending:
+    """The records that were read and are being appended, in order."""
+
+    def __init__(self, log: CloudWriter, options: dict[str, Any]) -> None:
+        self._log = log
+        self._options = options
+        self._under_way: deque[asyncio.Task[None]] = deque()
+        self.records = 0
+        """Records that are committed."""
+        self.size_bytes = 0
+        self.span: tuple[int, int] | None = None
+        """From the first to the last of them. Other writers may have appended some of the records between."""
+
+    async def add(self, group: asyncio.TaskGroup, found: Iterator[bytes]) -> None:
+        """Append values together, also those before an error; waits while enough groups are in flight."""
+        values: list[bytes] = []
+        try:
+            values.extend(found)  # what came before an error stays
+        finally:
+            await self._add(group, values)
+
+    async def _add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
+        if not values:
+            return
+        if len(self._under_way) == _GROUPS:
+            await asyncio.wait([self._under_way.popleft()])
+        self._under_way.append(group.create_task(self._append(values)))
+
+    async def _append(self, values: list[bytes]) -> None:
+        found = await self._log.append_many(values, **self._options)
+        self.records += len(values)
+        self.size_bytes += sum(map(len, values))
+        start, limit = self.span or (found.start, found.stop)
+        self.span = min(start, found.start), max(limit, found.stop)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from walstore import Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
-from walstore.cli.measure import Measured, MeasurePlan, measure_all
 from walstore.cli.options import AsJson
 from walstore.cli.output import format_count, print_json, print_table, terminal
 from walstore.cli.running import run_async
 from walstore.errors import LogNotFoundError
+from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import FILE_NAME
 from walstore.format.segment import SUFFIX
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
-EXAMPLES = """\b
+BENCH_EXAMPLES = """\b
 Examples:
   walstore bench .
   walstore bench /var/lib/app --seconds 20 --record-bytes 1024
@@ -68,7 +74,7 @@ def bench(
                 "seconds": seconds,
                 "producers": producers,
                 "record_bytes": record_bytes,
-                "results": [_to_json(one) for one in results],
+                "results": [_bench_json(one) for one in results],
             }
         )
     else:
@@ -96,7 +102,7 @@ def _check(path: Path) -> None:
         raise UsageError(f"{path} holds a log; give another directory on the same disk")
 
 
-def _to_json(one: Measured) -> dict[str, Any]:
+def _bench_json(one: Measured) -> dict[str, Any]:
     return {
         "name": one.name,
         "records": one.records,
@@ -109,3 +115,145 @@ def _to_json(one: Measured) -> dict[str, Any]:
 
 def _milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+GROUP_RECORDS: Final = 1000
+"""Records of each ``append_many``."""
+_READ_RECORDS: Final = 200_000
+_RAW_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurePlan:
+    """How to measure."""
+
+    place: Path
+    """An empty directory."""
+    seconds: float
+    """For all parts together."""
+    producers: int
+    record_bytes: int
+
+    @property
+    def part_seconds(self) -> float:
+        """How long each part runs; catching up is as long as it takes."""
+        return self.seconds / 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of one part."""
+
+    name: str
+    records: int
+    seconds: float
+    p50_ms: float | None = None
+    """Latency of a call; None where there is no single call."""
+    p99_ms: float | None = None
+
+    @property
+    def per_second(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds if self.seconds else 0.0
+
+
+async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> list[Measured]:
+    """Run all parts one after another. ``on_part`` is called with the name of each before it begins."""
+    clock = SystemClock()
+    on_part("write + fdatasync")
+    results = [await asyncio.to_thread(_raw, plan, clock)]
+    value = bytes(plan.record_bytes)
+    for name, producers in (("1 producer", 1), (f"{plan.producers} producers", plan.producers)):
+        on_part(name)
+        async with Wal.open(plan.place / f"log-{len(results)}") as wal:
+            results.append(await _produce(plan, clock, name, producers, _appender(wal, value)))
+    name = f"append_many, {GROUP_RECORDS} records"
+    on_part(name)
+    async with Wal.open(plan.place / "log-groups") as wal:
+        group = [value] * GROUP_RECORDS
+
+        async def append_group() -> int:
+            return len(await wal.append_many(group, durability="disk"))
+
+        results.append(await _produce(plan, clock, name, 1, append_group))
+    on_part("catching up")
+    results.append(await _catch_up(plan, clock, value))
+    return results
+
+
+def _appender(wal: Wal, value: bytes) -> Callable[[], Awaitable[int]]:
+    async def append() -> int:
+        await wal.append(value, durability="disk")
+        return 1
+
+    return append
+
+
+def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
+    """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
+    file = PosixFileSystem().open(plan.place / "raw", "x")
+    samples: list[float] = []
+    data = bytes(max(plan.record_bytes, 1))
+    try:
+        file.allocate(_RAW_BYTES)
+        file.datasync()
+        begin = now = clock.monotonic()
+        while now < begin + plan.part_seconds:
+            file.pwrite([data], len(samples) * len(data) % (_RAW_BYTES - len(data)))
+            file.datasync()
+            after = clock.monotonic()
+            samples.append(after - now)
+            now = after
+    finally:
+        file.close()
+    return _measured("write + fdatasync", len(samples), now - begin, samples)
+
+
+async def _produce(
+    plan: MeasurePlan, clock: Clock, name: str, producers: int, append: Callable[[], Awaitable[int]]
+) -> Measured:
+    """Let tasks append until the time is over, each waiting for every append."""
+    begin = clock.monotonic()
+    samples: list[float] = []
+    records = 0
+
+    async def produce() -> None:
+        nonlocal records
+        now = clock.monotonic()
+        while now < begin + plan.part_seconds:
+            appended = await append()  # first, since other tasks count meanwhile
+            records += appended
+            after = clock.monotonic()
+            samples.append(after - now)
+            now = after
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(producers):
+            group.create_task(produce())
+    return _measured(name, records, clock.monotonic() - begin, samples)
+
+
+async def _catch_up(plan: MeasurePlan, clock: Clock, value: bytes) -> Measured:
+    """Read a log from its beginning after it was opened again, so that nothing is in memory."""
+    path = plan.place / "log-read"
+    async with Wal.open(path) as wal:
+        for _ in range(_READ_RECORDS // GROUP_RECORDS):
+            await wal.append_many([value] * GROUP_RECORDS, durability="memory")
+    async with Wal.open(path) as wal:
+        begin = clock.monotonic()
+        records = 0
+        async with wal.reader(follow=False) as reader:
+            async for batch in reader.batches():
+                records += len(batch.values)
+        return Measured("catching up", records, clock.monotonic() - begin)
+
+
+def _measured(name: str, records: int, seconds: float, samples: list[float]) -> Measured:
+    ordered = sorted(samples)
+    return Measured(
+        name,
+        records,
+        seconds,
+        round(1e3 * ordered[len(ordered) // 2], 4) if ordered else None,
+        round(1e3 * ordered[len(ordered) * 99 // 100], 4) if ordered else None,
+    )

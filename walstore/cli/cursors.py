@@ -1,32 +1,36 @@
-"""walstore cursors: list, move or remove the cursors of a log."""
+"""walstore cursors: how far who has read, and changing that."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from walstore import CursorInfo
-from walstore.cli import stored_cursors
 from walstore.cli.errors import UsageError
-from walstore.cli.location import is_url, to_directory
+from walstore.cli.location import check_offset, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
-from walstore.cli.output import complain, print_json, print_table
+from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cli.source import check_offset
 from walstore.cursors.directory import hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
-from walstore.errors import LogNotFoundError
+from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 from walstore.files.log_files import LogSnapshot
-from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 
-EXAMPLES = """\b
+if TYPE_CHECKING:
+    from uploader import CloudCursor
+    from uploader.format.manifest import Manifest
+    from uploader.layouts.log_session import LogSession
+
+CURSORS_EXAMPLES = """\b
 Examples:
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
@@ -69,104 +73,238 @@ def cursors(
         raise UsageError("give --set or --delete, not both")
     if lease is not None and (move is None or not is_url(location)):
         raise UsageError("--lease goes with --set, and with a store")
-    if is_url(location):
-        found = run_async(_change_stored(location, move, delete, lease, is_confirmed=confirm))
-    else:
-        found = _change_local(to_directory(location, "cursors"), move, delete, is_confirmed=confirm)
+    found = run_async(_change(location, move, delete, lease, is_confirmed=confirm))
     if as_json:
         print_json(found)
     else:
         _print(found)
 
 
-async def _change_stored(
-    url: str,
+async def _change(
+    location: str,
     move: tuple[str, int] | None,
     delete: str | None,
     lease_seconds: float | None,
     *,
     is_confirmed: bool,
 ) -> dict[str, Any]:
-    if move is not None:
-        return await stored_cursors.move(
-            url, *move, seconds=lease_seconds, is_confirmed=is_confirmed
-        )
-    if delete is not None:
-        return await stored_cursors.remove(url, delete, is_confirmed=is_confirmed)
-    return await stored_cursors.show(url)
-
-
-def _change_local(
-    path: Path, move: tuple[str, int] | None, delete: str | None, *, is_confirmed: bool
-) -> dict[str, Any]:
-    view = LogSnapshot.open(path)
-    if move is not None or delete is not None:
-        name = _checked(move[0] if move else delete or "")
+    """Move or remove a cursor, or say what would be done; return all cursors as the verb's JSON."""
+    async with _open_cursors(location) as log:
         if move is not None:
-            check_offset(move[1], view.head, view.durable_limit)
-        before = _find(view, name)
-        if before is None and move is None:
-            raise LogNotFoundError(f"there is no cursor {name!r} in {path}", location=str(path))
-        if is_confirmed:
-            run_async(_change_patiently(view, name, move[1] if move else None))
-        else:
-            complain(f"nothing was changed; give --confirm to {_verb(name, move, before)}")
-    found = list_cursors(view.fs, view.path, SystemClock().now_us())
+            name, offset = move
+            before = await log.position(name)
+            check_offset(offset, *log.bounds, beyond=log.beyond)
+            if is_confirmed:
+                await log.move(name, offset, lease_seconds)
+            else:
+                _complain_unchanged(f"set cursor {name!r} to {offset}", before)
+        elif delete is not None:
+            try:
+                before = await log.position(delete)
+            except CorruptionError as error:
+                if isinstance(log, _LocalCursors):
+                    raise
+                await log.remove_damaged(delete, error, is_confirmed=is_confirmed)
+                return await log.to_json()
+            if before is None:
+                raise LogNotFoundError(
+                    f"there is no cursor {delete!r} {log.where}", location=log.location
+                )
+            if is_confirmed:
+                await log.remove(delete)
+            else:
+                _complain_unchanged(f"remove cursor {delete!r}", before)
+        return await log.to_json()
+
+
+@asynccontextmanager
+async def _open_cursors(location: str) -> AsyncIterator[_LocalCursors | _StoredCursors]:
+    if not is_url(location):
+        path = to_directory(location, "cursors")
+        yield _LocalCursors(path, await asyncio.to_thread(LogSnapshot.open, path))
+        return
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(location) as found:
+        found.check_found()
+        yield _StoredCursors(found)
+
+
+def _complain_unchanged(what: str, before: int | None) -> None:
+    stands = "there is none yet" if before is None else f"it stands at {before}"
+    complain(f"nothing was changed; give --confirm to {what} ({stands})")
+
+
+class _LocalCursors:
+    """The cursors of a log directory."""
+
+    beyond = "has not been written yet"
+
+    def __init__(self, path: Path, view: LogSnapshot) -> None:
+        self._view = view
+        self.bounds = view.head, view.durable_limit
+        self.location = str(path)
+        self.where = f"in {path}"
+
+    async def position(self, name: str) -> int | None:
+        """Return where a cursor stands, 0 if it is damaged, or None if there is none."""
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        found = await asyncio.to_thread(self._find, name)
+        return None if found is None else found.position
+
+    async def move(self, name: str, offset: int, _lease_seconds: float | None) -> None:
+        """Set a cursor; it keeps its lease, which is extended. A damaged one is replaced."""
+        await self._change_patiently(name, offset)
+
+    async def remove(self, name: str) -> None:
+        """Remove a cursor, damaged or not."""
+        await self._change_patiently(name, None)
+
+    async def to_json(self) -> dict[str, Any]:
+        """Return the cursors as the verb's JSON."""
+        head, limit = self.bounds
+        found = await asyncio.to_thread(self._list)
+        entries = [_local_entry(one, limit) for one in found]
+        return {
+            "location": self.location,
+            "head": head,
+            "durable_limit": limit,
+            "cursors": entries,
+        }
+
+    def _list(self) -> list[CursorInfo]:
+        return list_cursors(self._view.fs, self._view.path, SystemClock().now_us())
+
+    def _find(self, name: str) -> CursorInfo | None:
+        return next((one for one in self._list() if one.name == name), None)
+
+    async def _change_patiently(self, name: str, offset: int | None) -> None:
+        """Change a cursor; wait while other processes hold the cursors, which takes milliseconds."""
+        await patiently(
+            SystemClock(),
+            lambda: asyncio.to_thread(self._change, name, offset),
+            seconds=_PATIENCE_SECONDS,
+        )
+
+    def _change(self, name: str, offset: int | None) -> None:
+        """Move a cursor, or remove it if ``offset`` is None."""
+        view, owner = self._view, f"walstore cursors, {this_process()}"
+        with hold_cursors(view.fs, view.path, owner=owner) as held:
+            if offset is None:
+                held.remove(name)
+            else:
+                if offset < held.head():
+                    now = LogSnapshot.open(view.path, fs=view.fs)
+                    check_offset(offset, now.head, now.durable_limit)
+                now_us = SystemClock().now_us()
+                info = self._find(name)
+                state = info.state if info is not None else None
+                lease_us, revision = (state.lease_us, state.revision) if state else (0, 0)
+                deadline_us = now_us + lease_us if lease_us else 0
+                tag = os.urandom(TAG_BYTES)
+                made = CursorState(offset, revision + 1, tag, now_us, lease_us, deadline_us, owner)
+                held.write(name, made)
+            held.sync()
+
+
+def _local_entry(info: CursorInfo, limit: int) -> dict[str, Any]:
+    state = info.state
     return {
-        "location": str(path),
-        "head": view.head,
-        "durable_limit": view.durable_limit,
-        "cursors": [_entry(view, one) for one in found],
+        "name": info.name,
+        "position": state.position if state else None,
+        "behind": max(limit - state.position, 0) if state else None,
+        "pins": not info.is_expired,
+        "lease_seconds": state.lease_us / 1e6 if state and state.lease_us else None,
+        "expires_us": state.deadline_us if state and state.deadline_us else None,
+        "updated_us": state.updated_us if state else None,
+        "owner": state.owner if state else None,
+        "problem": str(info.problem) if info.problem else None,
     }
 
 
-def _verb(name: str, move: tuple[str, int] | None, before: CursorInfo | None) -> str:
-    stands = "there is none yet" if before is None else f"it stands at {before.position}"
-    if move is None:
-        return f"remove cursor {name!r} ({stands})"
-    return f"set cursor {name!r} to {move[1]} ({stands})"
+class _StoredCursors:
+    """The cursors of a log in object storage."""
 
+    beyond = "has not reached the store"
 
-def _checked(name: str) -> str:
-    try:
-        return check_name(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    def __init__(self, found: LogSession) -> None:
+        from uploader import CloudCursors
 
+        async def newest() -> Manifest:
+            await found.root.load()
+            return found.root.manifest
 
-def _find(view: LogSnapshot, name: str) -> CursorInfo | None:
-    found = list_cursors(view.fs, view.path, SystemClock().now_us())
-    return next((one for one in found if one.name == name), None)
+        self._found = found
+        self._cursors = CloudCursors(
+            found.store,
+            newest=newest,
+            retry=found.retry,
+            clock=found.clock,
+            writer=f"walstore cursors, {this_process()}",
+        )
+        self.location = found.store.url
+        self.where = f"at {self.location}"
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Head and tail of the log, as its root was read last."""
+        manifest = self._found.root.manifest
+        return manifest.oldest_offset, manifest.next_offset
 
-async def _change_patiently(view: LogSnapshot, name: str, offset: int | None) -> None:
-    """Change a cursor; wait while other processes hold the cursors, which takes milliseconds."""
-    await patiently(
-        SystemClock(),
-        lambda: asyncio.to_thread(_change, view, name, offset),
-        seconds=_PATIENCE_SECONDS,
-    )
+    async def position(self, name: str) -> int | None:
+        """Return where a cursor stands, or None if there is none; CorruptionError if it is damaged."""
+        found = await self._cursors.load(name)
+        return None if found is None else found.position
 
-
-def _change(view: LogSnapshot, name: str, offset: int | None) -> None:
-    """Move a cursor, or remove it if ``offset`` is None. Damaged ones are replaced."""
-    owner = f"walstore cursors, {this_process()}"
-    with hold_cursors(view.fs, view.path, owner=owner) as held:
-        if offset is None:
-            held.remove(name)
+    async def move(self, name: str, offset: int, lease_seconds: float | None) -> None:
+        """Set a cursor, for some time or for good."""
+        if lease_seconds is None:
+            await self._cursors.rewind(name, offset)
         else:
-            if offset < held.head():
-                now = LogSnapshot.open(view.path, fs=view.fs)
-                check_offset(offset, now.head, now.durable_limit)
-            now_us = SystemClock().now_us()
-            info = _find(view, name)
-            state = info.state if info is not None else None
-            lease_us, revision = (state.lease_us, state.revision) if state else (0, 0)
-            deadline_us = now_us + lease_us if lease_us else 0
-            tag = os.urandom(TAG_BYTES)
-            made = CursorState(offset, revision + 1, tag, now_us, lease_us, deadline_us, owner)
-            held.write(name, made)
-        held.sync()
+            await self._cursors.pin(name, offset, seconds=lease_seconds)
+
+    async def remove(self, name: str) -> None:
+        """Remove a cursor that can be read."""
+        await self._cursors.delete(name)
+
+    async def remove_damaged(
+        self, name: str, error: CorruptionError, *, is_confirmed: bool
+    ) -> None:
+        """Remove a cursor that cannot be read, unless another program has replaced it since."""
+        if not is_confirmed:
+            complain(
+                f"nothing was changed; give --confirm to remove cursor {name!r}; cursor {name!r} is damaged, "
+                f"and nothing is collected before it is removed or put back ({error})"
+            )
+        elif await self._cursors.delete_damaged(name):
+            complain(
+                f"cursor {name!r} was damaged and is removed; collections no longer wait for it ({error})"
+            )
+        else:
+            complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
+
+    async def to_json(self) -> dict[str, Any]:
+        """Return the cursors as the verb's JSON."""
+        (head, tail), now_us = self.bounds, self._found.clock.now_us()
+        entries = [_stored_entry(one, tail, now_us) for one in await self._cursors.list()]
+        return {"location": self.location, "head": head, "tail": tail, "cursors": entries}
+
+
+def _stored_entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]:
+    return {
+        "name": cursor.name,
+        "position": cursor.position,
+        "behind": max(tail - cursor.position, 0),
+        "pins": not cursor.is_expired(now_us),
+        "lease_seconds": None,
+        "expires_us": cursor.expires_us,
+        "updated_us": cursor.epoch_us,
+        "owner": cursor.writer,
+        "problem": None,
+    }
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -182,28 +320,9 @@ def _print(found: dict[str, Any]) -> None:
                 "-" if one["position"] is None else one["position"],
                 "-" if one["behind"] is None else one["behind"],
                 "yes" if one["pins"] else "no",
-                _time(one["updated_us"]),
+                format_time(one["updated_us"]),
                 one["problem"] or one["owner"],
             )
             for one in entries
         ],
     )
-
-
-def _entry(view: LogSnapshot, info: CursorInfo) -> dict[str, Any]:
-    state = info.state
-    return {
-        "name": info.name,
-        "position": state.position if state else None,
-        "behind": max(view.durable_limit - state.position, 0) if state else None,
-        "pins": not info.is_expired,
-        "lease_seconds": state.lease_us / 1e6 if state and state.lease_us else None,
-        "expires_us": state.deadline_us if state and state.deadline_us else None,
-        "updated_us": state.updated_us if state else None,
-        "owner": state.owner if state else None,
-        "problem": str(info.problem) if info.problem else None,
-    }
-
-
-def _time(timestamp_us: int | None) -> str:
-    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"

@@ -1,20 +1,33 @@
-"""walstore inspect: the state of a log on one screen."""
+"""walstore inspect and segments: the state of a log, and the files of its directory."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from walstore.cli.holder import find_holder
 from walstore.cli.location import is_url, to_directory
-from walstore.cli.options import AsJson, Location
-from walstore.cli.output import format_bytes, format_count, print_fields, print_json
+from walstore.cli.options import AsJson, Directory, Location
+from walstore.cli.output import (
+    format_bytes,
+    format_count,
+    format_time,
+    print_json,
+    print_result,
+    print_table,
+)
 from walstore.cli.running import run_async
+from walstore.errors import CorruptionError
+from walstore.files.directory import LOCK_NAME
+from walstore.files.locks import STORE_NAME
 from walstore.files.log_bounds import find_missing
 from walstore.files.log_files import LogSnapshot
-from walstore.records import from_timestamp_us
+from walstore.files.segment_file import Segment
+from walstore.format import frame, segment
+from walstore.ports import File
 
-EXAMPLES = """\b
+INSPECT_EXAMPLES = """\b
 Examples:
   walstore inspect data/orders
   walstore inspect 's3://bucket/orders?region=eu-west-1' --json
@@ -35,26 +48,23 @@ def inspect(location: Location, *, as_json: AsJson = False) -> None:
     else:
         found = _inspect_directory(to_directory(location, "inspect"))
         fields = _directory_fields
-    if as_json:
-        print_json(found)
-    else:
-        print_fields(fields(found))
+    print_result(found, fields(found), as_json=as_json)
 
 
 def _inspect_directory(path: Path) -> dict[str, Any]:
     view = LogSnapshot.open(path)
     holder = find_holder(path)
     segments = []
-    for segment in view.segments:
-        summary = segment.summary
+    for each in view.segments:
+        summary = each.summary
         try:
-            size_bytes = segment.path.stat().st_size
+            size_bytes = each.path.stat().st_size
         except FileNotFoundError:
             continue  # deleted by retention just now
         segments.append(
             {
-                "name": segment.path.name,
-                "start": segment.start,
+                "name": each.path.name,
+                "start": each.start,
                 "limit": view.durable_limit if summary is None else summary.limit,
                 "sealed": summary is not None,
                 "bytes": size_bytes,
@@ -69,7 +79,7 @@ def _inspect_directory(path: Path) -> dict[str, Any]:
         "durable_limit": view.durable_limit,
         "records": view.durable_limit - view.head,
         "epoch": view.epoch,
-        "bytes": sum(segment["bytes"] for segment in segments),
+        "bytes": sum(each["bytes"] for each in segments),
         "segments": segments,
         "missing_from": find_missing(view.fs, path),
         "uploaded_limit": view.uploaded_limit or None,
@@ -88,30 +98,25 @@ def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("records", format_count(found["records"])),
         ("size", format_bytes(found["bytes"])),
         ("epoch", found["epoch"]),
-        *_missing_fields(found["missing_from"]),
-        ("writer", "none" if writer is None else writer["note"]),
-        ("shipped to", found["tier_url"] or "nowhere"),
     ]
+    if found["missing_from"] is not None:
+        lost = f"{found['missing_from']}: the files end before what had been synced"
+        fields.append(("missing from", lost))
+    fields.append(("writer", "none" if writer is None else writer["note"]))
+    fields.append(("shipped to", found["tier_url"] or "nowhere"))
     if found["tier_url"]:
         fields.append(("uploaded limit", f"{found['uploaded_limit']} at the last checkpoint"))
     fields.append(("segments", len(segments)))
     hidden = len(segments) - _SHOWN_SEGMENTS
     if hidden > 0:
         fields.append(("", f"({hidden} older ones are not shown)"))
-    for segment in segments[-_SHOWN_SEGMENTS:]:
+    for one in segments[-_SHOWN_SEGMENTS:]:
         state = "active"
-        if segment["sealed"]:
-            last = from_timestamp_us(segment["max_timestamp_us"])
-            state = f"sealed, until {last:%Y-%m-%d %H:%M:%S}Z"
-        span = f"[{segment['start']}, {segment['limit']})"
-        fields.append(("", f"{span}  {format_bytes(segment['bytes'])}  {state}"))
+        if one["sealed"]:
+            state = f"sealed, until {format_time(one['max_timestamp_us'])}Z"
+        span = f"[{one['start']}, {one['limit']})"
+        fields.append(("", f"{span}  {format_bytes(one['bytes'])}  {state}"))
     return fields
-
-
-def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
-    if missing_from is None:
-        return []
-    return [("missing from", f"{missing_from}: the files end before what had been synced")]
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:
@@ -151,3 +156,150 @@ def _store_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("writer", found["writer"]),
         ("sealed", "yes" if found["sealed"] else "no"),
     ]
+
+
+_LOCKS: Final = Path("/proc/locks")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that has a log open for writing."""
+
+    pid: int | None
+    """None if this machine cannot see it."""
+    note: str
+    """What it wrote into the lock file."""
+
+
+def find_holder(directory: Path, *, locks: Path = _LOCKS) -> Holder | None:
+    """Return the process that holds the lock of the log in ``directory`` or of its store, or None.
+
+    Reads the kernel's table of locks; taking the lock to see whether it is free could make a writer
+    that opens at that moment fail. Returns None without such a table.
+    """
+    for path in (directory / LOCK_NAME, directory / ".." / STORE_NAME):
+        found = _find_exclusive(path, locks)
+        if found is not None:
+            return found
+    return None
+
+
+def _find_exclusive(path: Path, locks: Path) -> Holder | None:
+    try:
+        inode = path.stat().st_ino
+        note = path.read_bytes()[:256].decode("utf-8", "replace").strip()
+        table = locks.read_text()
+    except OSError:
+        return None
+    for line in table.splitlines():
+        fields = line.split()
+        if len(fields) < 6 or fields[1] != "FLOCK" or fields[3] != "WRITE" or "->" in fields:
+            continue
+        # Some file systems show another device number here than stat does, so the note, which names
+        # the process, decides between files of the same number.
+        if fields[5].rpartition(":")[2] == str(inode):
+            pid = int(fields[4])
+            if _same_device(path, fields[5]) or f"process {pid} " in note:
+                return Holder(pid if pid > 0 else None, note)
+    return None
+
+
+def _same_device(path: Path, place: str) -> bool:
+    device = path.stat().st_dev
+    return place.startswith(f"{os.major(device):02x}:{os.minor(device):02x}:")
+
+
+SEGMENTS_EXAMPLES = """\b
+Examples:
+  walstore segments data/orders
+  walstore segments data/orders --json | jq '.segments[] | select(.sealed) | .name'
+  walstore segments data/orders | tail -3
+"""
+
+_CHUNK_BYTES = 1 << 18
+
+
+def segments(directory: Directory, *, as_json: AsJson = False) -> None:
+    """List the segments of a log. Takes no lock and may run next to the writer.
+
+    Batches are counted by their headers; 'walstore verify' checks their content. Of the active
+    segment only what is durable is shown. Times are UTC.
+    """
+    path = to_directory(directory, "segments")
+    view = LogSnapshot.open(path)
+    found = [entry for one in view.segments if (entry := _describe_segment(view, one)) is not None]
+    if as_json:
+        print_json(
+            {
+                "location": str(path),
+                "head": view.head,
+                "durable_limit": view.durable_limit,
+                "segments": found,
+            }
+        )
+        return
+    print_table(
+        ("start", "limit", "records", "batches", "bytes", "first", "last", "state"),
+        [
+            (
+                entry["start"],
+                entry["limit"],
+                entry["records"],
+                entry["batches"],
+                format_bytes(entry["bytes"]),
+                format_time(entry["min_timestamp_us"]),
+                format_time(entry["max_timestamp_us"]),
+                "sealed" if entry["sealed"] else "active",
+            )
+            for entry in found
+        ],
+    )
+
+
+def _describe_segment(view: LogSnapshot, source: Segment) -> dict[str, Any] | None:
+    """Return what is known of a segment; None if retention deleted it just now."""
+    try:
+        file = view.fs.open(source.path, "r")
+    except FileNotFoundError:
+        return None
+    try:
+        summary = source.summary
+        limit = view.durable_limit if summary is None else summary.limit
+        batches, first_us, last_us = _count_batches(file, source.path, source.start, limit)
+        return {
+            "name": source.path.name,
+            "start": source.start,
+            "limit": limit,
+            "records": limit - source.start,
+            "batches": batches,
+            "bytes": file.size(),
+            "min_timestamp_us": first_us,
+            "max_timestamp_us": last_us,
+            "sealed": summary is not None,
+        }
+    finally:
+        file.close()
+
+
+def _count_batches(
+    file: File, path: Path, start: int, limit: int
+) -> tuple[int, int | None, int | None]:
+    """Return the batches with records below ``limit``, and the times of their first and last record."""
+    at, batches = segment.HEADER_BYTES, 0
+    first_us = last_us = None
+    offset, chunk, begin = start, memoryview(b""), 0
+    while offset < limit:
+        if not begin <= at <= begin + len(chunk) - frame.HEADER_BYTES:
+            chunk, begin = memoryview(file.pread(_CHUNK_BYTES, at)), at
+        header = frame.parse_header(chunk, at - begin)
+        if header is None or header.start != offset:
+            raise CorruptionError(
+                "no batch where one was written; see 'walstore verify'", path=str(path), position=at
+            )
+        if header.count:
+            batches += 1
+            last_us = header.max_timestamp_us
+            first_us = header.base_timestamp_us if first_us is None else first_us
+        offset = header.limit
+        at += header.length
+    return batches, first_us, last_us

@@ -1,14 +1,24 @@
-"""LOCATION: a log directory, or a store URL."""
+"""LOCATION, a log directory or a store URL: the opened log, and PLACE, a place in it."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+from walstore import Batch, OffsetNotWrittenError, OffsetTrimmedError, ReadonlyWal
 from walstore.cli.errors import UsageError
+from walstore.records import to_timestamp_us
+
+if TYPE_CHECKING:
+    from uploader import CloudLog
 
 _SCHEMES = ("s3", "s3a", "file", "memory")
 
@@ -69,3 +79,137 @@ def fresh_prefix(url: str, verb: str) -> str:
     name = f"{verb}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
+
+
+def check_offset(
+    offset: int, head: int, limit: int, *, beyond: str = "has not been written yet"
+) -> None:
+    """Refuse a position outside ``[head, limit]``: OffsetTrimmedError or OffsetNotWrittenError.
+
+    ``beyond`` is the reason in the message of the latter.
+    """
+    if offset < head:
+        raise OffsetTrimmedError(
+            "the offset was removed from the log", requested=offset, head=head, tail=limit
+        )
+    if offset > limit:
+        raise OffsetNotWrittenError(f"the offset {beyond}", requested=offset, head=head, tail=limit)
+
+
+class OpenedLog:
+    """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
+
+    def __init__(self, log: ReadonlyWal | CloudLog) -> None:
+        self._log = log
+        self.limit = log.limit if isinstance(log, ReadonlyWal) else log.tail
+        """Offset after the last record that could be read when the log was opened."""
+
+    @property
+    def head(self) -> int:
+        """First offset that can be read."""
+        return self._log.head
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
+        return min(await self._log.offset_at(timestamp_us), self.limit)
+
+    async def batches(
+        self, start: int, stop: int | None, *, stream: str | None = None
+    ) -> AsyncIterator[Batch]:
+        """Yield the records of ``[start, stop)``, of one stream if one is named.
+
+        With ``stop`` None it follows the log without an end. Raises OffsetTrimmedError or
+        OffsetNotWrittenError if the log does not have ``start``.
+        """
+        check_offset(start, self.head, self.limit)
+        follow = stop is None
+        async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
+            async for batch in reader.batches():
+                yield batch
+
+
+@asynccontextmanager
+async def open_location(location: str) -> AsyncIterator[OpenedLog]:
+    """Open the log at a directory or store URL for reading; raises the typed errors of both."""
+    if is_url(location):
+        from uploader import CloudLog
+
+        async with CloudLog.open(location) as log:
+            yield OpenedLog(log)
+    else:
+        async with ReadonlyWal.open(to_directory(location, "this")) as readonly:
+            yield OpenedLog(readonly)
+
+
+_FIRST_STEP = 4096
+"""How many records are looked at first to find the last ones of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlace:
+    """A place in a log, not yet resolved to an offset. Exactly one field is set."""
+
+    word: str | None = None
+    """``earliest`` or ``latest``."""
+    offset: int | None = None
+    last: int | None = None
+    """So many records before the end."""
+    timestamp_us: int | None = None
+
+    async def resolve(self, log: OpenedLog, stream: str | None = None) -> int:
+        """Return the offset in ``log``; the last N records are those of the stream, if one is named."""
+        if self.offset is not None:
+            return self.offset
+        if self.last is not None and stream is not None:
+            return await _last_of_stream(log, stream, self.last)
+        if self.last is not None:
+            return max(log.head, log.limit - self.last)
+        if self.timestamp_us is not None:
+            return await log.offset_at(self.timestamp_us)
+        return log.head if self.word == "earliest" else log.limit
+
+
+def check_stream(name: str | None) -> str | None:
+    """Return what was given with ``--stream``; UsageError if no stream can have that name."""
+    if name == "":
+        raise UsageError("a stream name is never empty; leave --stream out to see all records")
+    return name
+
+
+async def _last_of_stream(log: OpenedLog, stream: str, count: int) -> int:
+    """Return the offset of the last record but ``count`` of a stream, or that of its first one.
+
+    Looks backwards, at four times as many records each time, at none twice.
+    """
+    limit, step, missing = log.limit, _FIRST_STEP, count
+    while missing > 0 and limit > log.head:
+        start = max(log.head, limit - step)
+        offsets: list[int] = []
+        async for batch in log.batches(start, limit, stream=stream):
+            offsets += batch.offsets
+        if len(offsets) >= missing:
+            return offsets[-missing]
+        missing -= len(offsets)
+        limit, step = start, step * 4
+    return log.limit if count == 0 else log.head
+
+
+def parse_place(text: str) -> StartPlace:
+    """Parse what was given with ``--from`` or ``--to``; UsageError if it is nothing of the kind."""
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return StartPlace(word=word)
+    if re.fullmatch(r"\d{1,19}", word):
+        return StartPlace(offset=int(word))
+    if re.fullmatch(r"-\d{1,19}", word):
+        return StartPlace(last=-int(word))
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UsageError(
+            f"not a place in a log: {text!r}; give 'earliest', 'latest', an offset, -N for the last "
+            "N records, or a time such as 2025-06-01T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return StartPlace(timestamp_us=max(to_timestamp_us(moment), 0))

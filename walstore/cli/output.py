@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, everything else to stderr."""
+"""Where output goes: data to stdout, everything else to stderr, with a bar for verbs that take long."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from walstore.cli.errors import OutputError
+from walstore.records import from_timestamp_us
 
 
 def print_json(value: object) -> None:
@@ -35,6 +38,14 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     with writing() as stdout:
         for name, value in pairs:
             stdout.write(f"{name:<{width}}  {value}\n")
+
+
+def print_result(value: object, fields: Iterable[tuple[str, Any]], *, as_json: bool) -> None:
+    """Write what a verb found or did: a value as JSON, or fields for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_fields(fields)
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -66,6 +77,24 @@ def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def print_verdict(
+    name: str, report: dict[str, Any], rows: Iterable[tuple[str, str, str]], *, as_json: bool
+) -> bool:
+    """Print a report with ``ok`` and ``problems`` as JSON or as rows, then the verdict; return ``ok``."""
+    if as_json:
+        print_json(report)
+    else:
+        show_figures(rows, Console(highlight=False))
+    for problem in report["problems"]:
+        complain(f"{name}: {problem}")
+    verdict = f"{name}: ok" if report["ok"] else f"{name}: failed"
+    if as_json:
+        complain(verdict)
+    else:
+        print(verdict, flush=True)
+    return bool(report["ok"])
 
 
 def write_bytes(data: bytes) -> None:
@@ -110,6 +139,11 @@ def format_bytes(size_bytes: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def format_time(timestamp_us: int | None) -> str:
+    """Return a time in UTC to the second, without its zone; ``-`` for None."""
+    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"
 
 
 def format_count(count: float) -> str:
@@ -161,3 +195,25 @@ def forget_stdout() -> None:
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         complain(self.format(record))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float, float, str], None]]:
+    """Show a bar as long as the block lasts; call what it yields with done, total and a text."""
+    console = terminal()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None, text="")
+
+        def update(done: float, total: float, text: str) -> None:
+            bar.update(task, completed=done, total=total, text=text)
+
+        yield update

@@ -1,23 +1,38 @@
-"""walstore repair: what is damaged, what can be saved, and saving it."""
+"""walstore repair and rebuild: a damaged log, in a directory or a store, made to work again."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from walstore.cli.errors import CORRUPTION, UsageError
-from walstore.cli.holder import find_holder
+from walstore.cli.inspect import find_holder
 from walstore.cli.location import to_directory, to_url
-from walstore.cli.options import AsJson, Confirm, Directory
-from walstore.cli.output import complain, print_fields, print_json, terminal
+from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_fields,
+    print_json,
+    print_result,
+    progress_bar,
+    terminal,
+)
+from walstore.cli.running import run_async
 from walstore.errors import WalLockedError
 from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
-EXAMPLES = """\b
+if TYPE_CHECKING:
+    from uploader import RebuildPlan
+    from uploader.stores import ObjectStore
+
+REPAIR_EXAMPLES = """\b
 Examples:
   walstore repair data/orders
   walstore repair data/orders --confirm
@@ -82,10 +97,10 @@ def repair(
                 apply_repair(plan, copy=copy)
     again = plan_repair(path) if confirm and plan.is_begun else None
     if as_json:
-        print_json(_to_json(plan, is_applied=confirm and plan.is_needed))
+        print_json(_repair_json(plan, is_applied=confirm and plan.is_needed))
     else:
-        _print(plan, path)
-    _conclude(plan, again, is_applied=confirm)
+        _print_repair(plan, path)
+    _conclude_repair(plan, again, is_applied=confirm)
 
 
 def _open_copy(
@@ -110,15 +125,15 @@ def _open_copy(
     return stack.enter_context(StoredCopy(source))
 
 
-def _parse_keep(text: str | None) -> Keep | None:
+def _parse_keep(text: str | None, *, digits: int = 19) -> Keep | None:
     if text is None or text in ("before", "after"):
         return text  # type: ignore[return-value]
-    if re.fullmatch(r"\d{1,19}", text):
+    if text.isdecimal() and len(text) <= digits:
         return int(text)
     raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
 
-def _conclude(plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool) -> None:
+def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool) -> None:
     """Say on stderr what to do next, and end with the right code.
 
     ``again`` is what is to be repaired behind an interrupted repair that was finished.
@@ -148,7 +163,7 @@ def _could_heal(plan: RepairPlan) -> bool:
     return any(one.start < plan.uploaded_limit for one in plan.unreadable)
 
 
-def _print(plan: RepairPlan, path: Path) -> None:
+def _print_repair(plan: RepairPlan, path: Path) -> None:
     """Print a plan, with paths as they were given."""
     fields: list[tuple[str, Any]] = [("location", plan.path), ("log id", plan.log_id or "lost")]
     fields += [("damaged", damage) for damage in plan.damages] or [("damaged", "nothing")]
@@ -163,7 +178,7 @@ def _print(plan: RepairPlan, path: Path) -> None:
     print_fields([(name, str(value).replace(plan.path, str(path))) for name, value in fields])
 
 
-def _to_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
+def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
     return {
         "location": plan.path,
         "log_id": plan.log_id,
@@ -202,3 +217,219 @@ def _to_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
 
 def _intervals(found: Any) -> list[dict[str, int]]:
     return [{"start": one.start, "limit": one.limit} for one in found]
+
+
+REBUILD_EXAMPLES = """\b
+Examples:
+  walstore rebuild s3://bucket/orders
+  walstore rebuild s3://bucket/orders --confirm
+  walstore rebuild s3://bucket/orders --keep after --json
+  walstore rebuild s3://bucket/orders --exclude shard00/0000000000000007_61_70_5b….parquet
+  walstore rebuild s3://bucket/orders --log-id 5f0c7b1e9a3d4c2b8e6f00112233aabb --confirm
+"""
+
+_WRITER: Final = "walstore rebuild"
+_LOG_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
+_MOST_SHOWN: Final = 10
+
+
+def rebuild(
+    url: StoredAt,
+    *,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="WHAT",
+            help="Records to keep around a hole: before it, which is the default, after it, or those "
+            "around an offset.",
+            show_default=False,
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude", metavar="KEY", help="Leave this fragment out; may be given repeatedly."
+        ),
+    ] = None,
+    log_id: Annotated[
+        str | None,
+        typer.Option(
+            "--log-id",
+            metavar="HEX",
+            help="Identity of the log directory that continues to ship there, see inspect.",
+        ),
+    ] = None,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a damaged stored log work again, and report what is lost. A dry run without --confirm.
+
+    Reads all of it and keeps what the fragments prove; nothing gets another offset. What is replaced or
+    given up is kept in the folder 'rebuilt' of the log. A new manifest takes the place of the damaged one
+    only if that has not changed meanwhile. An interrupted rebuild is finished by another. Exit code 2 if
+    something is damaged and was not rebuilt.
+
+    For a log of the layout "chain" it begins a new chain with the fragments that are there, by their names
+    alone. Stop all writers first: what one of them publishes meanwhile is lost. Where two fragments could
+    stand in the same place one must be excluded (exit code 2 until then). Without --log-id the log is one
+    that is written straight to the store from then on.
+    """
+    place, choice = to_url(url, "rebuild"), _parse_keep(keep, digits=20)
+    writer = None if log_id is None else _writer(log_id)
+    done = run_async(
+        _rebuild(place, choice, writer, frozenset(exclude or ()), is_confirmed=confirm)
+    )
+    fields = _chain_fields(done) if done["layout"] == "chain" else _rebuild_fields(done)
+    print_result(done, fields, as_json=as_json)
+    _conclude_rebuild(done, is_confirmed=confirm)
+
+
+def _writer(log_id: str) -> str:
+    from uploader.root.ownership import writer_name
+
+    if not _LOG_ID.fullmatch(log_id):
+        raise UsageError("--log-id takes the 32 hex digits that inspect shows for the directory")
+    return writer_name(bytes.fromhex(log_id))
+
+
+async def _rebuild(
+    url: str,
+    keep: Keep | None,
+    writer: str | None,
+    exclude: frozenset[str],
+    *,
+    is_confirmed: bool,
+) -> dict[str, Any]:
+    from uploader import apply_rebuild, open_store, plan_rebuild
+    from uploader.rebuilding.survey import is_chain
+
+    store = open_store(url)
+    try:
+        if await is_chain(store):
+            if keep is not None:
+                raise UsageError("--keep is not for a log of the layout 'chain'")
+            return await _rebuild_chain(store, writer, exclude, is_confirmed=is_confirmed)
+        with progress_bar("reading") as show:
+            plan = await plan_rebuild(
+                url,
+                keep=keep,
+                exclude=exclude,
+                writer=writer,
+                store=store,
+                progress=lambda done, total: show(done, total, "fragments"),
+            )
+        if is_confirmed:
+            await apply_rebuild(plan, store=store)
+        return _rebuild_json(plan, is_applied=is_confirmed and plan.is_needed)
+    finally:
+        await store.aclose()
+
+
+async def _rebuild_chain(
+    store: ObjectStore, writer: str | None, exclude: frozenset[str], *, is_confirmed: bool
+) -> dict[str, Any]:
+    from uploader import rebuild
+    from walstore.errors import LogNotFoundError
+
+    try:
+        found = await rebuild(store, writer or _WRITER, write=is_confirmed, exclude=exclude)
+    except LogNotFoundError:
+        raise LogNotFoundError(
+            f"there are no fragments of a chain at {store.url}", location=store.url
+        ) from None
+    manifest = found.manifest
+    return {
+        "location": store.url,
+        "layout": "chain",
+        "applied": is_confirmed,
+        "start": manifest.oldest_offset,
+        "limit": manifest.next_offset,
+        "fragments": len(manifest.fragments),
+        "fragment_bytes": sum(entry.num_bytes for entry in manifest.fragments),
+        "setsum": manifest.setsum.hexdigest(),
+        "left_out": list(found.left_out),
+    }
+
+
+def _rebuild_json(plan: RebuildPlan, *, is_applied: bool) -> dict[str, Any]:
+    return {
+        "location": plan.location,
+        "layout": "swap",
+        "needed": plan.is_needed,
+        "applied": is_applied,
+        "keep": plan.keep,
+        "damages": [{"key": one.key, "what": one.what} for one in plan.damages],
+        "choices": _ranges(plan.choices),
+        "lost": _ranges(plan.lost),
+        "reassigned": None if plan.reassigned is None else _ranges([plan.reassigned])[0],
+        "start": plan.start,
+        "limit": plan.limit,
+        "fragments": plan.fragments,
+        "fragment_bytes": plan.fragment_bytes,
+        "setsum": plan.setsum,
+        "writer": plan.writer,
+        "sealed": plan.is_sealed,
+        "left_out": [key for key in plan.set_aside if key.endswith(".parquet")],
+        "set_aside": list(plan.set_aside),
+        "kept_in": plan.kept_in,
+        "notes": list(plan.notes),
+    }
+
+
+def _ranges(found: Sequence[range]) -> list[dict[str, int]]:
+    return [{"start": one.start, "limit": one.stop} for one in found]
+
+
+def _chain_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        ("location", done["location"]),
+        ("offsets", _shown_interval(done)),
+        ("records", format_count(done["limit"] - done["start"])),
+        ("fragments", format_count(done["fragments"])),
+        ("size", format_bytes(done["fragment_bytes"])),
+        ("setsum", done["setsum"]),
+        ("left out", _first_lines(done["left_out"])),
+    ]
+
+
+def _rebuild_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    damages = [f"{one['key']}: {one['what']}" for one in done["damages"]]
+    fields: list[tuple[str, Any]] = [
+        ("location", done["location"]),
+        ("damaged", _first_lines(damages)),
+    ]
+    if done["needed"]:
+        fields += [("proven", _shown_interval(one)) for one in done["choices"]]
+        fields += [("lost", _shown_interval(one)) for one in done["lost"]] or [("lost", "nothing")]
+    fields += [("offsets then" if done["needed"] else "offsets", _shown_interval(done))]
+    if done["kept_in"] is not None:
+        fields += [("set aside", _first_lines(done["set_aside"])), ("kept in", done["kept_in"])]
+    return [*fields, *(("note", note) for note in done["notes"])]
+
+
+def _shown_interval(interval: dict[str, Any]) -> str:
+    return f"[{interval['start']}, {interval['limit']})"
+
+
+def _first_lines(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    return "\n".join([*lines[:_MOST_SHOWN], *more]) or "nothing"
+
+
+def _conclude_rebuild(done: dict[str, Any], *, is_confirmed: bool) -> None:
+    """Write to stderr what to do next, and end with the right code."""
+    if done["layout"] == "chain":
+        if not is_confirmed:
+            complain("nothing was changed; give --confirm to do this")
+        return
+    if not done["needed"]:
+        return
+    if not is_confirmed:
+        hint = "; --keep says which stretch is kept" if len(done["choices"]) > 1 else ""
+        complain(f"nothing was changed; give --confirm to do this{hint}")
+        raise typer.Exit(CORRUPTION)
+    if done["kept_in"] is None:
+        complain("rebuilt")
+    else:
+        complain(f"rebuilt; what was replaced or given up is in {done['kept_in']}")

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.status import Status
 
+from walstore.cli.errors import UsageError
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson
-from walstore.cli.output import complain, format_count, print_fields
+from walstore.cli.output import complain, format_count, print_fields, print_json, terminal
 from walstore.cli.running import STOP_SIGNALS
-from walstore.cli.sidecar_config import add_packages, parse_config
-from walstore.cli.sidecar_show import Several, brief, showing
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
     DEFAULT_MAX_RECORDS,
@@ -26,9 +27,9 @@ from walstore.spark.sidecar.settings import (
 )
 
 if TYPE_CHECKING:
-    from walstore.spark.sidecar.reports import Observer, Summary
+    from walstore.spark.sidecar.reports import Landed, Observer, Offsets, Started, Summary
 
-EXAMPLES = """\b
+SIDECAR_EXAMPLES = """\b
 Examples:
   walstore sidecar s3://bucket/orders --to s3a://lake/orders
   walstore sidecar data/orders --to tables/orders --once
@@ -165,7 +166,7 @@ def sidecar(
     )
     summary = _run(settings, metrics_port, spark_log, as_json=as_json)
     if not as_json:
-        _print(settings, summary)
+        _print_summary(settings, summary)
 
 
 def _run(
@@ -220,7 +221,7 @@ def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], None]
                 signal.signal(number, handler)
 
 
-def _print(settings: SidecarSettings, summary: Summary) -> None:
+def _print_summary(settings: SidecarSettings, summary: Summary) -> None:
     print_fields(
         [
             ("location", settings.location),
@@ -231,3 +232,148 @@ def _print(settings: SidecarSettings, summary: Summary) -> None:
             ("ended", "asked to stop" if summary.is_stopped else "all has landed"),
         ]
     )
+
+
+_PACKAGES: Final = "spark.jars.packages"
+_PACKAGE: Final = re.compile(r"[^:\s]+:[^:\s]+:[^:\s]+")
+
+
+def parse_config(given: list[str]) -> dict[str, str]:
+    """Return settings given as ``NAME=VALUE``; UsageError for others."""
+    found = {}
+    for text in given:
+        name, mark, value = text.partition("=")
+        if not mark or not name.strip():
+            raise UsageError(f"--config takes NAME=VALUE, not {text!r}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def add_packages(config: dict[str, str], given: list[str]) -> dict[str, str]:
+    """Return the settings with these Maven packages besides those that they name; UsageError for others."""
+    found = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    strange = [name for name in found if not _PACKAGE.fullmatch(name)]
+    if strange:
+        raise UsageError(f"--packages takes GROUP:NAME:VERSION, not {strange[0]!r}")
+    named = [config[_PACKAGES], *found] if _PACKAGES in config else found
+    return {**config, _PACKAGES: ",".join(named)} if named else config
+
+
+class Several:
+    """Tells several observers, and takes the signals back once Spark is there."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        """Tell them in that order."""
+        self._observers = observers
+        self.on_start: Callable[[], None] = lambda: None
+
+    def started(self, report: Started) -> None:
+        """Tell where it begins."""
+        self.on_start()
+        for one in self._observers:
+            one.started(report)
+
+    def landed(self, report: Landed) -> None:
+        """Tell what has landed."""
+        for one in self._observers:
+            one.landed(report)
+
+    def warned(self, text: str) -> None:
+        """Tell what will be tried again."""
+        for one in self._observers:
+            one.warned(text)
+
+
+@contextlib.contextmanager
+def showing(*, as_json: bool) -> Iterator[Observer]:
+    """Yield an observer: JSON lines to stdout, or a line that moves on a terminal, or plain lines."""
+    console = terminal()
+    if as_json:
+        yield _JsonLines()
+    elif console.is_terminal:
+        with console.status("starting Spark") as status:
+            yield _Moving(status)
+    else:
+        yield _PlainLines()
+
+
+class _JsonLines:
+    def started(self, report: Started) -> None:
+        print_json(
+            {
+                "event": "started",
+                "positions": _nested(report.positions),
+                "resumed": report.is_resumed,
+                "cursor": report.cursor,
+                "checkpoint": report.checkpoint,
+            }
+        )
+
+    def landed(self, report: Landed) -> None:
+        print_json(
+            {
+                "event": "landed",
+                "batch": report.batch,
+                "records": report.records,
+                "positions": _nested(report.positions),
+                "cursors": _nested(report.cursors),
+                "lag_records": report.lag_records if report.tails else None,
+                "seconds": report.seconds,
+            }
+        )
+
+    def warned(self, text: str) -> None:
+        complain(text)
+
+
+class _PlainLines:
+    def started(self, report: Started) -> None:
+        how = "goes on" if report.is_resumed else "begins"
+        complain(f"{how} at {brief(report.positions)}, cursor {report.cursor}")
+
+    def landed(self, report: Landed) -> None:
+        complain(_line(report))
+
+    def warned(self, text: str) -> None:
+        complain(text)
+
+
+class _Moving:
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._records = 0
+
+    def started(self, report: Started) -> None:
+        self._status.update(f"from {brief(report.positions)}")
+
+    def landed(self, report: Landed) -> None:
+        self._records += report.records
+        self._status.update(f"{format_count(self._records)} records; {_line(report)}")
+
+    def warned(self, text: str) -> None:
+        complain(text)
+
+
+def _line(report: Landed) -> str:
+    parts = [f"batch {report.batch}: {format_count(report.records)} records"]
+    parts.append(f"landed up to {brief(report.positions)}")
+    if report.tails:
+        parts.append(f"{format_count(report.lag_records)} to go")
+    if report.seconds is not None:
+        parts.append(f"{report.seconds:.1f} s")
+    return ", ".join(parts)
+
+
+def brief(positions: Offsets) -> str:
+    """Return positions in a few words."""
+    from walstore.spark.streaming.offsets import show
+
+    shown = [f"{show(name)} {position}" for name, position in sorted(positions.items())[:4]]
+    more = len(positions) - len(shown)
+    return ", ".join(shown) + (f" and {more} more logs" if more else "")
+
+
+def _nested(positions: Offsets) -> Mapping[str, Any]:
+    from walstore.spark.streaming.offsets import to_json
+
+    return to_json(positions)

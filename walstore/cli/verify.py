@@ -1,22 +1,34 @@
-"""walstore verify: is every stored byte as it was written?"""
+"""walstore verify and scrub: is every stored byte as it was written?"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from walstore.cli.errors import CORRUPTION
-from walstore.cli.location import is_url, to_directory
-from walstore.cli.options import AsJson, Location
-from walstore.cli.output import complain, format_bytes, print_fields, print_json, terminal
+from walstore.cli.errors import CORRUPTION, FAILED
+from walstore.cli.location import is_url, to_directory, to_url
+from walstore.cli.options import AsJson, Location, StoredAt
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_fields,
+    print_json,
+    print_result,
+    progress_bar,
+    terminal,
+)
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError, WalError
 from walstore.format import checkpoint, segment
 from walstore.verify import VerifyReport, verify_directory
 
-EXAMPLES = """\b
+if TYPE_CHECKING:
+    from uploader import ScrubReport, ScrubTally
+
+VERIFY_EXAMPLES = """\b
 Examples:
   walstore verify data/orders
   walstore verify s3://bucket/orders --json
@@ -34,10 +46,7 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
         found = run_async(_verify_store(location))
     else:
         found = _verify_directory(to_directory(location, "verify"))
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+    print_result(found, _verified_fields(found), as_json=as_json)
     for problem in found["problems"]:
         where = problem["path"]
         if problem["position"] is not None:
@@ -137,7 +146,7 @@ async def _verify_store(url: str) -> dict[str, Any]:
         }
 
 
-def _print(found: dict[str, Any]) -> None:
+def _verified_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     names = ("location", "log_id", "segments", "fragments", "batches", "records", "setsum")
     fields = [(name, found[name]) for name in names if name in found]
     if "limit" in found:
@@ -147,4 +156,112 @@ def _print(found: dict[str, Any]) -> None:
     if found.get("unfinished_bytes"):
         fields.append(("unfinished", f"{found['unfinished_bytes']} bytes, never acknowledged"))
     fields.append(("problems", found["problem_count"]))
-    print_fields(fields)
+    return fields
+
+
+SCRUB_EXAMPLES = """\b
+Examples:
+  walstore scrub s3://bucket/orders
+  walstore scrub s3://bucket/orders --max-fragments 1000 --json
+  walstore scrub s3://bucket/orders --start 5000001
+"""
+
+_SHOWN_FINDINGS: Final = 100
+
+
+def scrub(
+    url: StoredAt,
+    *,
+    start: Annotated[
+        int | None,
+        typer.Option("--start", metavar="OFFSET", help="Begin with the fragment of this offset."),
+    ] = None,
+    max_fragments: Annotated[
+        int | None,
+        typer.Option(
+            "--max-fragments", metavar="N", min=1, help="Look at so many fragments at the most."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read all of a stored log and report everything that is wrong with it. Changes nothing.
+
+    Every record is hashed; manifest, snapshots, fragments and the objects next to them are checked. Unlike
+    'walstore verify', it continues after damage, gives advice for it, and may run in parts. Exit code 2 if
+    records are lost or damaged, 1 if the store kept it from reading everything.
+    """
+    location, report = run_async(_scrub(to_url(url, "scrub"), start, max_fragments))
+    if as_json:
+        print_json(_scrub_json(location, report))
+    else:
+        _print_scrubbed(location, report)
+        for finding in report.findings[:_SHOWN_FINDINGS]:
+            complain(str(finding))
+        if len(report.findings) > _SHOWN_FINDINGS:
+            complain(f"and {len(report.findings) - _SHOWN_FINDINGS} more findings; --json has all")
+    if not report.is_complete:
+        complain(f"not all of it was looked at; go on with --start {report.next_start}")
+    if not report.is_sound:
+        raise typer.Exit(CORRUPTION)
+    if not report.is_complete and report.fragments != max_fragments:
+        raise typer.Exit(FAILED)
+
+
+async def _scrub(url: str, start: int | None, max_fragments: int | None) -> tuple[str, ScrubReport]:
+    from uploader import Scrubber
+
+    async with Scrubber.open(url) as scrubber:
+        with progress_bar("scrubbing") as show:
+            begin: list[int] = []
+
+            def on_progress(tally: ScrubTally) -> None:
+                begin[:] = begin or [tally.position]
+                done, total = tally.position - begin[0], tally.limit - begin[0]
+                show(done, total, f"{len(tally.findings)} findings")
+
+            report = await scrubber.scrub(
+                start=start, max_fragments=max_fragments, progress=on_progress
+            )
+        return scrubber.url, report
+
+
+def _scrub_json(location: str, report: ScrubReport) -> dict[str, Any]:
+    return {
+        "ok": report.is_sound,
+        "location": location,
+        "complete": report.is_complete,
+        "next_start": report.next_start,
+        "limit": report.limit,
+        "fragments": report.fragments,
+        "records": report.records,
+        "bytes": report.fragment_bytes,
+        "snapshots": report.snapshots,
+        "setsum": report.setsum,
+        "findings": [
+            {
+                "severity": str(one.severity),
+                "key": one.key,
+                "what": one.what,
+                "advice": one.advice,
+                "expected": None if one.expected is None else str(one.expected),
+                "found": None if one.found is None else str(one.found),
+            }
+            for one in report.findings
+        ],
+    }
+
+
+def _print_scrubbed(location: str, report: ScrubReport) -> None:
+    errors = len(report.errors)
+    print_fields(
+        [
+            ("location", location),
+            ("fragments", f"{report.fragments}, {format_bytes(report.fragment_bytes)}"),
+            ("records", format_count(report.records)),
+            ("snapshots", report.snapshots),
+            ("setsum", report.setsum),
+            ("looked at", f"everything below {report.limit}"),
+            ("errors", errors),
+            ("other findings", len(report.findings) - errors),
+        ]
+    )

@@ -1,49 +1,7 @@
 """Object stores: the same objects as in ``uploader.stores``, whose documentation says more."""
 
-from uploader.stores import (
-    HedgedStore,
-    HedgeSettings,
-    HedgeStatistics,
-    KindUsage,
-    ListedObject,
-    LocalStore,
-    MemoryStore,
-    MeteredStore,
-    ObjectInfo,
-    ObjectNotFoundError,
-    ObjectStore,
-    PreconditionFailedError,
-    Prices,
-    RetryingStore,
-    RetryPolicy,
-    S3Store,
-    StoredObject,
-    StoreWrapper,
-    Usage,
-    open_store,
-    probe_conditional_puts,
-)
+from uploader import stores
+from uploader.stores import *  # noqa: F403 - all public names, listed once
 
-__all__ = [
-    "HedgeSettings",
-    "HedgeStatistics",
-    "HedgedStore",
-    "KindUsage",
-    "ListedObject",
-    "LocalStore",
-    "MemoryStore",
-    "MeteredStore",
-    "ObjectInfo",
-    "ObjectNotFoundError",
-    "ObjectStore",
-    "PreconditionFailedError",
-    "Prices",
-    "RetryPolicy",
-    "RetryingStore",
-    "S3Store",
-    "StoreWrapper",
-    "StoredObject",
-    "Usage",
-    "open_store",
-    "probe_conditional_puts",
-]
+__all__: list[str] = []
+__all__ += stores.__all__

@@ -1,21 +1,7 @@
 """What tests of programs on the cloud tier can use: the same objects as in ``uploader.testing``."""
 
-from uploader.testing import (
-    CallCount,
-    FaultyStore,
-    LatencyStore,
-    ShuffledStore,
-    StoreKilled,
-    faults,
-    latency,
-)
+from uploader import testing
+from uploader.testing import *  # noqa: F403 - all public names, listed once
 
-__all__ = [
-    "CallCount",
-    "FaultyStore",
-    "LatencyStore",
-    "ShuffledStore",
-    "StoreKilled",
-    "faults",
-    "latency",
-]
+__all__: list[str] = []
+__all__ += testing.__all__

@@ -153,8 +153,8 @@ def test_a_reader_of_stdout_that_goes_away_is_no_error(log: Path) -> None:
 
 
 def test_mistakes_of_ours_show_a_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from walstore.cli import dump
+    from walstore.cli import records
 
-    monkeypatch.setattr(dump, "open_location", lambda _: 1 / 0)
+    monkeypatch.setattr(records, "open_location", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli("dump", "somewhere")

@@ -15,7 +15,8 @@ DIRECTORY = ("segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""
-EITHER = ("tail", "dump", "inspect", "cursors", "verify", "sidecar")
+READERS = ("tail", "dump", "inspect", "cursors", "verify")
+EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""
 
@@ -75,37 +76,37 @@ def _check(cli: Cli, verb: str, location: str, codes: set[int], words: str) -> N
     assert sorted(os.listdir()) == before, told
 
 
-@pytest.mark.parametrize("verb", [verb for verb in (*DIRECTORY, *EITHER) if verb != "sidecar"])
-def test_verbs_on_directories(cli: Cli, verb: str, place: Path) -> None:
-    for location, code, words in (*NO_DIRECTORIES, *NO_LOGS):
-        _check(cli, verb, location, {code}, words)
+def test_verbs_on_directories(cli: Cli, place: Path) -> None:
+    for verb in (*DIRECTORY, *READERS):
+        for location, code, words in (*NO_DIRECTORIES, *NO_LOGS):
+            _check(cli, verb, location, {code}, words)
 
 
-@pytest.mark.parametrize("verb", OTHER)
-def test_verbs_that_take_any_directory(cli: Cli, verb: str, place: Path) -> None:
-    for location, code, words in NO_DIRECTORIES:
-        _check(cli, verb, location, {code, 3} if verb == "bench" else {code}, words)
-    _check(cli, verb, "file", {1, 3}, "file")
+def test_verbs_that_take_any_directory(cli: Cli, place: Path) -> None:
+    for verb in OTHER:
+        for location, code, words in NO_DIRECTORIES:
+            _check(cli, verb, location, {code, 3} if verb == "bench" else {code}, words)
+        _check(cli, verb, "file", {1, 3}, "file")
 
 
-@pytest.mark.parametrize("verb", [verb for verb in (*STORE, *EITHER) if verb != "sidecar"])
-def test_verbs_on_stores(cli: Cli, verb: str, place: Path) -> None:
-    for location, code, words in NO_STORES:
-        _check(cli, verb, location, {code}, words)
-    for path in (place / "missing", place / "file"):
-        words = "there are no fragments" if verb == "rebuild" else "there is no log at"
-        _check(cli, verb, path.as_uri(), {3}, words)
+def test_verbs_on_stores(cli: Cli, place: Path) -> None:
+    for verb in (*STORE, *READERS):
+        for location, code, words in NO_STORES:
+            _check(cli, verb, location, {code}, words)
+        for path in (place / "missing", place / "file"):
+            words = "there are no fragments" if verb == "rebuild" else "there is no log at"
+            _check(cli, verb, path.as_uri(), {3}, words)
 
 
-@pytest.mark.parametrize("verb", DIRECTORY)
-def test_a_store_instead_of_a_directory(cli: Cli, verb: str, place: Path) -> None:
-    _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
+def test_a_store_instead_of_a_directory(cli: Cli, place: Path) -> None:
+    for verb in DIRECTORY:
+        _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
 
 
-@pytest.mark.parametrize("verb", STORE)
-def test_a_directory_instead_of_a_store(cli: Cli, verb: str, place: Path) -> None:
-    for location in ("log", "missing", "~/log", ""):
-        _check(cli, verb, location, {1}, f"{verb} needs a store URL such as")
+def test_a_directory_instead_of_a_store(cli: Cli, place: Path) -> None:
+    for verb in STORE:
+        for location in ("log", "missing", "~/log", ""):
+            _check(cli, verb, location, {1}, f"{verb} needs a store URL such as")
 
 
 def test_targets_that_make_no_sense(cli: Cli, place: Path) -> None:

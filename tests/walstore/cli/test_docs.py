@@ -14,7 +14,7 @@ from uploader.format.findings import Severity
 from walstore.cli import errors
 from walstore.cli.app import app
 from walstore.cli.demo.checks import ReadBack, ReadTally, Story, judge
-from walstore.cli.encoding import ValueEncoding
+from walstore.cli.records import ValueEncoding
 from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.run import Soak
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.walstore.cli.conftest import Cli
-from walstore.cli import sidecar, sidecar_config, sidecar_show
+from walstore.cli import sidecar
 from walstore.cli.errors import UsageError
 from walstore.spark import problem
 from walstore.spark.sidecar import Landed, Started
@@ -73,21 +73,21 @@ def test_a_table_is_needed(cli: Cli, stored: str) -> None:
 
 
 def test_settings_of_spark() -> None:
-    assert sidecar_config.parse_config(["a.b=c=d", " e = f "]) == {"a.b": "c=d", "e": "f"}
-    assert sidecar_config.add_packages({}, ["a:b:1, c:d:2", "e:f:3"]) == {
+    assert sidecar.parse_config(["a.b=c=d", " e = f "]) == {"a.b": "c=d", "e": "f"}
+    assert sidecar.add_packages({}, ["a:b:1, c:d:2", "e:f:3"]) == {
         "spark.jars.packages": "a:b:1,c:d:2,e:f:3"
     }
     named = {"spark.jars.packages": "a:b:1"}
-    assert sidecar_config.add_packages(named, ["c:d:2"]) == {"spark.jars.packages": "a:b:1,c:d:2"}
-    assert sidecar_config.add_packages(named, []) == named
-    assert sidecar_config.add_packages({}, []) == {}
+    assert sidecar.add_packages(named, ["c:d:2"]) == {"spark.jars.packages": "a:b:1,c:d:2"}
+    assert sidecar.add_packages(named, []) == named
+    assert sidecar.add_packages({}, []) == {}
     for text in ("a", "=b"):
         with pytest.raises(UsageError):
-            sidecar_config.parse_config([text])
+            sidecar.parse_config([text])
 
 
 def test_plain_lines(capsys) -> None:
-    with sidecar_show.showing(as_json=False) as observer:
+    with sidecar.showing(as_json=False) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
         observer.warned("the cursor stays")
@@ -103,8 +103,8 @@ def test_plain_lines(capsys) -> None:
 def test_a_line_that_moves_on_a_terminal(monkeypatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr(sidecar_show, "terminal", lambda: console)
-    with sidecar_show.showing(as_json=False) as observer:
+    monkeypatch.setattr(sidecar, "terminal", lambda: console)
+    with sidecar.showing(as_json=False) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
         observer.landed(LANDED)
@@ -112,7 +112,7 @@ def test_a_line_that_moves_on_a_terminal(monkeypatch) -> None:
 
 
 def test_json_lines_and_their_page(capsys) -> None:
-    with sidecar_show.showing(as_json=True) as observer:
+    with sidecar.showing(as_json=True) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
     started, landed = map(json.loads, capsys.readouterr().out.splitlines())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli, fill, flip
-from tests.walstore.cli.test_restore import fragment_files
+from tests.walstore.cli.test_copying import fragment_files
 
 LINES = [
     ("manifest",),

@@ -1,11 +1,17 @@
-"""The parent of the demo: two lives of the writing process with a kill between them, and the check."""
+"""The parent of the demo: two lives of the writing process with a kill between them, and the check.
+
+``python -m walstore.cli.demo.run URL`` is the process in which Spark counts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import json
+import os
 import signal
+import sys
 import time
 from typing import Any, Final
 
@@ -24,7 +30,6 @@ from walstore.cli.demo.checks import (
     compare_batches,
     judge,
 )
-from walstore.cli.demo.spark_part import count_by_stream
 from walstore.cli.demo.writer import DemoJob
 from walstore.cli.errors import ChildFailedError
 from walstore.cli.output import format_count
@@ -34,6 +39,9 @@ _START_SECONDS: Final = 60.0
 """How long a life may take to open the log."""
 _DRAIN_SECONDS: Final = 180.0
 """How long it may take to end after its time is up."""
+_SPARK_SECONDS: Final = 180.0
+"""How long Spark may take. The parent may have to stop it, as it runs in a process of its own."""
+_MARK: Final = "walstore-demo-result "
 _NO_END_SECONDS: Final = 1e6
 _LOOK_SECONDS: Final = 0.1
 
@@ -240,3 +248,57 @@ async def _compare(tally: ReadTally, batch: Batch, on_disk: Reader) -> Reader | 
         tally.complain(f"on disk: {error}")
         return None
     return on_disk
+
+
+async def count_by_stream(url: str) -> SparkTotals:
+    """Let Spark read the log at ``url``. WalError with Spark's last line if it fails."""
+    process = await start_child("walstore.cli.demo.run", url)
+    try:
+        async with asyncio.timeout(_SPARK_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise WalError(f"Spark did not finish within {_SPARK_SECONDS:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the JVM is in its group
+            await process.wait()
+    for line in out.decode("utf-8", "replace").splitlines():
+        if line.startswith(_MARK):
+            version, rows, head, limit = json.loads(line.removeprefix(_MARK))
+            return SparkTotals(version, {row[0]: (row[1], row[2]) for row in rows}, head, limit)
+    lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else "it wrote nothing to stderr"
+    raise WalError(f"Spark failed with exit code {process.returncode}: {last}")
+
+
+def _count(url: str) -> None:
+    """Count records and bytes by stream, in a process of its own: Spark and its JVM write to its streams."""
+    from pyspark.sql import functions as f
+
+    config = {
+        # Enough for a few streams; Spark's default of 200 would take longer than the reading.
+        "spark.sql.shuffle.partitions": "2",
+        # The run is too short for Java's optimising compiler to pay off.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    session = spark.local_session(app_name="walstore demo", config=config)
+    try:
+        log = session.read.format("walstore").schema("offset long, stream string, value binary")
+        totals = (
+            log.load(url)
+            .groupBy("stream")
+            .agg(f.count("*"), f.sum(f.length("value")), f.min("offset"), f.max("offset"))
+            .collect()
+        )
+        rows = sorted([stream or "", records, size] for stream, records, size, _, _ in totals)
+        head = min((row[3] for row in totals), default=1)
+        limit = max((row[4] for row in totals), default=0) + 1
+        version = session.version
+    finally:
+        session.stop()
+    print(_MARK + json.dumps([version, rows, head, limit]), flush=True)
+
+
+if __name__ == "__main__":
+    _count(sys.argv[1])

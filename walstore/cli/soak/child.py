@@ -3,6 +3,9 @@
 Started as ``python -m walstore.cli.soak.child PLAN`` with a pipe to the parent as stdout. A message is in the
 pipe before the next step: a reader's position before its cursor moves there, an append before it begins.
 So after a kill at any moment, the parent knows what may have happened.
+
+A record follows from the seed, its stream and its number, which counts from 1 in each stream. So a reader
+checks any record by making it again, and keeps one number for each stream.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ import dataclasses
 import json
 import random
 import signal
+import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+from crc32c import crc32c
 
 from uploader import (
     CloudLog,
@@ -31,14 +37,114 @@ from uploader import (
     WriterSettings,
 )
 from uploader.runtime.task_groups import first_of
-from walstore import Reader, Settings, Wal
+from walstore import Batch, Reader, Settings, Wal
 from walstore.cli.child_process import say
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
-from walstore.cli.soak.records import STREAMS, Checker, Generator
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
 from walstore.records import AnyDurability
 from walstore.settings import KIB, MIB
+
+STREAMS: Final = [f"stream-{at}" for at in range(8)]
+"""Names of the streams, which here go by their places in this list. The key of a record is the same."""
+MOST_PROBLEMS: Final = 20
+"""Problems that one check names; there may be more."""
+
+_PLACES: Final = {name: at for at, name in enumerate(STREAMS)}
+_HEADER: Final = struct.Struct(">HQI")
+"""Stream, number, CRC-32C of the filler."""
+_CHANCE: Final = struct.Struct(">QHQ")
+_BLOCK_BYTES: Final = 1 << 16
+_MOST_FILLER: Final = 1 << 10
+
+
+class Generator:
+    """Makes the records of a seed, which is 0 to 2**64 - 1. Fillers have 0 to 1023 bytes, mostly few."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._block = random.Random(seed).randbytes(_BLOCK_BYTES + _MOST_FILLER)
+
+    def value(self, stream: int, number: int) -> bytes:
+        """Return the value of a stream's record."""
+        chance = crc32c(_CHANCE.pack(self._seed, stream, number))
+        size = (chance >> 16) & ((16 << (chance & 0xFF) % 7) - 1)
+        at = chance & (_BLOCK_BYTES - 1)
+        filler = self._block[at : at + size]
+        return _HEADER.pack(stream, number, crc32c(filler)) + filler
+
+    def identify(self, value: bytes) -> tuple[int, int] | None:
+        """Return stream and number of a value; None if it is none of ours, or was altered."""
+        if len(value) < _HEADER.size:
+            return None
+        stream, number, _ = _HEADER.unpack_from(value)
+        is_ours = stream < len(STREAMS) and value == self.value(stream, number)
+        return (stream, number) if is_ours else None
+
+
+class Checker:
+    """Takes the records of a log in their order and notes whatever is not 1:1 with what was made."""
+
+    def __init__(self, seed: int, position: int, numbers: Sequence[int]) -> None:
+        """Begin at offset ``position``, where ``numbers`` are the next ones of the streams.
+
+        A number of 0 is not known: the first record found is believed.
+        """
+        self.position = position
+        """Next offset to read."""
+        self.numbers = list(numbers)
+        """By stream, the number of its next record."""
+        self.problems: list[str] = []
+        self._generator = Generator(seed)
+        self._missing: list[set[int]] = [set() for _ in STREAMS]
+
+    def take(self, batch: Batch) -> None:
+        """Check the next records."""
+        if batch.start != self.position or len(batch) != batch.limit - batch.start:
+            self._complain(
+                f"{len(batch)} records of offsets [{batch.start}, {batch.limit}) were read at "
+                f"{self.position}"
+            )
+        offset = batch.start
+        for name, key, value in zip(batch.streams, batch.keys, batch.values, strict=True):
+            stream = _PLACES.get(name or "", -1)
+            if stream < 0 or key != STREAMS[stream].encode():
+                self._complain(f"offset {offset}: nobody appended key {key!r} to stream {name}")
+            elif value == self._generator.value(stream, self.numbers[stream]):
+                self.numbers[stream] += 1
+            else:
+                self._explain(offset, stream, value)
+            offset += 1
+        self.position = batch.limit
+
+    def _explain(self, offset: int, stream: int, value: bytes) -> None:
+        """Say why a record is not the next of its stream, and go on behind it."""
+        expected, found = self.numbers[stream], self._generator.identify(value)
+        if found is None:
+            self._complain(f"offset {offset}: record {expected} of stream {stream} was altered")
+            self.numbers[stream] += 1
+        elif found[0] != stream:
+            self._complain(f"offset {offset}: a record of stream {found[0]} is in stream {stream}")
+        elif found[1] in self._missing[stream]:
+            self._missing[stream].discard(found[1])
+            self._complain(f"offset {offset}: record {found[1]} of stream {stream} is out of order")
+        elif found[1] < expected:
+            self._complain(f"offset {offset}: record {found[1]} of stream {stream} is there twice")
+        else:
+            self.numbers[stream] = found[1] + 1
+            if expected:
+                # A record that is far ahead was never made, so only the last 1000 missing ones are noted.
+                first = max(expected, found[1] - 1000)
+                self._missing[stream].update(range(first, found[1]))
+                self._complain(
+                    f"offset {offset}: stream {stream} has record {found[1]} where {expected} is "
+                    "missing"
+                )
+
+    def _complain(self, text: str) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(text)
+
 
 FOUND: Final = "found"
 """A writer looked at the log: the number of the next record of each stream."""
@@ -70,7 +176,6 @@ _WEIGHTS: Final = [(at + 1) ** -1.2 for at in range(len(STREAMS))]
 """How the rate is divided: the k-th stream gets a part like ``1 / k**1.2``."""
 _LOOK_SECONDS: Final = 0.5
 
-Say = Callable[..., None]
 Append = Callable[..., Awaitable[range]]
 
 
@@ -112,11 +217,6 @@ class SoakJob:
         """Return the plan as an argument."""
         return json.dumps(dataclasses.asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> SoakJob:
-        """Rebuild from :meth:`to_json`."""
-        return cls(**json.loads(text))
-
 
 async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
     """Check the records there, or that come within that time; return how many. WalError if one is wrong."""
@@ -127,19 +227,11 @@ async def advance(checker: Checker, reader: Reader, max_wait: float | None = Non
     return len(batch)
 
 
-async def advance_to(limit: int, checker: Checker, reader: Reader) -> None:
-    """Check all records below ``limit``."""
-    async with reader:
-        while checker.position < limit:
-            await advance(checker, reader)
-
-
 class Writing:
     """Appends to the streams of one writer, at rates that differ and vary."""
 
-    def __init__(self, plan: SoakJob, say: Say) -> None:
+    def __init__(self, plan: SoakJob) -> None:
         self._plan = plan
-        self._say = say
         self._checker = Checker(plan.seed, plan.position, plan.numbers)
         self._generator = Generator(plan.seed)
         self._chance = random.Random(f"{plan.seed} {plan.role} {plan.life}")
@@ -149,7 +241,7 @@ class Writing:
         """Append until SIGTERM, then close the log. Reads first what an earlier life wrote."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await (self._write_locally() if self._plan.directory else self._write_to_store())
-        self._say(CLOSED)
+        say(CLOSED)
 
     async def _write_locally(self) -> None:
         plan = self._plan
@@ -160,9 +252,8 @@ class Writing:
         )
         async with Wal.open(Path(plan.directory or ""), settings=SETTINGS, tier=tier) as wal:
             limit = wal.durable_limit
-            reader = wal.reader(plan.position, stop=limit, follow=False)
-            await advance_to(limit, self._checker, reader)
-            self._say(FOUND, self._checker.numbers)
+            await self._advance_to(limit, wal.reader(plan.position, stop=limit, follow=False))
+            say(FOUND, self._checker.numbers)
             await self._produce(partial(wal.append_many, durability=plan.durability))
 
     async def _write_to_store(self) -> None:
@@ -170,7 +261,7 @@ class Writing:
         settings = WriterSettings(fragment_bytes=_FRAGMENT_BYTES, max_in_flight=_PUTS)
         async with CloudWriter.open(plan.url, create=False, settings=settings) as log:
             await self._look()
-            self._say(FOUND, self._checker.numbers)
+            say(FOUND, self._checker.numbers)
             for _ in range(_PUTS):
                 await self._occupy(log)
             await log.cursors.delete(plan.role)
@@ -180,7 +271,13 @@ class Writing:
         """Read what is in the log by now."""
         async with CloudLog.open(self._plan.url) as log:
             reader = log.reader(self._checker.position, stop=log.tail)
-            await advance_to(log.tail, self._checker, reader)
+            await self._advance_to(log.tail, reader)
+
+    async def _advance_to(self, limit: int, reader: Reader) -> None:
+        """Check all records below ``limit``."""
+        async with reader:
+            while self._checker.position < limit:
+                await advance(self._checker, reader)
 
     async def _occupy(self, log: CloudWriter) -> None:
         """Append a record where the log ends, and look again if it ends elsewhere by then.
@@ -201,7 +298,7 @@ class Writing:
                 return
 
     async def _produce(self, append: Append) -> None:
-        self._say(OPENED)
+        say(OPENED)
         async with asyncio.TaskGroup() as group:
             for stream in self._plan.own_streams(self._plan.role):
                 group.create_task(self._feed(append, stream))
@@ -220,32 +317,32 @@ class Writing:
         first, generator = self._checker.numbers[stream], self._generator
         values = [generator.value(stream, first + row) for row in range(rows)]
         self._checker.numbers[stream] = limit = first + rows
-        self._say(BEGUN, stream, limit)
+        say(BEGUN, stream, limit)
         begin = time.monotonic_ns()
         while True:
             try:
                 await append(values, key=STREAMS[stream].encode(), stream=STREAMS[stream])
             except ContentionError:  # not written
                 continue
-            self._say(ACKNOWLEDGED, stream, limit, (time.monotonic_ns() - begin) // 1000)
+            say(ACKNOWLEDGED, stream, limit, (time.monotonic_ns() - begin) // 1000)
             return
 
 
-async def read(plan: SoakJob, say: Say) -> None:
+async def read(plan: SoakJob) -> None:
     """Follow the log from the plan's position, in its directory or in the store."""
     if plan.role == "disk":
         assert plan.directory is not None
         async with Wal.open_readonly(plan.directory) as wal:
             cursor = await wal.cursor(plan.role)
-            await _follow(plan, wal.reader(plan.position), cursor.commit, say)
+            await _follow(plan, wal.reader(plan.position), cursor.commit)
     else:
         async with CloudLog.open(plan.url) as log:
             commit = partial(log.cursors.commit, plan.role)
-            await _follow(plan, log.reader(plan.position, follow=True), commit, say)
+            await _follow(plan, log.reader(plan.position, follow=True), commit)
 
 
 async def _follow(
-    plan: SoakJob, reader: Reader, commit: Callable[[int], Awaitable[object]], say: Say
+    plan: SoakJob, reader: Reader, commit: Callable[[int], Awaitable[object]]
 ) -> None:
     checker, at = Checker(plan.seed, plan.position, plan.numbers), 0.0
     say(OPENED)
@@ -257,7 +354,7 @@ async def _follow(
             await commit(checker.position)
 
 
-async def collect(plan: SoakJob, say: Say) -> None:
+async def collect(plan: SoakJob) -> None:
     """Remove what no cursor needs, repeatedly."""
     settings = CollectorSettings(
         interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
@@ -278,15 +375,15 @@ def may_pass(error: BaseException) -> bool:
 async def main(plan: SoakJob) -> None:
     """Do what the plan's role does."""
     if plan.role in plan.writers:
-        await Writing(plan, say).run()
+        await Writing(plan).run()
     else:
-        await (collect if plan.role == "collector" else read)(plan, say)
+        await (collect if plan.role == "collector" else read)(plan)
 
 
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(main(SoakJob.from_json(sys.argv[1])))
+        asyncio.run(main(SoakJob(**json.loads(sys.argv[1]))))
     except Exception as error:
         # One store that fails fails all streams at once.
         cause = first_of(error) if isinstance(error, ExceptionGroup) else error

@@ -19,8 +19,7 @@ from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
 from walstore import Wal
 from walstore.cli.child_process import LatencySamples, receive, start_child
 from walstore.cli.soak import child
-from walstore.cli.soak.child import SoakJob
-from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
+from walstore.cli.soak.child import MOST_PROBLEMS, STREAMS, Checker, SoakJob
 from walstore.errors import OffsetTrimmedError, WalError
 from walstore.verify import verify_directory
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from walstore import Wal, WalError
-from walstore.cli.demo import checks
+from walstore.cli.demo import checks, rows
 from walstore.cli.demo.checks import (
     KEY,
     ReadBack,
@@ -24,7 +24,6 @@ from walstore.cli.demo.checks import (
     producer_number,
 )
 from walstore.cli.demo.run import progress
-from walstore.cli.demo.verb import rows
 from walstore.cli.output import show_figures
 
 VALUES = [b"one", b"", b"three"]

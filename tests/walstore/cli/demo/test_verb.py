@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli
-from walstore.cli.demo import verb
+from walstore.cli import demo
 
 
 def test_a_directory_that_is_not_empty(cli: Cli, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_store_that_is_no_url(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_machine_without_proc(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verb, "PROC", tmp_path)
+    monkeypatch.setattr(demo, "PROC", tmp_path)
     done = cli("demo")
     assert done.code == 1
     assert "from /proc, which is not there" in done.error

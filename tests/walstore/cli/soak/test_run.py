@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from walstore.cli.soak import child
-from walstore.cli.soak.child import SoakJob
-from walstore.cli.soak.records import STREAMS
+from walstore.cli.soak.child import STREAMS, SoakJob
 from walstore.cli.soak.run import Actor, Soak
 
 FIRST = [1] * len(STREAMS)
@@ -98,6 +98,6 @@ def test_a_reader_that_saw_less_or_more_is_named(heard: Heard) -> None:
 
 def test_a_plan_crosses_to_a_process(heard: Heard) -> None:
     plan = heard.soak._plan
-    again = SoakJob.from_json(plan.to_json())
+    again = SoakJob(**json.loads(plan.to_json()))
     assert again.to_json() == plan.to_json()
     assert list(again.numbers) == FIRST

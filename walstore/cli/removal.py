@@ -1,4 +1,4 @@
-"""walstore gc: remove what no cursor of a stored log needs."""
+"""walstore trim and gc: records removed from the beginning of a log."""
 
 from __future__ import annotations
 
@@ -12,18 +12,130 @@ from typing import TYPE_CHECKING, Annotated, Any
 import aiofiles
 import typer
 
-from walstore.cli.location import to_url
-from walstore.cli.options import AsJson, Confirm, StoredAt
-from walstore.cli.output import complain, format_bytes, format_count, print_fields, print_json
-from walstore.cli.progress import progress_bar
+from walstore import Wal
+from walstore.cli.errors import UsageError
+from walstore.cli.location import open_location, parse_place, to_directory, to_url
+from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    format_time,
+    print_result,
+    progress_bar,
+)
 from walstore.cli.running import run_async
-from walstore.records import from_timestamp_us
+from walstore.cursors.directory import list_cursors
+from walstore.files.log_files import LogSnapshot
+from walstore.log.retention_plan import Pin, plan_trim
+from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan, Progress
     from uploader.garbage.collection import AuditCallback
 
-EXAMPLES = """\b
+TRIM_EXAMPLES = """\b
+Examples:
+  walstore trim data/orders --before 100000
+  walstore trim data/orders --before 2025-06-01 --confirm
+  walstore trim data/orders --before -1000000 --json
+"""
+
+
+def trim(
+    directory: Directory,
+    *,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="PLACE",
+            help="First record to stay: an offset, a time, -N for the last N, latest.",
+            show_default=False,
+        ),
+    ],
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the records before a place. A dry run without --confirm.
+
+    Cursors pin their position and everything after it. Segments wholly before the new head are deleted.
+    With --confirm the log is opened for writing, so exit code 4 if a writer has it; the dry run takes no
+    lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
+    """
+    done = run_async(_trim(to_directory(directory, "trim"), before, is_confirmed=confirm))
+    print_result(done, _trim_fields(done), as_json=as_json)
+    if not confirm:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _trim(path: Path, before: str, *, is_confirmed: bool) -> dict[str, Any]:
+    place = parse_place(before)
+    view = await asyncio.to_thread(LogSnapshot.open, path)
+    async with open_location(str(path)) as log:
+        offset = await place.resolve(log)
+    done = await asyncio.to_thread(_plan_trim, view, offset)
+    if is_confirmed:
+        async with Wal.open(path) as wal:
+            done["new_head"] = await wal.trim(before=offset)
+        done["applied"] = True
+    return done
+
+
+def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
+    if view.tier_url is not None and before > max(view.uploaded_limit, view.head):
+        raise UsageError(
+            f"{view.tier_url} held offsets below {view.uploaded_limit} at the last checkpoint; "
+            f"'walstore upload' the log before trimming it to {before}"
+        )
+    now_us = SystemClock().now_us()
+    cursors = list_cursors(view.fs, view.path, now_us)
+    pins = [Pin(one.position, one.name) for one in cursors if not one.is_expired]
+    new_head = plan_trim(
+        before,
+        head=view.head,
+        durable_limit=view.durable_limit,
+        now_us=now_us,
+        uploaded_limit=None,
+        pins=pins,
+    )
+    gone = [
+        (one.path.name, one.path.stat().st_size)
+        for one in view.segments
+        if one.summary is not None and one.summary.limit <= new_head
+    ]
+    return {
+        "location": str(view.path),
+        "applied": False,
+        "before": before,
+        "head": view.head,
+        "new_head": new_head,
+        "durable_limit": view.durable_limit,
+        "records": new_head - view.head,
+        "segments": [{"name": name, "bytes": size_bytes} for name, size_bytes in gone],
+        "bytes": sum(size_bytes for _, size_bytes in gone),
+        "pinned_by": [
+            {"name": pin.holder, "position": pin.offset} for pin in pins if pin.offset < before
+        ],
+    }
+
+
+def _trim_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    fields = [
+        ("location", done["location"]),
+        ("offsets", f"[{done['head']}, {done['durable_limit']})"),
+        ("new head", done["new_head"]),
+        ("records", done["new_head"] - done["head"]),
+        ("segments", f"{len(done['segments'])}, {format_bytes(done['bytes'])}"),
+    ]
+    fields += [("", one["name"]) for one in done["segments"]]
+    fields += [
+        ("pinned by", f"cursor {one['name']} at {one['position']}") for one in done["pinned_by"]
+    ]
+    return fields
+
+
+GC_EXAMPLES = """\b
 Examples:
   walstore gc plan s3://bucket/orders
   walstore gc apply s3://bucket/orders --confirm
@@ -102,12 +214,9 @@ def gc(
     location, plan, done = run_async(
         _collect(to_url(url, "gc"), settings, audit, is_applied=is_applied)
     )
-    found = _to_json(location, plan, done)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
-    _conclude(found, action, is_confirmed=confirm)
+    found = _gc_json(location, plan, done)
+    print_result(found, _gc_fields(found), as_json=as_json)
+    _conclude_gc(found, action, is_confirmed=confirm)
 
 
 async def _collect(
@@ -151,18 +260,18 @@ async def _write_lines(path: Path, lines: asyncio.Queue[str | None]) -> None:
             await file.flush()
 
 
-def _conclude(found: dict[str, Any], action: Action, *, is_confirmed: bool) -> None:
+def _conclude_gc(found: dict[str, Any], action: Action, *, is_confirmed: bool) -> None:
     for finding in found["findings"]:
         complain(f"refused: {finding}")
     if found["due_us"] is not None and found["applied"]:
         complain(
-            f"what was dropped may be deleted from {_time(found['due_us'])} on; run this again"
+            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
         )
     if action is Action.APPLY and not is_confirmed:
         complain("nothing was changed; give --confirm to do this")
 
 
-def _to_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
+def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
     return {
         "location": location,
         "applied": done is not None,
@@ -189,7 +298,7 @@ def _to_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any
     }
 
 
-def _print(found: dict[str, Any]) -> None:
+def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     fields = [
         ("location", found["location"]),
         ("offsets", f"[{found['head']}, {found['tail']})"),
@@ -205,8 +314,4 @@ def _print(found: dict[str, Any]) -> None:
     fields += [("cursor", f"{one['name']} at {one['position']}") for one in found["cursors"]]
     if found["applied"]:
         fields.append(("deleted", f"{len(found['deleted'])} objects"))
-    print_fields(fields)
-
-
-def _time(timestamp_us: int) -> str:
-    return f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}Z"
+    return fields

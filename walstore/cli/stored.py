@@ -1,26 +1,136 @@
-"""walstore fragments: the objects that hold the records of a stored log."""
+"""walstore manifest and fragments: what a stored log consists of."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from walstore.cli.location import to_url
+from walstore.cli.errors import UsageError
+from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_url
 from walstore.cli.options import AsJson, StoredAt
-from walstore.cli.output import print_json, writing
+from walstore.cli.output import (
+    format_bytes,
+    format_count,
+    format_time,
+    print_fields,
+    print_json,
+    print_table,
+    write_bytes,
+    writing,
+)
 from walstore.cli.running import run_async
-from walstore.cli.source import OpenedLog
-from walstore.cli.start import StartPlace, parse_place
-from walstore.records import from_timestamp_us
 from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
     from uploader.format.entries import Fragment
+    from uploader.format.manifest import Manifest
     from uploader.read.fragment_ranges import FragmentFooters
 
-EXAMPLES = """\b
+MANIFEST_EXAMPLES = """\b
+Examples:
+  walstore manifest s3://bucket/orders
+  walstore manifest s3://bucket/orders --json
+  walstore manifest file:///srv/bucket/orders --raw > MANIFEST
+"""
+
+
+def manifest(
+    url: StoredAt,
+    *,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the manifest itself: its JSON, byte for byte.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the manifest of a stored log: totals, snapshots, newest fragments.
+
+    It names older fragments through snapshots; 'walstore fragments' lists all of them.
+    """
+    if raw and as_json:
+        raise UsageError("give --raw or --json, not both")
+    location, found = run_async(_load(to_url(url, "manifest")))
+    if raw:
+        write_bytes(found.serialise())
+    elif as_json:
+        print_json(_manifest_json(location, found))
+    else:
+        _print_manifest(location, found)
+
+
+async def _load(url: str) -> tuple[str, Manifest]:
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(url) as opened:
+        opened.check_found()
+        return opened.store.url, opened.root.manifest
+
+
+def _manifest_json(location: str, found: Manifest) -> dict[str, Any]:
+    return {
+        "location": location,
+        "writer": found.writer,
+        "sealed": found.is_sealed,
+        "head": found.oldest_offset,
+        "tail": found.next_offset,
+        "next_fragment": found.next_seq_no,
+        "setsum": found.setsum.hexdigest(),
+        "collected": found.collected.hexdigest(),
+        "appended_bytes": found.acc_bytes,
+        "snapshots": [
+            {
+                "path": one.path_to_snapshot,
+                "depth": one.depth,
+                "start": one.start,
+                "limit": one.limit,
+                "bytes": one.num_bytes,
+                "setsum": one.setsum.hexdigest(),
+            }
+            for one in found.snapshots
+        ],
+        "fragments": [
+            {
+                "path": one.path,
+                "seq_no": one.seq_no,
+                "start": one.start,
+                "limit": one.limit,
+                "bytes": one.num_bytes,
+                "setsum": one.setsum.hexdigest(),
+            }
+            for one in found.fragments
+        ],
+    }
+
+
+def _print_manifest(location: str, found: Manifest) -> None:
+    live_bytes = sum(one.num_bytes for one in found.snapshots)
+    live_bytes += sum(one.num_bytes for one in found.fragments)
+    print_fields(
+        [
+            ("location", location),
+            ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
+            ("records", format_count(found.next_offset - found.oldest_offset)),
+            ("size", f"{format_bytes(live_bytes)}, {format_bytes(found.acc_bytes)} ever added"),
+            ("next fragment", found.next_seq_no),
+            ("setsum", found.setsum.hexdigest()),
+            ("collected", found.collected.hexdigest()),
+            ("writer", found.writer),
+            ("sealed", "yes" if found.is_sealed else "no"),
+        ]
+    )
+    rows = [
+        (f"snapshot, depth {one.depth}", one.start, one.limit, one.num_bytes, one.path_to_snapshot)
+        for one in found.snapshots
+    ]
+    rows += [("fragment", one.start, one.limit, one.num_bytes, one.path) for one in found.fragments]
+    if rows:
+        sys.stdout.write("\n")
+        print_table(("entry", "start", "limit", "bytes", "path"), rows)
+
+
+FRAGMENTS_EXAMPLES = """\b
 Examples:
   walstore fragments s3://bucket/orders
   walstore fragments s3://bucket/orders --from 2025-06-01 --times
@@ -50,10 +160,12 @@ def fragments(
     With --json a line for each. Fragments that hold only records outside of the two places are left out.
     """
     start, stop = parse_place(from_), parse_place(to)
-    run_async(_list(to_url(url, "fragments"), start, stop, with_times=times, as_json=as_json))
+    run_async(
+        _list_fragments(to_url(url, "fragments"), start, stop, with_times=times, as_json=as_json)
+    )
 
 
-async def _list(
+async def _list_fragments(
     url: str, start: StartPlace, stop: StartPlace, *, with_times: bool, as_json: bool
 ) -> None:
     from uploader import CloudLog
@@ -75,9 +187,9 @@ async def _list(
                 times = await _read_times(footers, part) if with_times else [()] * len(part)
                 for entry, bounds in zip(part, times, strict=True):
                     if as_json:
-                        print_json(_to_json(entry, bounds))
+                        print_json(_fragment_json(entry, bounds))
                     else:
-                        _write_line(_cells(entry), map(_time, bounds))
+                        _write_line(_cells(entry), map(format_time, bounds))
     finally:
         worker.close()
 
@@ -105,7 +217,7 @@ async def _read_times(
     return [task.result().times_us or (None, None) for task in reading]
 
 
-def _to_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, Any]:
+def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, Any]:
     found = {
         "seq_no": entry.seq_no,
         "start": entry.start,
@@ -122,10 +234,6 @@ def _to_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, Any]:
 def _cells(entry: Fragment) -> tuple[object, ...]:
     records = entry.limit - entry.start
     return entry.seq_no, entry.start, entry.limit, records, entry.num_bytes, entry.path
-
-
-def _time(timestamp_us: int | None) -> str:
-    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"
 
 
 def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from walstore import RecordTooLargeError
 from walstore.cli.errors import UsageError
-from walstore.cli.splitting import LengthPrefixed, Lines, Splitter
+from walstore.cli.input import LengthPrefixed, Lines, Splitter
 
 VALUES = st.lists(st.binary(max_size=30), max_size=20)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli
-from tests.walstore.cli.test_rebuild import fragment_keys
+from tests.walstore.cli.test_repair import fragment_keys
 
 STDIN = b"one\ntwo\n"
 

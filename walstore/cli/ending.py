@@ -1,21 +1,68 @@
-"""walstore destroy: remove a stored log for good."""
+"""walstore seal and destroy: the end of a stored log."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, Confirm, StoredAt
-from walstore.cli.output import complain, format_bytes, format_count, print_fields, print_json
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_result,
+)
 from walstore.cli.running import run_async
 
-if TYPE_CHECKING:
-    from uploader import Destroyed
+SEAL_EXAMPLES = """\b
+Examples:
+  walstore seal s3://bucket/orders
+  walstore seal s3://bucket/orders --confirm
+  walstore seal file:///srv/bucket/orders --confirm --json
+"""
 
-EXAMPLES = """\b
+
+def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+    """Let a stored log take no more records, for good. A dry run without --confirm.
+
+    No append commits afterwards, whoever makes it; there is no way back. It can be read, collected, forked
+    and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
+    """
+    done = run_async(_seal(to_url(url, "seal"), is_confirmed=confirm))
+    fields = [
+        ("location", done["location"]),
+        ("offsets", f"[{done['head']}, {done['tail']})"),
+        ("records", format_count(done["tail"] - done["head"])),
+        ("sealed", "yes" if done["sealed"] else "no"),
+    ]
+    print_result(done, fields, as_json=as_json)
+    if not confirm and not done["sealed"]:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
+    from uploader import seal
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(url) as found:
+        found.check_found()
+        if is_confirmed:
+            await seal(url)
+            await found.root.load()
+        manifest = found.root.manifest
+        return {
+            "location": found.store.url,
+            "applied": is_confirmed,
+            "head": manifest.oldest_offset,
+            "tail": manifest.next_offset,
+            "sealed": manifest.is_sealed,
+        }
+
+
+DESTROY_EXAMPLES = """\b
 Examples:
   walstore destroy s3://bucket/orders
   walstore seal s3://bucket/orders --confirm && walstore destroy s3://bucket/orders --confirm
@@ -39,10 +86,7 @@ def destroy(
     After an interruption, the same command continues.
     """
     done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
-    if as_json:
-        print_json(done)
-    else:
-        _print(done)
+    print_result(done, _destroyed_fields(done), as_json=as_json)
     if not confirm:
         complain("nothing was changed; give --confirm to do this")
 
@@ -74,19 +118,15 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
         "left": [],
     }
     if is_confirmed:
-        removed = await _remove(url, even_unsealed=even_unsealed)
+        from uploader import destroy
+
+        removed = await destroy(url, confirm=even_unsealed)
         done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
         done["left"] = list(removed.left)
     return done
 
 
-async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
-    from uploader import destroy
-
-    return await destroy(url, confirm=even_unsealed)
-
-
-def _print(done: dict[str, Any]) -> None:
+def _destroyed_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     fields: list[tuple[str, Any]] = [("location", done["location"])]
     if done["head"] is not None:
         fields.append(("offsets", f"[{done['head']}, {done['tail']})"))
@@ -95,4 +135,4 @@ def _print(done: dict[str, Any]) -> None:
         size = format_bytes(done["object_bytes"])
         fields.append(("removed", f"{format_count(done['objects'])} objects, {size}"))
     fields += [("left", key) for key in done["left"]]
-    print_fields(fields)
+    return fields

@@ -9,7 +9,7 @@ import pytest
 
 from tests.local import stored_batches
 from walstore import Batch, Wal
-from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker, Generator
+from walstore.cli.soak.child import MOST_PROBLEMS, STREAMS, Checker, Generator
 
 SEED = 7
 MADE = Generator(SEED)

@@ -1,0 +1,272 @@
+"""walstore upload, restore and fork: logs copied between directories and stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walstore import Wal
+from walstore.cli.errors import UsageError
+from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_directory, to_url
+from walstore.cli.options import (
+    Alpha,
+    AsJson,
+    Directory,
+    LayoutOption,
+    Shards,
+    StoredAt,
+    StoreUrl,
+    TakeOver,
+    layout_arguments,
+)
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_result,
+    progress_bar,
+    terminal,
+)
+from walstore.cli.running import run_async
+from walstore.files.log_files import LogSnapshot
+from walstore.records import from_timestamp_us
+from walstore.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from uploader import Forked, RestoreProgress
+
+UPLOAD_EXAMPLES = """\b
+Examples:
+  walstore upload data/orders s3://bucket/orders
+  walstore upload data/orders file:///srv/bucket/orders --json
+  walstore upload data/orders s3://bucket/orders --layout chain --shards 4
+  walstore upload data/orders s3://bucket/orders --take-over
+"""
+
+_PROGRESS_SECONDS = 0.2
+
+
+def upload(
+    directory: Directory,
+    url: StoreUrl,
+    *,
+    layout: LayoutOption = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    take_over: TakeOver = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ship everything durable in DIRECTORY that is not at URL yet, then end.
+
+    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
+    URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
+    took the prefix over: see --take-over.
+    """
+    options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
+    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
+    fields = [
+        ("directory", shipped["directory"]),
+        ("url", shipped["url"]),
+        ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
+        ("records", shipped["records"]),
+        ("fragments", shipped["fragments"]),
+        ("size", format_bytes(shipped["bytes"])),
+    ]
+    print_result(shipped, fields, as_json=as_json)
+
+
+async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    from uploader import CloudTier
+
+    await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
+    tier = CloudTier(url, **options)
+    async with Wal.open(path, tier=tier) as wal:
+        start, limit = wal.uploaded_limit, wal.durable_limit
+        async with asyncio.TaskGroup() as group:
+            progress = group.create_task(_show_progress(wal, start, limit))
+            if limit > start:
+                await wal.wait_durable(limit - 1, "cloud")
+            progress.cancel()
+        counters = tier.uploader
+        return {
+            "directory": str(path),
+            "url": tier.url,
+            "start": start,
+            "limit": wal.uploaded_limit,
+            "records": wal.uploaded_limit - start,
+            "fragments": counters.uploaded_fragments + counters.adopted_fragments,
+            "bytes": counters.uploaded_bytes,
+        }
+
+
+async def _show_progress(wal: Wal, start: int, limit: int) -> None:
+    clock = SystemClock()
+    with terminal().status("shipping") as status:
+        while True:
+            status.update(f"shipped {wal.uploaded_limit - start} of {limit - start} records")
+            await clock.sleep(_PROGRESS_SECONDS)
+
+
+RESTORE_EXAMPLES = """\b
+Examples:
+  walstore restore s3://bucket/orders data/orders
+  walstore restore s3://bucket/orders data/before-the-bug --to-time 2025-06-01T12:00
+  walstore restore file:///srv/bucket/orders data/orders --to-offset 5000 --json
+"""
+
+
+def restore(
+    url: StoredAt,
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIRECTORY",
+            help="Where to make the log; empty or not there yet.",
+            show_default=False,
+        ),
+    ],
+    *,
+    to_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--to-offset", metavar="OFFSET", help="Restore the records before this offset."
+        ),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="Restore the records before this time."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a log directory from URL, whole or up to an offset or time.
+
+    Whole, the directory becomes the log's own: opened with its tier, it continues where the lost one ended.
+    Fragments that a crash left unpublished are published first. Up to an offset or time it is a log of its
+    own, which cannot ship to URL, and the store is only read. Every record is checked. After an
+    interruption the directory has no log, and the same command continues.
+    """
+    if to_offset is not None and to_time is not None:
+        raise UsageError("give --to-offset or --to-time, not both")
+    stop = to_offset if to_time is None else _parse_time(to_time)
+    source, path = to_url(url, "restore"), to_directory(directory, "restore")
+    done = run_async(_restore(source, path, stop))
+    print_result(done, _restored_fields(done), as_json=as_json)
+    if not done["owns_prefix"]:
+        complain(f"this is a log of its own; it cannot ship to {done['url']}")
+
+
+def _parse_time(text: str) -> datetime:
+    timestamp_us = parse_place(text).timestamp_us
+    if timestamp_us is None:
+        raise UsageError(f"--to-time takes a time such as 2025-06-01T12:00:00Z, not {text!r}")
+    return from_timestamp_us(timestamp_us)
+
+
+async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[str, Any]:
+    from uploader import restore
+
+    with progress_bar("restoring") as show:
+
+        def on_progress(at: RestoreProgress) -> None:
+            done, total = at.position - at.head, at.limit - at.head
+            show(done, total, f"{format_count(done)} of {format_count(total)} records")
+
+        restored = await restore(url, path, stop=stop, progress=on_progress)
+    found = asdict(restored)
+    found["directory"] = str(found.pop("path"))
+    found["bytes"] = found.pop("size_bytes")
+    found["records"] = restored.limit - restored.head
+    return found
+
+
+def _restored_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    fields = [
+        ("directory", done["directory"]),
+        ("url", done["url"]),
+        ("log id", done["log_id"]),
+        ("offsets", f"[{done['head']}, {done['limit']})"),
+        ("records", format_count(done["records"])),
+        ("segments", f"{done['segments']}, {format_bytes(done['bytes'])}"),
+        ("fragments", f"{done['fragments']}, {format_bytes(done['fragment_bytes'])}"),
+    ]
+    if done["adopted_fragments"]:
+        fields.append(("adopted", f"{done['adopted_fragments']} fragments that were unpublished"))
+    if done["resumed_at"] > done["head"]:
+        fields.append(("went on at", done["resumed_at"]))
+    return fields
+
+
+FORK_EXAMPLES = """\b
+Examples:
+  walstore fork s3://bucket/orders s3://bucket/orders-test
+  walstore fork s3://bucket/orders s3://bucket/june --from 2025-06-01 --to 2025-07-01
+  walstore fork file:///srv/bucket/orders file:///srv/bucket/copy --to 5000 --json
+"""
+
+
+def fork(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="URL of the log to copy.", show_default=False),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="URL of the new log.", show_default=False),
+    ],
+    *,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PLACE", help="Begin with the fragment of this record."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="PLACE", help="End before this record.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a stored log, or a part of it, to a log of its own.
+
+    Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
+    keeps collections from what is copied. Every record is checked. After an interruption there is no log
+    at TARGET, and the same command continues. Exit code 4 if something else is there.
+    """
+    places = [None if text is None else parse_place(text) for text in (from_, to)]
+    done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))
+    fields = [
+        ("source", done["source"]),
+        ("target", done["target"]),
+        ("offsets", f"[{done['start']}, {done['limit']})"),
+        ("records", format_count(done["records"])),
+        ("size", format_bytes(done["fragment_bytes"])),
+        ("setsum", done["setsum"]),
+    ]
+    print_result(done, fields, as_json=as_json)
+
+
+async def _fork(
+    source: str, target: str, from_: StartPlace | None, to: StartPlace | None
+) -> dict[str, Any]:
+    from uploader import CloudLog, fork
+    from uploader.stores import open_store
+
+    async with CloudLog.open(source) as log:
+        places = OpenedLog(log)
+        start = None if from_ is None else await from_.resolve(places)
+        stop = None if to is None else await to.resolve(places)
+        low, high = log.head if start is None else start, log.tail if stop is None else stop
+        source_url = log.url
+    with progress_bar("copying") as show:
+
+        def on_progress(at: Forked) -> None:
+            done = at.limit - max(at.start, low)
+            show(done, high - low, f"{format_count(done)} of {format_count(high - low)} records")
+
+        found = await fork(source, target, start=start, stop=stop, progress=on_progress)
+    records = found.limit - found.start
+    urls = {"source": source_url, "target": open_store(target).url}
+    return {**urls, **asdict(found), "records": records}

@@ -1,0 +1,188 @@
+"""walstore tail and dump: records of a log on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from walstore import Batch
+from walstore.cli.location import check_stream, open_location, parse_place
+from walstore.cli.options import AsJson, Location, Stream
+from walstore.cli.output import to_json, write_bytes
+from walstore.cli.running import run_async, stop_on_signal, until_stopped
+
+
+class ValueEncoding(StrEnum):
+    """How values, keys and header values appear in JSON."""
+
+    AUTO = "auto"
+    """A string if the bytes are UTF-8, else an object ``{"base64": "..."}``."""
+    UTF8 = "utf8"
+    """A string; bytes that are not UTF-8 appear as U+FFFD."""
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+def encoder(encoding: ValueEncoding) -> Callable[[bytes], Any]:
+    """Return the function that turns bytes into a JSON value."""
+    return {
+        ValueEncoding.AUTO: _auto,
+        ValueEncoding.UTF8: lambda data: data.decode("utf-8", "replace"),
+        ValueEncoding.HEX: lambda data: data.hex(),
+        ValueEncoding.BASE64: _base64,
+    }[encoding]
+
+
+def _to_json_lines(batch: Batch, encode: Callable[[bytes], Any]) -> bytes:
+    """Return the records of a batch as JSON objects, a line each."""
+    rows = [
+        {
+            "offset": record.offset,
+            "timestamp_us": record.timestamp_us,
+            "key": None if record.key is None else encode(record.key),
+            "stream": record.stream,
+            "headers": {name: encode(value) for name, value in record.headers.items()},
+            "value": encode(record.value),
+        }
+        for record in batch
+    ]
+    return "".join([to_json(row) + "\n" for row in rows]).encode()
+
+
+def _auto(data: bytes) -> str | dict[str, str]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": _base64(data)}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+TAIL_EXAMPLES = """\b
+Examples:
+  walstore tail data/orders
+  walstore tail -f data/orders --from latest --stream eu
+  walstore tail -f s3://bucket/orders --from -100 --json | jq .offset
+"""
+
+
+def tail(
+    location: Location,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
+        ),
+    ] = "-10",
+    stream: Stream = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the values of the last records to stdout, a line each, as they were appended.
+
+    Takes no lock. With --follow, a directory that another process writes is looked at every 1 to
+    50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
+    in 'walstore dump'. SIGINT and SIGTERM end it with exit code 0.
+    """
+    encode = encoder(ValueEncoding.AUTO)
+    render = partial(_to_json_lines, encode=encode) if as_json else _to_values
+    run_async(_tail(location, start, check_stream(stream), render, follow=follow))
+
+
+async def _tail(
+    location: str,
+    start: str,
+    stream: str | None,
+    render: Callable[[Batch], bytes],
+    *,
+    follow: bool,
+) -> None:
+    first = parse_place(start)
+    with stop_on_signal() as stop:
+        async with open_location(location) as log:
+            begin = await first.resolve(log, stream)
+            source = log.batches(begin, None if follow else log.limit, stream=stream)
+            async for batch in until_stopped(source, stop):
+                await asyncio.to_thread(_write, batch, render)
+
+
+def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
+    write_bytes(render(batch))
+
+
+def _to_values(batch: Batch) -> bytes:
+    return b"".join([value + b"\n" for value in batch.values])
+
+
+DUMP_EXAMPLES = """\b
+Examples:
+  walstore dump data/orders --limit 10
+  walstore dump data/orders --from -100 --stream eu | jq .value
+  walstore dump s3://bucket/orders --from 2025-06-01 --to 2025-06-02 --value base64
+"""
+
+
+def dump(
+    location: Location,
+    *,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
+        ),
+    ] = "earliest",
+    stop: Annotated[
+        str, typer.Option("--to", metavar="PLACE", help="Record before which to stop; as --from.")
+    ] = "latest",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, metavar="N", help="Most records to write.")
+    ] = None,
+    value: Annotated[
+        ValueEncoding, typer.Option("--value", help="How bytes appear.")
+    ] = ValueEncoding.AUTO,
+    stream: Stream = None,
+    as_json: AsJson = False,  # noqa: ARG001 - it is JSON with or without
+) -> None:
+    """Write records to stdout as JSON lines, and end at the last durable one.
+
+    Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
+    {"base64": "..."} unless --value says otherwise. Times without a zone are UTC.
+    """
+    run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
+
+
+async def _dump(
+    location: str,
+    places: tuple[str, str],
+    stream: str | None,
+    limit: int | None,
+    value: ValueEncoding,
+) -> None:
+    first, last = map(parse_place, places)
+    render = partial(_to_json_lines, encode=encoder(value))
+    async with open_location(location) as log:
+        begin = await first.resolve(log, stream)
+        end = min(await last.resolve(log, stream), log.limit)
+        if limit is not None and stream is None:
+            end = min(end, begin + limit)
+        source = log.batches(begin, max(begin, end), stream=stream)
+        async for batch in source if limit is None else _first(source, limit):
+            await asyncio.to_thread(_write, batch, render)
+
+
+async def _first(source: AsyncIterator[Batch], count: int) -> AsyncIterator[Batch]:
+    """Yield the first ``count`` records."""
+    while count > 0 and (batch := await anext(source, None)) is not None:
+        yield batch if len(batch) <= count else batch.slice(batch.start, batch.offsets[count])
+        count -= len(batch)
