@@ -8,7 +8,10 @@ never come from the tier.
 
 from __future__ import annotations
 
+import errno
+import logging
 from bisect import bisect_left
+from typing import Final
 
 from walstore.append.channel import Channel
 from walstore.append.state import LogState
@@ -28,10 +31,14 @@ from walstore.files.segment_file import (
     read_batches,
 )
 from walstore.ports import FileSystem, Tier
-from walstore.read.healing import DamagedSegments, is_damage, not_shipped
 from walstore.read.reader import ReadGuard
 from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.threads import Lane
+
+logger = logging.getLogger("walstore")
+
+_SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
+"""Temporary shortages of the system; the file may be intact."""
 
 
 class TieredSource:
@@ -323,3 +330,46 @@ def _latest_us(source: Segment) -> int:
 
 def _size(batches: list[Batch]) -> int:
     return sum(batch.nbytes for batch in batches)
+
+
+def is_damage(error: WalError) -> bool:
+    """Return whether a local file is damaged, missing or unreadable, so that reading a copy helps."""
+    if isinstance(error, CorruptionError):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _SHORTAGES
+
+
+class DamagedSegments:
+    """The segments of an open log whose files are damaged. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._reported: set[int] = set()
+
+    def report(self, segment: Segment, error: WalError, url: str) -> None:
+        """Log the damage of a segment, once."""
+        if segment.start in self._reported:
+            return
+        self._reported.add(segment.start)
+        logger.error(
+            "%s is damaged; its records are read from %s until 'walstore repair --from-tier' has "
+            "rebuilt it: %s",
+            segment.path,
+            url,
+            error,
+        )
+
+
+def not_shipped(error: CorruptionError, limit: int) -> CorruptionError:
+    """Return the error for damage found by the uploader: the tier has only offsets below ``limit``."""
+    where = error.path if error.position is None else f"{error.path} at byte {error.position}"
+    bare = str(error).removesuffix(f": {where}")
+    found = CorruptionError(
+        f"{bare}, and these records are not in the tier, which ends at offset {limit}",
+        path=error.path,
+        position=error.position,
+        expected=error.expected,
+        found=error.found,
+    )
+    found.__cause__ = error
+    return found
