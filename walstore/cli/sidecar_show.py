@@ -11,7 +11,8 @@ from rich.status import Status
 from walstore.cli.output import complain, format_count, print_json, terminal
 
 if TYPE_CHECKING:
-    from walstore.spark.sidecar.reports import Landed, Observer, Offsets, Started
+    from walstore.spark.bounds import Offsets
+    from walstore.spark.sidecar.reports import Landed, Observer, Started
 
 
 class Several:
@@ -121,7 +122,7 @@ def _line(report: Landed) -> str:
 
 def brief(positions: Offsets) -> str:
     """Return positions in a few words."""
-    from walstore.spark.streaming.offsets import show
+    from walstore.spark.bounds import show
 
     shown = [f"{show(name)} {position}" for name, position in sorted(positions.items())[:4]]
     more = len(positions) - len(shown)
@@ -129,6 +130,6 @@ def brief(positions: Offsets) -> str:
 
 
 def _nested(positions: Offsets) -> Mapping[str, Any]:
-    from walstore.spark.streaming.offsets import to_json
+    from walstore.spark.bounds import to_json
 
     return to_json(positions)
