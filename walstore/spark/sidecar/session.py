@@ -15,9 +15,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore import WalError, errors
-from walstore.spark import environment
-from walstore.spark.environment import explain_worker, require_workers
-from walstore.spark.session import local_session, register
+from walstore.spark.environment import (
+    explain_worker,
+    local_session,
+    register,
+    require,
+    require_packages,
+    require_workers,
+)
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:
@@ -66,7 +71,7 @@ def open_session(settings: SidecarSettings, *, log_level: str) -> SparkSession:
 
     Raises WalError if Java, a package, a jar, or a package on the workers is missing. Blocks for seconds.
     """
-    environment.require_packages()
+    require_packages()
     config = session_config(settings)
     is_submitted = _SUBMITTED in os.environ
     try:
@@ -153,7 +158,7 @@ def _explain_start(packages: str | None) -> str:
 
 def _session(master: str | None, config: Mapping[str, str], *, is_submitted: bool) -> SparkSession:
     if not is_submitted:
-        environment.require()
+        require()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
