@@ -27,7 +27,8 @@ from walstore.spark.sidecar.settings import (
 )
 
 if TYPE_CHECKING:
-    from walstore.spark.sidecar.reports import Landed, Observer, Offsets, Started, Summary
+    from walstore.spark.bounds import Offsets
+    from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
 
 SIDECAR_EXAMPLES = """\b
 Examples:
@@ -366,7 +367,7 @@ def _line(report: Landed) -> str:
 
 def brief(positions: Offsets) -> str:
     """Return positions in a few words."""
-    from walstore.spark.streaming.offsets import show
+    from walstore.spark.bounds import show
 
     shown = [f"{show(name)} {position}" for name, position in sorted(positions.items())[:4]]
     more = len(positions) - len(shown)
@@ -374,6 +375,6 @@ def brief(positions: Offsets) -> str:
 
 
 def _nested(positions: Offsets) -> Mapping[str, Any]:
-    from walstore.spark.streaming.offsets import to_json
+    from walstore.spark.bounds import to_json
 
     return to_json(positions)

@@ -1,4 +1,8 @@
-"""Where a read starts and ends, in all logs or in each one: Kafka's words and JSON. Pure."""
+"""Where a read starts and ends in its logs, and where a stream is: Kafka's words and JSON. Pure.
+
+The JSON of offsets is also what Spark writes into a stream's checkpoint: ``{"orders": {"0": 123, "1": 7}}``,
+for each partition the offset of the next record to read. Spark compares offsets as text, so logs are sorted.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from walstore import InvalidSettingsError
 from walstore.spark.values import Options, number
@@ -121,10 +125,7 @@ def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
 
 def offsets_json(offsets: Mapping[LogName, int]) -> str:
     """Return offsets as in options and checkpoints: ``{"orders": {"0": 123}}``, keys sorted."""
-    nested: dict[str, dict[str, int]] = {}
-    for (topic, partition), offset in sorted(offsets.items()):
-        nested.setdefault(topic, {})[str(partition)] = offset
-    return json.dumps(nested, ensure_ascii=False)
+    return json.dumps(to_json(offsets), ensure_ascii=False)
 
 
 def _parse_json(
@@ -175,3 +176,48 @@ def _to_moment(value: int) -> Bound | None:
 def _some(logs: list[LogName]) -> str:
     shown = ", ".join(f"{topic}/{partition}" for topic, partition in logs[:_SHOWN])
     return shown if len(logs) <= _SHOWN else f"{shown} and {len(logs) - _SHOWN} more"
+
+
+Offsets: TypeAlias = Mapping[LogName, int]
+"""The offset of the next record, for each log."""
+
+
+def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """Return the form for Spark; equal offsets give equal text."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(partition)] = offset
+    return found
+
+
+def from_json(value: Any) -> dict[LogName, int]:
+    """Parse offsets from Spark; InvalidSettingsError if this source cannot have written them."""
+    found: dict[LogName, int] = {}
+    if not isinstance(value, Mapping):
+        raise _foreign(value)
+    for topic, partitions in value.items():
+        if not isinstance(topic, str) or not isinstance(partitions, Mapping):
+            raise _foreign(value)
+        for partition, offset in partitions.items():
+            if (
+                not isinstance(partition, str)
+                or not (partition.isascii() and partition.isdigit())
+                or type(offset) is not int
+                or offset < 1
+            ):
+                raise _foreign(value)
+            found[topic, int(partition)] = offset
+    return found
+
+
+def show(name: LogName) -> str:
+    """Return a log's name for messages."""
+    topic, partition = name
+    return f"{topic}/{partition}" if partition else topic
+
+
+def _foreign(value: Any) -> InvalidSettingsError:
+    return InvalidSettingsError(
+        f"the checkpoint holds offsets that are not of this source: {str(value)[:200]}; give the query a "
+        "checkpointLocation of its own"
+    )

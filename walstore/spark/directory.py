@@ -21,8 +21,17 @@ from walstore.format import segment
 from walstore.format.recovery import Chain
 from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex
 from walstore.spark.location import Location
-from walstore.spark.partition import FilePart, FilePartition, LogPartition
-from walstore.spark.plan import PARTITION_BYTES, FileExtent, Span, clip, cut_file, group
+from walstore.spark.plan import (
+    PARTITION_BYTES,
+    FileExtent,
+    FilePart,
+    FilePartition,
+    LogPartition,
+    Span,
+    clip,
+    cut_file,
+    group,
+)
 from walstore.spark.store import StoreLog
 
 _CUTS: Final = 8

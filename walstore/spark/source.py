@@ -1,18 +1,28 @@
-"""``format("walstore")`` as Spark finds it. Importable with nothing but PySpark.
+"""``format("walstore")`` as Spark finds it, also as tables. Importable with nothing but PySpark.
 
 Spark imports this whenever it looks for data sources, also for other formats. Packages that may be missing
 (pyarrow, those of the cloud tier) are therefore imported on first use, with an error that names the extra.
+
+A table is ``CREATE TABLE orders USING walstore LOCATION '/logs/orders'``. Spark passes a table's options to
+the source once, when the table is created, among properties of the catalog. It stores only the columns; a
+query on the table gets the columns and no options. So the options are stored with the columns, in the
+metadata of the first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from walstore.runtime.extras import needs_extra
 from walstore.spark.environment import require_packages
 
 with needs_extra("spark", 'format("walstore")'):
     from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructField, StructType
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -21,7 +31,62 @@ if TYPE_CHECKING:
         DataSourceStreamWriter,
         DataSourceWriter,
     )
-    from pyspark.sql.types import StructType
+
+
+_METADATA: Final = "walstore.options"
+_OPTION: Final = "option."
+"""Prefix of an option's name in the catalog, which distinguishes it from properties."""
+_MARK: Final = "provider"
+"""A property of every table that a read without a table never has."""
+_DEEPEST: Final = 3
+
+
+def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options among what the catalog passes, by lower-case name; None if it is no table.
+
+    The path is in the form for ``load``. Reads the directory that it names.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    if _MARK not in given:
+        return None
+    found = {
+        name.removeprefix(_OPTION): value
+        for name, value in given.items()
+        if name.startswith(_OPTION)
+    }
+    if "path" in given:
+        found["path"] = _plain(given["path"])
+    return found
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the columns of a table with its options in their metadata."""
+    first, *others = schema.fields
+    metadata = {_METADATA: json.dumps(options)}
+    return StructType([StructField(first.name, first.dataType, metadata=metadata), *others])
+
+
+def all_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a read: those in the columns of the table, if any, and those of the query."""
+    found: dict[str, str] = {}
+    for field in schema.fields:
+        found |= json.loads((field.metadata or {}).get(_METADATA, "{}"))
+    return found | {name.lower(): value for name, value in options.items()}
+
+
+def _plain(path: str) -> str:
+    """Return the path or URL that the user gave: the catalog turns either into ``file:/dir``.
+
+    The directory of a log, or of several, has ``.wal`` files in it or below it; any other is a store.
+    """
+    scheme, _, rest = path.partition(":")
+    if scheme != "file" or not rest.startswith("/"):
+        return path
+    directory = unquote("/" + rest.lstrip("/"))
+    patterns = ["*/" * depth + "*.wal" for depth in range(_DEEPEST)]
+    if any(True for pattern in patterns for _ in Path(directory).glob(pattern)):
+        return directory
+    return f"file:///{rest.lstrip('/')}"
 
 
 class WalstoreSource(DataSource):
@@ -69,9 +134,8 @@ class WalstoreSource(DataSource):
         """
         require_packages()
         from walstore.spark.options import STREAM_ONLY, parse_options
-        from walstore.spark.planner import check_location
-        from walstore.spark.schema import spark_schema
-        from walstore.spark.tables import table_options, with_options
+        from walstore.spark.reader import check_location
+        from walstore.spark.rows import spark_schema
 
         table = table_options(self.options)
         # Spark does not say whether it is going to read a batch or a stream.
@@ -89,8 +153,7 @@ class WalstoreSource(DataSource):
         require_packages()
         from walstore.spark.options import parse_options
         from walstore.spark.reader import BatchReader
-        from walstore.spark.schema import column_names
-        from walstore.spark.tables import all_options
+        from walstore.spark.rows import column_names
 
         options = parse_options(all_options(self.options, schema))
         return BatchReader(options, column_names(schema))
@@ -99,7 +162,6 @@ class WalstoreSource(DataSource):
         """Return a reader that follows logs, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.streaming import stream_reader
-        from walstore.spark.tables import all_options
 
         return stream_reader(all_options(self.options, schema), schema)
 

@@ -19,9 +19,8 @@ from walstore import Batch, LogNotFoundError, WalError
 from walstore.format.segment import parse_file_name
 from walstore.runtime.threads import Worker
 from walstore.spark.location import Location
-from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.plan import Span, clip, group
-from walstore.spark.schema import Projection
+from walstore.spark.plan import FragmentPart, FragmentPartition, LogPartition, Span, clip, group
+from walstore.spark.rows import Projection
 
 _T = TypeVar("_T")
 

@@ -18,15 +18,14 @@ from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedErro
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
 from walstore.spark.location import Location
-from walstore.spark.partition import (
+from walstore.spark.plan import (
     FilePart,
     FilePartition,
     FragmentPart,
     FragmentPartition,
     LogPartition,
 )
-from walstore.spark.rows import RowBuilder
-from walstore.spark.schema import Projection
+from walstore.spark.rows import Projection, RowBuilder
 from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")

@@ -22,8 +22,8 @@ from uploader import CloudTier, UploadSettings, open_store
 from uploader.stores.metering import MeteredStore
 from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
-from walstore.spark.partition import FragmentPartition
-from walstore.spark.schema import Projection, spark_schema
+from walstore.spark.plan import FragmentPartition
+from walstore.spark.rows import Projection, spark_schema
 from walstore.spark.store import FragmentSource
 
 ALL = spark_schema(include_headers=True)

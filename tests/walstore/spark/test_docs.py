@@ -11,7 +11,7 @@ from tests.test_docs import run, snippets
 from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark.features import HAS_LIMITS
 from walstore.spark.options import KNOWN
-from walstore.spark.schema import spark_schema
+from walstore.spark.rows import spark_schema
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in path.read_text())

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
-from walstore.spark.partition import FilePart, LogPartition
-from walstore.spark.plan import FileExtent, ReadInterval, cut_file, divide, group, resolve
+from walstore.spark.plan import (
+    FileExtent,
+    FilePart,
+    LogPartition,
+    ReadInterval,
+    cut_file,
+    divide,
+    group,
+    resolve,
+)
 
 
 @dataclass

@@ -18,8 +18,14 @@ from walstore import Record
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.spark import rows
-from walstore.spark.rows import MOST_ROWS, RowBuilder
-from walstore.spark.schema import Projection, arrow_schema, column_names, spark_schema
+from walstore.spark.rows import (
+    MOST_ROWS,
+    Projection,
+    RowBuilder,
+    arrow_schema,
+    column_names,
+    spark_schema,
+)
 
 ALL = spark_schema(include_headers=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -30,8 +30,8 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetTrimmedError,
 )
-from walstore.spark.partition import FilePartition, FragmentPartition
-from walstore.spark.schema import spark_schema
+from walstore.spark.plan import FilePartition, FragmentPartition
+from walstore.spark.rows import spark_schema
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from pyspark.sql.types import StructType
 
 from tests.walstore.spark.reading import copied, fill
 from walstore import LogNotFoundError
-from walstore.spark.source import WalstoreSource
-from walstore.spark.tables import all_options, table_options
+from walstore.spark.source import WalstoreSource, all_options, table_options
 
 PROPERTIES = {"provider": "walstore", "owner": "root", "comment": "hi", "x": "y"}
 """What the catalog adds, and a property of the user's own."""

@@ -79,7 +79,7 @@ def _read(
     from walstore.spark.fast_path.hadoop import hadoop_store
     from walstore.spark.fast_path.planner import divide, plan
     from walstore.spark.options import parse_options
-    from walstore.spark.schema import spark_schema
+    from walstore.spark.rows import spark_schema
 
     options = parse_options({**given, "path": path})
     jvm.require_jvm(spark)
@@ -100,24 +100,23 @@ def _read(
 
 def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.columns import project, stored_schema
     from walstore.spark.fast_path.hadoop import hadoop_store
 
     stored = jvm.scan(
         spark,
-        stored_schema(scan.kind),
+        jvm.stored_schema(scan.kind),
         hadoop_store(scan.url, os.environ),
         [part.entry.path for part in scan.parts],
         size_bytes=scan.size_bytes,
         fail_on_data_loss=options.fail_on_data_loss,
     )
-    rows = project(stored, scan, include_headers=options.include_headers)
+    rows = jvm.project(stored, scan, include_headers=options.include_headers)
     return rows if options.stream is None else rows.where(rows.stream == options.stream)
 
 
 def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataFrame:
     """Return records that are in no fragment yet; the source also reads those shipped meanwhile."""
-    from walstore.spark.fast_path.columns import rename
+    from walstore.spark.fast_path import jvm
 
     reader = spark.read.format("walstore").options(
         startingOffsets=str(found.start),
@@ -128,7 +127,7 @@ def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataF
     )
     if options.stream is not None:
         reader = reader.option("stream", options.stream)
-    return rename(reader.load(found.directory), found.topic, found.partition)
+    return jvm.rename(reader.load(found.directory), found.topic, found.partition)
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:

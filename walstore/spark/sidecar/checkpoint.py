@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from walstore import FormatVersionError, InvalidSettingsError, StorageUnavailableError
-from walstore.spark.bounds import LogName
-from walstore.spark.streaming.offsets import from_json, show
+from walstore.spark.bounds import LogName, from_json, show
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,12 +14,11 @@ from typing import Final
 
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
-from walstore.spark.bounds import LogName
+from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.cursors import StreamCursor
-from walstore.spark.streaming.offsets import Offsets, show
-from walstore.spark.streaming.polled_log import PolledLog, StoreOpener, make_polled_log
+from walstore.spark.streaming.poller import PolledLog, StoreOpener, make_polled_log
 
 _ATTEMPTS: Final = 10
 

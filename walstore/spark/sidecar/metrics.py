@@ -11,8 +11,8 @@ from walstore import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
-from walstore.spark.sidecar.reports import Landed, Offsets, Started
-from walstore.spark.streaming.offsets import show
+from walstore.spark.bounds import Offsets, show
+from walstore.spark.sidecar.reports import Landed, Started
 
 with needs_extra("metrics", "--metrics-port"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server

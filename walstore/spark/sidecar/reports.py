@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from walstore import InvalidSettingsError
-from walstore.spark.bounds import LogName
-
-Offsets: TypeAlias = Mapping[tuple[str, int], int]
-"""An offset for each log, by topic and partition."""
+from walstore.spark.bounds import LogName, Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def count_records(before: Mapping[LogName, int], after: Mapping[LogName, int]) -
 
 def tails_of(progress: Mapping[str, Any], before: dict[LogName, int]) -> dict[LogName, int]:
     """Return the logs' tails as the source reported them to Spark, or else ``before``."""
-    from walstore.spark.streaming.offsets import from_json
+    from walstore.spark.bounds import from_json
 
     sources = progress["sources"]
     latest = sources[0].get("latestOffset") if sources else None

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from walstore import WalError
 from walstore.ports import Clock
 from walstore.spark.environment import require_packages
-from walstore.spark.sidecar.failures import spark_errors
 from walstore.spark.sidecar.reports import (
     Landed,
     Observer,
@@ -29,6 +28,7 @@ from walstore.spark.sidecar.reports import (
     seconds_of,
     tails_of,
 )
+from walstore.spark.sidecar.session import spark_errors
 from walstore.spark.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ class Sidecar:
 
     def _run(self, spark: SparkSession, held: HeldLogs) -> Summary:
         from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
-        from walstore.spark.sidecar.job import start_query
-        from walstore.spark.sidecar.tables import open_table
+        from walstore.spark.sidecar.tables import open_table, start_query
 
         settings = self._settings
         checkpoint = QueryCheckpoint(SparkFolder(spark, settings.checkpoint_place))

@@ -1,4 +1,4 @@
-"""The table that a sidecar writes: its contents before the start, and whether they fit the checkpoint.
+"""The table that a sidecar writes, and the query that writes it.
 
 Delta and Iceberg store with each batch its number and the id of the query that wrote it, and skip a batch
 that they have: one repeated after a kill is in the table once. The id is in the checkpoint, so this holds as
@@ -12,19 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from walstore import InvalidSettingsError
-from walstore.spark.bounds import LogName
-from walstore.spark.schema import spark_schema
+from walstore.spark.bounds import LogName, Offsets, offsets_json, show
+from walstore.spark.features import HAS_LIMITS
+from walstore.spark.rows import spark_schema
 from walstore.spark.sidecar.checkpoint import (
     LandedBatch,
     QueryCheckpoint,
     SparkFolder,
     check_parquet_table,
 )
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat, local_path
-from walstore.spark.streaming.offsets import Offsets, show
+from walstore.spark.sidecar.settings import (
+    DEFAULT_MAX_RECORDS,
+    SidecarSettings,
+    TableFormat,
+    local_path,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
 
 _MADE_COLUMNS: Final = {"date": "date", "hour": "int"}
 _SESSION_CATALOG: Final = "spark_catalog"
@@ -247,3 +254,54 @@ def quoted(name: str) -> str:
     """Return a table's name with its parts quoted for SQL."""
     parts: Sequence[str] = name.replace("`", "").split(".")
     return ".".join(f"`{part}`" for part in parts)
+
+
+def start_query(
+    spark: SparkSession, settings: SidecarSettings, start: Offsets | None, table: Table
+) -> StreamingQuery:
+    """Start the query, in each log at ``start``, unless the checkpoint has a position.
+
+    None begins at each log's head.
+    """
+    writer = (
+        table.arrange(divided(read(spark, settings, start), settings))
+        .writeStream.format(settings.table_format)
+        .outputMode("append")
+        .option("checkpointLocation", settings.checkpoint_place)
+        .partitionBy(*settings.partition_by)
+    )
+    if settings.is_once:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(
+            processingTime=f"{round(settings.trigger_seconds * 1000)} milliseconds"
+        )
+    if settings.is_named:
+        return writer.toTable(settings.table_place)
+    return writer.start(settings.table_place)
+
+
+def read(spark: SparkSession, settings: SidecarSettings, start: Offsets | None) -> DataFrame:
+    """Return the logs as a stream."""
+    reader = spark.readStream.format("walstore").option("includeHeaders", settings.has_headers)
+    # Older Sparks have no limit: the source refuses one that the user set.
+    if HAS_LIMITS or settings.max_records != DEFAULT_MAX_RECORDS:
+        reader = reader.option("maxOffsetsPerTrigger", settings.max_records)
+    if start is not None:
+        reader = reader.option("startingOffsets", offsets_json(start))
+    if settings.subscribe is not None:
+        reader = reader.option("subscribe", settings.subscribe)
+    if settings.subscribe_pattern is not None:
+        reader = reader.option("subscribePattern", settings.subscribe_pattern)
+    return reader.load(settings.location)
+
+
+def divided(frame: DataFrame, settings: SidecarSettings) -> DataFrame:
+    """Return the stream with the partition columns that are derived from the record's time."""
+    from pyspark.sql import functions as f
+
+    if "date" in settings.partition_by:
+        frame = frame.withColumn("date", f.to_date("timestamp"))
+    if "hour" in settings.partition_by:
+        frame = frame.withColumn("hour", f.hour("timestamp"))
+    return frame

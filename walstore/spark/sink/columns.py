@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from uploader.partitioned.stager import RECORDS
 from walstore import InvalidSettingsError, WalError
-from walstore.spark.schema import HEADERS_ARROW
+from walstore.spark.rows import HEADERS_ARROW
 
 COLUMNS: Final[dict[str, str]] = {
     "value": "binary or string",

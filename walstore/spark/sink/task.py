@@ -1,4 +1,4 @@
-"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory.
+"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory. Blocking.
 
 The partition of a key is ``crc32(key) % partitions``, in Spark ``pmod(crc32(key), partitions)``. A task's
 rows without a key go to one partition. The message to the driver names the staged fragments; it is small,
@@ -9,18 +9,78 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from uploader.partitioned import Staged, Stager, WriteId
+from uploader.partitioned import Committer, SinkSettings, Staged, Stager, WriteId, open_partitions
+from uploader.stores import ObjectStore, RetryPolicy, open_store
 from walstore import WalError
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 from walstore.spark.sink.columns import partition_column, to_records
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.sink_store import SinkStore, run_in_store
+from walstore.spark.store import SyncRunner
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStore:
+    """The store that contains the logs, with what calls on it need."""
+
+    store: ObjectStore
+    settings: SinkSettings
+    retry: RetryPolicy
+    clock: Clock
+    worker: Worker
+
+    @property
+    def committer(self) -> Committer:
+        """The committer that publishes staged rows to the logs."""
+        return Committer(
+            self.store,
+            settings=self.settings,
+            retry=self.retry,
+            clock=self.clock,
+            worker=self.worker,
+        )
+
+
+def run_in_store(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
+    """Return what ``act`` returns; blocks. Connections and threads are released afterwards."""
+
+    async def run() -> _T:
+        clock = SystemClock()
+        store = open_store(options.location.text)
+        worker = Worker("sink", threads=3)
+        try:
+            return await act(
+                SinkStore(store, options.settings, RetryPolicy(clock=clock), clock, worker)
+            )
+        finally:
+            worker.close()
+            await store.aclose()
+
+    with closing(SyncRunner()) as runner:
+        return runner.run(run())
+
+
+def prepare(options: SinkOptions) -> int:
+    """Create the partitioned log if it does not exist; return its number of logs. Blocks."""
+
+    async def act(target: SinkStore) -> int:
+        return await open_partitions(
+            target.store, options.partitions, retry=target.retry, worker=target.worker
+        )
+
+    return run_in_store(options, act)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from walstore import WalError
 from walstore.runtime.clock import SystemClock
 from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.sink_store import SinkStore, prepare, run_in_store
-from walstore.spark.sink.task import Sink, merge
+from walstore.spark.sink.task import Sink, SinkStore, merge, prepare, run_in_store
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from walstore.spark.schema import column_names
+from walstore.spark.rows import column_names
 from walstore.spark.streaming.reader import StreamReader
 from walstore.spark.streaming.stream_options import parse_stream_options
 

@@ -16,16 +16,18 @@ from uploader import open_store
 from walstore import CorruptionError, InvalidSettingsError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
-from walstore.spark.bounds import LogName
+from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
-from walstore.spark.partition import LogPartition
-from walstore.spark.schema import Projection
-from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
-from walstore.spark.streaming.micro_batch import MicroBatches
-from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
-from walstore.spark.streaming.polled_log import StoreOpener, make_polled_log
-from walstore.spark.streaming.poller import Poller
+from walstore.spark.plan import LogPartition
+from walstore.spark.rows import Projection
+from walstore.spark.streaming.micro_batch import (
+    MicroBatches,
+    budget_of,
+    check_limits,
+    default_limit,
+)
+from walstore.spark.streaming.poller import Poller, StoreOpener, make_polled_log
 from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows

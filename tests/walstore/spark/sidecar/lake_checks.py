@@ -15,9 +15,8 @@ from tests.lakes import Lake
 from tests.walstore.spark.reading import fill
 from walstore.errors import InvalidSettingsError
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
-from walstore.spark.sidecar.job import start_query
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
-from walstore.spark.sidecar.tables import open_table
+from walstore.spark.sidecar.tables import open_table, start_query
 
 ORDERS = ("orders", 0)
 COLUMNS = (

@@ -29,7 +29,7 @@ from walstore.spark.features import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from walstore.spark.schema import arrow_schema
+from walstore.spark.rows import arrow_schema
 from walstore.spark.streaming.reader import StreamReader
 
 

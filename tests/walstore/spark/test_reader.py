@@ -131,7 +131,7 @@ NOTEBOOK = """
 import asyncio, sys
 from walstore.spark.filters import Narrowed
 from walstore.spark.options import parse_options
-from walstore.spark.planner import plan_read
+from walstore.spark.reader import plan_read
 
 async def cell():
     options = parse_options({"path": sys.argv[1], "subscribePattern": ".*"})

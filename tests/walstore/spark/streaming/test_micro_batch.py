@@ -13,7 +13,7 @@ from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from walstore.spark.plan import Span
-from walstore.spark.streaming.admission import (
+from walstore.spark.streaming.micro_batch import (
     Budget,
     budget_of,
     by_bytes,
@@ -148,7 +148,7 @@ import sys
 import pyspark.sql.datasource  # this version's needs them itself
 sys.modules["pyspark.sql.streaming.datasource"] = None  # as before Spark 4.2
 from walstore.spark.streaming import stream_reader
-from walstore.spark.schema import spark_schema
+from walstore.spark.rows import spark_schema
 schema = spark_schema(include_headers=False)
 reader = stream_reader({"path": "/tmp/none"}, schema)
 assert not hasattr(reader, "pushFilters")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
-from walstore.spark.sidecar.failures import to_error
+from walstore.spark.sidecar.session import to_error
 
 PYTHON = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [X] Traceback:
   File "read.py", line 53, in read_rows
