@@ -16,7 +16,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.findings import Finding, Severity
     from uploader.format.rollup import RollUpSettings
-    from uploader.garbage.collection import Collected, CollectorSettings, Deleted, Plan, Progress
+    from uploader.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
     from uploader.layouts.open_root import Layout
     from uploader.read.cloud_log import CloudLog

@@ -12,7 +12,7 @@ from uploader.format.entries import Fragment
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore

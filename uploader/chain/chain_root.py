@@ -33,8 +33,8 @@ from uploader.format.pending_link import LinkBase, PendingLink, WaitForDurableEr
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
 from uploader.format.two_clock_time import TwoClockTime
-from uploader.garbage.announced import Announced
 from uploader.root import cas
+from uploader.root.garbage_file import Announced
 from uploader.root.roller import Roller
 from uploader.root.root import Change
 from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed

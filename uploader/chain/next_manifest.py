@@ -8,7 +8,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.names import FragmentName
 from uploader.format.pending_link import LinkBase, Make, WaitForDurableError
-from uploader.garbage.announced import Announced
+from uploader.root.garbage_file import Announced
 from uploader.root.published import is_published
 from uploader.root.roller import Roller
 from uploader.root.root import Change

@@ -69,7 +69,7 @@ class Garbage:
     logs never need it."""
     cursors_checked: bool = dataclasses.field(default=False, compare=False)
     """Whether its collector has checked the cursors since it was announced, and none holds it: from then on
-    writers may drop it, too (``announced.py``). Of no use to wal3. The same garbage without it is equal."""
+    writers may drop it (``garbage_file.py``). Of no use to wal3. The same garbage without it is equal."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from uploader.format.manifest import Manifest
-from uploader.garbage.garbage_file import announced_head
-from uploader.garbage.holds import GarbageHold, Holds
 from uploader.partitioned.commit_record import LogPlan, PublishPlace
 from uploader.partitioned.staged import StagedFragment, placed, setsum_at
 from uploader.partitioned.stager import writer_of
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS, job_time_us
+from uploader.root.garbage_file import announced_head
+from uploader.root.holds import GarbageHold, Holds
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree

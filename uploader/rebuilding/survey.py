@@ -24,7 +24,7 @@ from uploader.format.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
 from uploader.format.sealing import is_blocker
 from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import fragment_maker, inspect_fragment
-from uploader.garbage.observed_heads import read_heads
+from uploader.gc.observed_heads import read_heads
 from uploader.rebuilding.note import Note
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged

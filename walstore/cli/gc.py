@@ -21,7 +21,7 @@ from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan, Progress
-    from uploader.garbage.collection import AuditCallback
+    from uploader.gc.collection import AuditCallback
 
 EXAMPLES = """\b
 Examples:

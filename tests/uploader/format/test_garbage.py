@@ -20,7 +20,7 @@ from uploader.format.garbage import (
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.format.snapshot import Snapshot
-from uploader.garbage.garbage_plan import plan_garbage
+from uploader.gc.garbage_plan import plan_garbage
 from walstore.errors import CorruptionError, FormatVersionError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -2,7 +2,7 @@
 
 Only whole fragments are dropped. Snapshots that contain only garbage are dropped with it; the rest of one
 that contains some becomes a new one, level by level. A rest that is a single snapshot replaces the one it
-was in, so that no snapshot ever has the key of another one (tests/uploader/garbage/test_garbage_plan.py).
+was in, so that no snapshot ever has the key of another one (tests/uploader/gc/test_garbage_plan.py).
 """
 
 from __future__ import annotations
