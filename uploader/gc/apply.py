@@ -152,7 +152,7 @@ class Execution:
         garbage = plan.garbage
         manifest = await self.newest()
         found, etag = await self.file.load()
-        if found != garbage or etag is None:
+        if etag is None or found != garbage:
             return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, is_superseded=True)
         if not is_dropped(manifest, garbage):
             raise CollectionRefusedError(
