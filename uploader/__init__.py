@@ -6,8 +6,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.admin.bootstrap import bootstrap
     from uploader.admin.destroy import Destroyed, destroy
     from uploader.admin.fork import Forked, fork
-    from uploader.admin.scrub_report import ScrubReport, ScrubTally
-    from uploader.admin.scrubber import Scrubber
+    from uploader.admin.scrubber import Scrubber, ScrubReport, ScrubTally
     from uploader.admin.seal import seal
     from uploader.chain import ChainSettings, Rebuilt, rebuild
     from uploader.cursors.cloud_cursors import CloudCursors

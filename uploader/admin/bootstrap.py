@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import open_session
+from uploader.layouts.log_session import LogSession, open_session
+from uploader.root import cas
 from uploader.root.ownership import BOOTSTRAP_NAME
 from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectStore
@@ -13,9 +15,6 @@ from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 from walstore.validation.arguments import as_int
-from uploader.layouts.log_session import LogSession
-from uploader.root import cas
-from walstore.errors import ContentionError
 
 
 async def bootstrap(

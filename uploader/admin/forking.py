@@ -14,26 +14,25 @@ not know expiry and would keep the records for ever.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
-from typing import Final
-from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.format import layout
-from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import LogSession
-from walstore.errors import OffsetTrimmedError
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Final
+
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.format import layout
 from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
 from uploader.layouts.growing_manifest import Forked, GrowingManifest
+from uploader.layouts.log_session import LogSession
 from uploader.read.fragment_copy import FragmentCopier
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from walstore.errors import CorruptionError, OffsetTrimmedError
-
 
 _HOLD_SECONDS: Final = 86_400.0
 _RENEW_SECONDS: Final = 3_600.0

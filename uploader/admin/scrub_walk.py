@@ -12,10 +12,24 @@ in memory. Never reads fragments.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+
 from uploader.format import layout
-from uploader.format.findings import Finding, check_manifest, of_error
+from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.findings import (
+    RESTORE,
+    Finding,
+    Severity,
+    check_manifest,
+    check_order,
+    check_snapshot,
+    of_error,
+)
 from uploader.format.manifest import Manifest
+from uploader.format.snapshot import Snapshot
 from uploader.layouts.open_root import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored
@@ -24,21 +38,6 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.runtime.threads import Worker
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from functools import partial
-from itertools import pairwise
-from uploader.format.entries import Entry, Fragment, SnapshotPointer
-from uploader.format.findings import (
-    RESTORE,
-    Finding,
-    Severity,
-    check_order,
-    check_snapshot,
-    of_error,
-)
-from uploader.format.snapshot import Snapshot
-from walstore.errors import CorruptionError
 
 
 class ScrubRoot:
@@ -102,7 +101,9 @@ class ScrubRoot:
             self._report(of_error(error))
             return
         try:
-            read = await read_stored(self._store, layout.MANIFEST, _parse_manifest, worker=self._worker)
+            read = await read_stored(
+                self._store, layout.MANIFEST, _parse_manifest, worker=self._worker
+            )
             manifest, findings = read.value
         except ObjectNotFoundError:
             raise self._missing() from None

@@ -11,22 +11,20 @@ where the log ended when the scrub began.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from uploader.format.findings import Finding, Severity
-from uploader.format.setsum import Setsum
-from uploader.fragments.fragment_check import Checked, CheckOutcome
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Final
+
 from uploader.admin.scrub_objects import ScrubObjects
-from uploader.admin.scrub_root import ScrubRoot
-from uploader.admin.scrub_walk import ScrubWalk
+from uploader.admin.scrub_walk import ScrubRoot, ScrubWalk
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_check import Checked, CheckOutcome, check_fragment
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group

@@ -10,39 +10,32 @@ segments of them (``log_builder.py``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from datetime import datetime
-from uploader.read.cloud_log import CloudLog
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock, FileSystem
-from walstore.records import to_timestamp_us
-from walstore.runtime.clock import SystemClock
-from walstore.settings import Settings
-from walstore.validation.arguments import as_count, as_settings
 import asyncio
 import contextlib
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar, cast
+
 from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.layouts.open_root import find_root
+from uploader.read.cloud_log import CloudLog
 from uploader.root.ownership import check_shippable, owner
 from uploader.root.stream_file import StreamFile
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.write.cloud_tier import CloudTier
 from walstore.building.log_builder import LogBuilder
 from walstore.building.restore_marker import RestoreMarker
@@ -55,9 +48,15 @@ from walstore.errors import (
     StorageUnavailableError,
 )
 from walstore.files.locks import this_process
+from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
+from walstore.ports import Clock, FileSystem
+from walstore.records import to_timestamp_us
+from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.threads import Worker
+from walstore.settings import Settings
+from walstore.validation.arguments import as_count, as_settings
 
 
 @dataclass(frozen=True, slots=True)

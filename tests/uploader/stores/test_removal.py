@@ -27,7 +27,7 @@ JOB = job_name(1_750_000_000_000_000, "0123456789abcdef")
 EXEMPT = {
     "uploader/stores/removal.py",
     "uploader/cursors/cloud_cursors.py",  # a cursor's owner names it
-    "uploader/admin/fork_pin.py",  # a pin is one
+    "uploader/admin/forking.py",  # a pin is one
     "uploader/partitioned/sub_store.py",  # a store
     "uploader/stores/",
     "uploader/testing/",
