@@ -10,8 +10,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.admin.seal import seal
     from uploader.chain import ChainSettings, Rebuilt, rebuild
     from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.dirty.dirty_log import DirtyLog, RolledUp
-    from uploader.dirty.dirty_marker import Dirty
+    from uploader.dirty.dirty_log import Dirty, DirtyLog, RolledUp
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.findings import Finding, Severity
     from uploader.format.rollup import RollUpSettings

@@ -25,7 +25,6 @@ from typing import Any
 from uploader.admin.bootstrap import check_empty, create_manifest
 from uploader.admin.forking import Forking, ForkPin
 from uploader.format import layout
-from uploader.format.closings import closings_in, finished_closings
 from uploader.format.document import (
     MOST_SMALL_BYTES,
     Fields,
@@ -33,6 +32,7 @@ from uploader.format.document import (
     read_document,
     serialise,
 )
+from uploader.format.stream_table import closings_in, finished_closings
 from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas

@@ -24,8 +24,8 @@ from uploader.format.entries import SnapshotPointer
 from uploader.format.findings import Finding, Severity, of_error
 from uploader.format.garbage import Garbage, first_seq_no
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
+from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName
 from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID

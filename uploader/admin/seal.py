@@ -26,10 +26,10 @@ from functools import partial
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.closings import raise_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
+from uploader.format.stream_table import raise_closings
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.layouts.swapped_root import SwappedRoot

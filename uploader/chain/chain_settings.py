@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from uploader.format.layout import MOST_SHARDS
 from uploader.format.link import MOST_ALPHA
-from uploader.format.names import MOST_SHARDS
 from walstore.validation.fields import check_fields, described, whole
 
 

@@ -16,10 +16,9 @@ from uploader.chain.chain_reader import slots_of
 from uploader.chain.shards import list_shards
 from uploader.chain.window import new_author
 from uploader.format.entries import Fragment
-from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, MANIFEST_PREFIX, FragmentName
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import MANIFEST_PREFIX, FragmentName
 from uploader.format.setsum import Setsum
 from uploader.root import cas
 from uploader.root.stream_file import read_closings

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uploader.format.layout import FIRST_SEQ_NO
-from uploader.format.names import (
+from uploader.format.layout import (
+    FIRST_SEQ_NO,
     MOST_SHARDS,
     SHARD_PREFIX,
     FragmentName,

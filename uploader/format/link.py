@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.format.document import Fields, check_u64, read_document, serialise
-from uploader.format.layout import MAX_U64
+from uploader.format.layout import ANCHOR, MAX_U64, manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import ANCHOR, manifest_key
 from uploader.format.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 

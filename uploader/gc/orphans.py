@@ -23,8 +23,8 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.entries import SnapshotPointer
 from uploader.format.inventory import fragment_number
+from uploader.format.layout import MOST_SHARDS, shard_folder
 from uploader.format.manifest import Manifest
-from uploader.format.names import MOST_SHARDS, shard_folder
 from uploader.fragments.fragment import inspect_fragment
 from uploader.gc.deleter import Collectable, Leak
 from uploader.gc.observed_heads import ObservedHead

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from uploader.chain.chain_root import ChainRoot
 from uploader.chain.chain_settings import ChainSettings
 from uploader.format import layout as layouts
-from uploader.format.names import manifest_key
+from uploader.format.layout import manifest_key
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root

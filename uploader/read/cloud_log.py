@@ -8,9 +8,9 @@ from contextlib import aclosing
 from datetime import datetime
 
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
+from uploader.format.stream_table import closings_in, finished_closings
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.layouts.open_root import find_root
 from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within

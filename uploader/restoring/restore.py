@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
+from uploader.format.stream_table import closings_in, finished_closings
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.layouts.open_root import find_root
 from uploader.read.cloud_log import CloudLog

@@ -21,12 +21,12 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.format.two_clock_time import TwoClockTime
 from uploader.root import cas
 from uploader.root.holds import Keepers, lowest_cursor
 from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
 from uploader.runtime.background_task import BackgroundTask
+from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -9,8 +9,8 @@ last manifest, which carries a mark of its own (docs/chain.md, "The end").
 from __future__ import annotations
 
 from uploader.format import layout
-from uploader.format.closings import carry_closings, check_closings, with_closings
 from uploader.format.manifest import Manifest
+from uploader.format.stream_table import carry_closings, check_closings, with_closings
 from uploader.root.ownership import Claim, check_held, is_unwritten
 from uploader.root.root import Root
 from uploader.stores.port import ObjectStore
@@ -40,7 +40,7 @@ def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
     """Return the writer for the next manifest, where ``writer`` appends fragments to this one.
 
     LogSealedError, FencedError if a directory claimed the log since ``writer`` did, ContentionError if
-    ``writer`` lacks closings of streams (``closings.py``).
+    ``writer`` lacks closings of streams (``stream_table.py``).
     """
     check_unsealed(manifest, url=url)
     check_held(manifest, writer, url=url)

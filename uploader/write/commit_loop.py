@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
+from uploader.format.stream_table import without_closings
 from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.port import ObjectStore

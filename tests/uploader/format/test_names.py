@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.uploader.documents import SETSUMS, U64
 from uploader.format import layout
-from uploader.format.layout import MAX_U64
-from uploader.format.names import (
+from uploader.format.layout import (
+    MAX_U64,
     MOST_SHARDS,
     FragmentName,
     last_before,

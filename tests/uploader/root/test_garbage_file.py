@@ -12,7 +12,7 @@ from uploader.format import layout as layouts
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Fragment
 from uploader.format.garbage import Garbage
-from uploader.format.names import MANIFEST_PREFIX
+from uploader.format.layout import MANIFEST_PREFIX
 from uploader.format.setsum import Setsum
 from uploader.gc.garbage_plan import plan_garbage
 from uploader.layouts.open_root import find_root
