@@ -20,13 +20,12 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES
-from uploader.format.entries import SnapshotPointer
+from uploader.format.entries import Snapshot, SnapshotPointer
 from uploader.format.findings import Finding, Severity, of_error
 from uploader.format.garbage import Garbage, first_seq_no
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
 from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import read_object, read_stored

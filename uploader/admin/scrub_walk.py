@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 
 from uploader.format import layout
-from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.entries import Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.findings import (
     RESTORE,
     Finding,
@@ -29,7 +29,6 @@ from uploader.format.findings import (
     of_error,
 )
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.layouts.open_root import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored

@@ -27,12 +27,11 @@ from uploader.format.document import (
     read_document,
     serialise,
 )
-from uploader.format.entries import Fragment, SnapshotPointer
+from uploader.format.entries import Fragment, Snapshot, SnapshotPointer
 from uploader.format.inventory import Part, fragment_number, part_of
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from walstore.errors import CorruptionError, FormatVersionError, WalError
 
 _KEYS: Final = "fragment_keys"

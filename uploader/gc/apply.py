@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.gc.collection import (
     AuditCallback,
     Collected,

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import first_seq_no
 from uploader.format.inventory import Part, fragment_number, part_of
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.gc.collection import (
     AuditCallback,
     CollectorSettings,

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
+from uploader.format.entries import (
+    Entry,
+    Fragment,
+    Snapshot,
+    SnapshotPointer,
+    scrub_fragments,
+    scrub_run,
+)
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 
 WRITER: Final = "garbage collection"
 """The recorded writer of the snapshots; as in wal3."""

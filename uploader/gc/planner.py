@@ -8,10 +8,9 @@ from functools import partial
 from typing import Final
 
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.entries import Entry, Fragment
+from uploader.format.entries import Entry, Fragment, Snapshot
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.gc.collection import CollectorSettings, Cutoff, Plan
 from uploader.gc.garbage_plan import Cut, count_dropped, plan_garbage
 from uploader.gc.observed_heads import MICROSECONDS, HeadFile

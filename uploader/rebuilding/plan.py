@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from uploader.format.document import Fields, position, read_document, serialise
+from uploader.format.entries import Snapshot
 from uploader.format.findings import Finding
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

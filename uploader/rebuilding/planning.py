@@ -15,12 +15,10 @@ from itertools import pairwise
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, Severity
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import rebuilt_writer, seal_writer
+from uploader.format.manifest import Manifest, rebuilt_writer, seal_writer
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.evidence import SurveyEvidence, continues, stated_sum, weigh
 from uploader.rebuilding.plan import Changes, Keep, Note, RebuildPlan, Void
 from uploader.rebuilding.survey import SeenFragment, StoreSurvey

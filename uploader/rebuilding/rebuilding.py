@@ -25,10 +25,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from uploader.format import layout
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import Garbage
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import blocker
-from uploader.format.snapshot import Snapshot
+from uploader.format.manifest import Manifest, blocker
 from uploader.rebuilding.plan import Keep, Note, RebuildPlan, Void
 from uploader.rebuilding.planning import make_plan
 from uploader.rebuilding.survey import Progress, survey

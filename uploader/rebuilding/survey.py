@@ -15,14 +15,12 @@ from typing import Final, TypeVar
 
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, check_manifest, of_error
 from uploader.format.garbage import Garbage
 from uploader.format.inventory import Part, part_of
 from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import is_blocker
-from uploader.format.snapshot import Snapshot
+from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import fragment_maker, inspect_fragment
 from uploader.gc.observed_heads import read_heads
 from uploader.rebuilding.plan import Note

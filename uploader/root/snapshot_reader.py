@@ -13,8 +13,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
-from uploader.format.entries import SnapshotPointer
-from uploader.format.snapshot import Snapshot
+from uploader.format.entries import Snapshot, SnapshotPointer
 from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore

@@ -12,10 +12,9 @@ from contextlib import aclosing
 from operator import attrgetter
 from typing import Final, TypeVar
 
-from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.entries import Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import REWRITTEN, Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.root.snapshot_reader import SnapshotMissingError, SnapshotReader
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, OffsetTrimmedError

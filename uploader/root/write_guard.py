@@ -1,6 +1,6 @@
 """Whether a log may be written at all: not once it is sealed or destroyed.
 
-The manifest of a sealed log carries a mark (``sealing.py``), which stops every writer's change
+The manifest of a sealed log carries a mark (``manifest.py``), which stops every writer's change
 of the root. A destroyed log leaves a tombstone: a program that creates a manifest looks for
 it before and afterwards, and one that opens a log for writing looks, too. A destroyed chain also keeps its
 last manifest, which carries a mark of its own (docs/chain.md, "The end").

@@ -19,8 +19,7 @@ from functools import partial
 
 from uploader.format import layout
 from uploader.format.entries import Fragment
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import is_blocker
+from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import (
     fragment_closings,
     fragment_maker,
