@@ -173,19 +173,19 @@ class ScrubObjects:
             elif part is Part.SNAPSHOT:
                 snapshots.append(listed.key)
             elif part in {None, Part.REBUILT}:
-                self._tell_other(listed.key, part, counted)
+                self._report_other(listed.key, part, counted)
             elif part in _ODD:
                 self._report(Finding(_ODD[part][0], listed.key, *_ODD[part][1:]))
         for (place, what, advice), count in counted.items():
             self._note(place, f"{count} objects {what}", advice)
         manifest = await self._newest()
         if manifest.is_rebuilding:
-            self._tell(Severity.WARNING, layout.MANIFEST, *_REBUILDING)
-        await self._tell_fragments(fragments, manifest)
+            self._report_up_to_limit(Severity.WARNING, layout.MANIFEST, *_REBUILDING)
+        await self._report_fragments(fragments, manifest)
         if snapshots:
-            await self._tell_snapshots(snapshots, manifest)
+            await self._report_snapshots(snapshots, manifest)
 
-    async def _tell_fragments(self, fragments: Sequence[str], manifest: Manifest) -> None:
+    async def _report_fragments(self, fragments: Sequence[str], manifest: Manifest) -> None:
         """Report the fragments that no manifest names, except voided ones."""
         misfits, voided = await self._behind(fragments, manifest)
         for key in fragments:
@@ -193,7 +193,9 @@ class ScrubObjects:
                 continue
             why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
-                self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
+                self._report_up_to_limit(
+                    Severity.WARNING if key in misfits else Severity.NOTE, key, *why
+                )
 
     async def _why_unnamed(self, key: str, manifest: Manifest) -> tuple[str, str] | None:
         """Return why no manifest names the fragment at ``key``, and the advice; None if one names it."""
@@ -248,7 +250,7 @@ class ScrubObjects:
             return True  # reported by the walk
         return found is None or found.path == key
 
-    async def _tell_snapshots(self, keys: Sequence[str], manifest: Manifest) -> None:
+    async def _report_snapshots(self, keys: Sequence[str], manifest: Manifest) -> None:
         """Report the snapshots that the manifest does not lead to."""
         named = await self._named_snapshots(manifest)
         for key in keys:
@@ -275,7 +277,7 @@ class ScrubObjects:
             level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
         return named
 
-    def _tell_other(
+    def _report_other(
         self, key: str, part: Part | None, counted: Counter[tuple[str, str, str]]
     ) -> None:
         """Report an object that is not part of a log; count copies and those outside its folders."""
@@ -294,9 +296,9 @@ class ScrubObjects:
             )
 
     def _note(self, key: str, what: str, advice: str) -> None:
-        self._tell(Severity.NOTE, key, what, advice)
+        self._report_up_to_limit(Severity.NOTE, key, what, advice)
 
-    def _tell(self, severity: Severity, key: str, what: str, advice: str) -> None:
+    def _report_up_to_limit(self, severity: Severity, key: str, what: str, advice: str) -> None:
         self._counts[what] += 1
         if self._counts[what] <= MOST_LISTED:
             self._report(Finding(severity, key, what, advice))

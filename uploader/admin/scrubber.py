@@ -98,12 +98,12 @@ class ScrubTally:
     setsum: Setsum = field(default_factory=Setsum)
     """Sum of the records that were hashed."""
     _newest_us: int = 0
-    _told: set[Finding] = field(default_factory=set)
+    _known: set[Finding] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
         """Add a finding, unless it was added before."""
-        if finding not in self._told:
-            self._told.add(finding)
+        if finding not in self._known:
+            self._known.add(finding)
             self.findings.append(finding)
 
     def take(self, checked: Checked) -> None:
