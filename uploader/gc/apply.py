@@ -19,9 +19,8 @@ from uploader.gc.collection import (
     Progress,
     ProgressCallback,
 )
-from uploader.gc.deleter import Collectable, Deleter
+from uploader.gc.deleter import Collectable, Deleter, Leak
 from uploader.gc.observed_heads import MICROSECONDS, HeadFile, ObservedHead
-from uploader.gc.orphans import Leak
 from uploader.root import cas
 from uploader.root.garbage_file import GarbageFile
 from uploader.root.holds import Keepers, lowest_cursor

@@ -37,9 +37,9 @@ from uploader.gc.collection import (
     Plan,
     ProgressCallback,
 )
-from uploader.gc.deleter import Collectable, Deleter
+from uploader.gc.deleter import Collectable, Deleter, Leak
 from uploader.gc.observed_heads import HeadFile
-from uploader.gc.orphans import Leak, find_leaks, void_misfits
+from uploader.gc.orphans import find_leaks, void_misfits
 from uploader.gc.planner import Planner
 from uploader.layouts.open_root import find_root
 from uploader.read.fragment_reader import FragmentReader
