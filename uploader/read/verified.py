@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment import fragment_time_bounds, read_footer, verify_fragment
+from uploader.fragments.fragment_check import check_fragment
 from uploader.read.fragment_reader import FragmentReader
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
@@ -55,21 +55,5 @@ async def verify_log(
 
 
 def _verify(data: bytes, entry: Fragment) -> None:
-    """Check a fragment and its footer, which searches and readers of a stream rely on."""
-    batch = verify_fragment(data, entry)
-    times = batch.timestamps_us
-    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
-    if stated != found:
-        raise CorruptionError(
-            "a fragment's footer has other times than its records",
-            path=entry.path,
-            expected=stated,
-            found=found,
-        )
-    said = read_footer(data, path=entry.path).streams
-    for stream in set(batch.streams):
-        if stream is not None and not said.may_hold(stream):
-            raise CorruptionError(
-                f"a fragment's footer denies stream {stream!r}, of which there are records",
-                path=entry.path,
-            )
+    """Check a fragment as a scrub does; CorruptionError for the first fault."""
+    check_fragment(data, entry).require_sound()
