@@ -19,7 +19,7 @@ from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, Severity
 from uploader.format.manifest import Manifest, rebuilt_writer, seal_writer
 from uploader.format.setsum import Setsum
-from uploader.rebuilding.evidence import SurveyEvidence, continues, stated_sum, weigh
+from uploader.rebuilding.evidence import SurveyEvidence, entry_of, find_runs, stated_sum, weigh
 from uploader.rebuilding.plan import Changes, Keep, Note, RebuildPlan, Void
 from uploader.rebuilding.survey import SeenFragment, StoreSurvey
 from uploader.rebuilding.tree import grow, to_put
@@ -43,7 +43,7 @@ def make_plan(
     evidence = weigh(survey)
     if not evidence.findings:
         return _of_sound(survey)
-    runs = _runs(survey, evidence)
+    runs = find_runs(survey, evidence)
     if not runs and survey.manifest is None:
         raise LogNotFoundError(f"there are no fragments at {survey.url}", location=survey.url)
     return _Planning(survey, evidence, runs, "before" if keep is None else keep, writer).plan()
@@ -106,43 +106,6 @@ def _of_sound(survey: StoreSurvey) -> RebuildPlan:
     )
 
 
-def _runs(survey: StoreSurvey, evidence: SurveyEvidence) -> list[list[SeenFragment]]:
-    """Return the stretches: fragments that continue each other, oldest first.
-
-    Without a manifest, not those of which collectors say that the log began behind them.
-    """
-    runs: list[list[SeenFragment]] = []
-    for seen in evidence.proven.values():
-        if runs and continues(_entry(runs[-1][-1]), _entry(seen)):
-            runs[-1].append(seen)
-        else:
-            runs.append([seen])
-    return _uncollected(runs, survey) if survey.manifest is None else runs
-
-
-def _uncollected(
-    runs: Sequence[list[SeenFragment]], survey: StoreSurvey
-) -> list[list[SeenFragment]]:
-    """Return the stretches without what was collected.
-
-    An announced collection may have been carried out, or not yet. It counts if its fragments are not all
-    there any more.
-    """
-    live = _from(runs, survey.head)
-    first = _entry(live[0][0]) if live else None
-    is_whole = first is not None and (
-        first.start <= survey.head
-        or (first.seq_no, first.start) == (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET)
-    )
-    return (live if is_whole else _from(live, survey.announced)) or list(runs)
-
-
-def _from(runs: Sequence[list[SeenFragment]], head: int) -> list[list[SeenFragment]]:
-    """Return the parts of the stretches from an offset on, as whole fragments."""
-    cut = [[seen for seen in run if _entry(seen).limit > head] for run in runs]
-    return [run for run in cut if run]
-
-
 class _Planning:
     """The making of one plan for a damaged log."""
 
@@ -157,7 +120,9 @@ class _Planning:
         self._survey = survey
         self._evidence = evidence
         self._keep = keep
-        self._choices = tuple(range(_entry(run[0]).start, _entry(run[-1]).limit) for run in runs)
+        self._choices = tuple(
+            range(entry_of(run[0]).start, entry_of(run[-1]).limit) for run in runs
+        )
         self._run: Sequence[SeenFragment] = runs[self._chosen()] if runs else ()
         self._writer = writer
 
@@ -187,7 +152,7 @@ class _Planning:
             kept_in=layout.rebuilt_folder(name) if copies else None,
             notes=tuple(self._notes(manifest)),
             fragments=len(self._run),
-            fragment_bytes=sum(_entry(seen).num_bytes for seen in self._run),
+            fragment_bytes=sum(entry_of(seen).num_bytes for seen in self._run),
             setsum=manifest.setsum.hexdigest(),
             writer=manifest.writer,
             is_sealed=manifest.is_sealed,
@@ -225,7 +190,7 @@ class _Planning:
         if not self._run:
             assert before is not None
             return self._emptied(before), []
-        run = [_entry(seen) for seen in self._run]
+        run = [entry_of(seen) for seen in self._run]
         collected = Setsum()
         if before is not None and (run[0].seq_no, run[0].start) != (
             layout.FIRST_SEQ_NO,
@@ -429,11 +394,6 @@ class _Planning:
                     f"cursor {cursor.name} stands at {cursor.position}, before the new beginning"
                 )
         return notes
-
-
-def _entry(seen: SeenFragment) -> Fragment:
-    assert seen.entry is not None
-    return seen.entry
 
 
 def _behind(survey: StoreSurvey, seq_no: int) -> list[SeenFragment]:

@@ -16,7 +16,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -184,42 +184,27 @@ _T = TypeVar("_T")
 _ID_BYTES: Final = 16
 
 
+@dataclass(slots=True, kw_only=True)
 class Restoring:
     """One call of :func:`restore`."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        path: Path,
-        stop: int | None,
-        stop_at_us: int | None,
-        settings: Settings,
-        max_in_flight: int,
-        progress: Callable[[RestoreProgress], None] | None,
-        store: ObjectStore,
-        retry: RetryPolicy,
-        clock: Clock,
-        fs: FileSystem,
-        stack: AsyncExitStack,
-    ) -> None:
-        # Set once.
-        self._url = url
-        self._path = path
-        self._stop = stop
-        self._stop_at_us = stop_at_us
-        self._settings = settings
-        self._max_in_flight = max_in_flight
-        self._progress = progress
-        self._store = store
-        self._retry = retry
-        self._clock = clock
-        self._fs = fs
-        self._stack = stack
-        self._reading = Worker("restore-read", threads=2)
-        self._writing = Worker("restore-write")
-        # Counters.
-        self._fragments = self._fragment_bytes = self._adopted = 0
+    url: str
+    path: Path
+    stop: int | None
+    stop_at_us: int | None
+    settings: Settings
+    max_in_flight: int
+    progress: Callable[[RestoreProgress], None] | None
+    store: ObjectStore
+    retry: RetryPolicy
+    clock: Clock
+    fs: FileSystem
+    stack: AsyncExitStack
+    _reading: Worker = field(default_factory=partial(Worker, "restore-read", threads=2))
+    _writing: Worker = field(default_factory=partial(Worker, "restore-write"))
+    _fragments: int = 0
+    _fragment_bytes: int = 0
+    _adopted: int = 0
 
     def close(self) -> None:
         """End the threads."""
@@ -244,16 +229,16 @@ class Restoring:
                 # even when cancelled: the caller may open the log at once.
                 await self._writing.run_owned(builder.close, lambda _: None)
         except OSError as error:
-            raise describe_open(error, self._path) from error
+            raise describe_open(error, self.path) from error
 
     def _take_directory(self) -> LogBuilder:
-        return LogBuilder(self._fs, self._clock, self._path, self._settings, this_process())
+        return LogBuilder(self.fs, self.clock, self.path, self.settings, this_process())
 
     async def _find_limit(self, log: CloudLog) -> int | None:
         """Return where to stop; None for all there is."""
-        if self._stop_at_us is not None:
-            return max(log.head, await log.offset_at(self._stop_at_us))
-        stop = self._stop
+        if self.stop_at_us is not None:
+            return max(log.head, await log.offset_at(self.stop_at_us))
+        stop = self.stop
         if stop is None:
             return None
         if isinstance(stop, bool) or not isinstance(stop, int):
@@ -266,13 +251,13 @@ class Restoring:
         return stop
 
     async def _restore(self, log: CloudLog, builder: LogBuilder, stop: int | None) -> Restored:
-        owns_prefix = stop is None and _can_go_on(log.manifest, self._store.url)
+        owns_prefix = stop is None and _can_go_on(log.manifest, self.store.url)
         if owns_prefix:
             await self._adopt(log)
         manifest = log.manifest
         limit = manifest.next_offset if stop is None else stop
         make_marker = partial(
-            RestoreMarker, url=self._store.url, head=manifest.oldest_offset, stop=stop
+            RestoreMarker, url=self.store.url, head=manifest.oldest_offset, stop=stop
         )
         identify = partial(_identify, builder, make_marker, owner(manifest))
         marker = await self._writing.run(partial(identify, owns_prefix=owns_prefix))
@@ -283,13 +268,13 @@ class Restoring:
         finish = partial(
             builder.finish,
             uploaded_limit=limit if owns_prefix else 0,
-            tier_url=self._store.url if owns_prefix else None,
+            tier_url=self.store.url if owns_prefix else None,
             succeeds=manifest.writer if owns_prefix else None,
         )
         await self._writing.run(finish)
         return Restored(
-            path=self._path,
-            url=self._store.url,
+            path=self.path,
+            url=self.store.url,
             log_id=marker.log_id,
             owns_prefix=owns_prefix,
             head=marker.head,
@@ -305,19 +290,19 @@ class Restoring:
 
     async def _streams(self, log: CloudLog, limit: int) -> dict[str, StreamInfo]:
         """Return what the log's table says of the streams that were opened up to ``limit``."""
-        file = StreamFile(self._store, retry=self._retry, worker=self._reading)
+        file = StreamFile(self.store, retry=self.retry, worker=self._reading)
         told = closings_in(log.manifest.writer)
         found = (await file.load()).checked(told).infos(finished_closings(log.manifest))
         return {name: info for name, info in found.items() if info.opened_at <= limit}
 
     async def _adopt(self, log: CloudLog) -> None:
         """Publish what a crash left unpublished, as opening a new directory would."""
-        root = await find_root(self._store, retry=self._retry, worker=self._reading)
+        root = await find_root(self.store, retry=self.retry, worker=self._reading)
         async with aclosing(root), aclosing(_closeable(root.unpublished())) as found:
             if await anext(found, None) is None:
                 return
-        tier = CloudTier(self._url, store=self._store, retry=self._retry, clock=self._clock)
-        self._stack.push_async_callback(tier.aclose)  # not before the end: it closes the store
+        tier = CloudTier(self.url, store=self.store, retry=self.retry, clock=self.clock)
+        self.stack.push_async_callback(tier.aclose)  # not before the end: it closes the store
         await tier.open(None)
         self._adopted = tier.uploader.adopted_fragments
         await log.refresh()
@@ -329,20 +314,20 @@ class Restoring:
             await log.refresh()
             return log.manifest
 
-        tree = ManifestTree(self._store, self._reading, newest=newest)
+        tree = ManifestTree(self.store, self._reading, newest=newest)
         found = tree.fragments(log.manifest, builder.position, limit)
         fetching: deque[asyncio.Task[FragmentBatch]] = deque()
         async with task_group() as group, aclosing(_closeable(found)) as entries:
             async for entry in entries:
                 fetching.append(group.create_task(self._fetch(log, entry)))
-                if len(fetching) == self._max_in_flight:
+                if len(fetching) == self.max_in_flight:
                     await self._add(builder, await fetching.popleft(), limit)
             while fetching:
                 await self._add(builder, await fetching.popleft(), limit)
         if builder.position != limit:
             raise CorruptionError(
                 "records are missing",
-                path=self._store.url,
+                path=self.store.url,
                 expected=limit,
                 found=builder.position,
             )
@@ -357,13 +342,13 @@ class Restoring:
         position = builder.position
         if batch.start > position:
             raise CorruptionError(
-                "records are missing", path=self._store.url, expected=position, found=batch.start
+                "records are missing", path=self.store.url, expected=position, found=batch.start
             )
         part = batch.slice(position, min(batch.limit, limit))
         await self._writing.run(builder.add, part.to_arrow_batches())
-        if self._progress is not None:
+        if self.progress is not None:
             at = RestoreProgress(builder.position, builder.head, limit, self._fragment_bytes)
-            self._progress(at)
+            self.progress(at)
 
 
 def _identify(
