@@ -70,7 +70,7 @@ def part_of(key: str) -> Part | None:
 
 
 def goes_with_its_log(key: str) -> bool:
-    """Return whether the object goes when its log is destroyed: all that is one's own but the tombstone."""
+    """Return whether the object goes when its log is destroyed: all of its objects but the tombstone."""
     return part_of(key) not in {None, Part.TOMBSTONE}
 
 

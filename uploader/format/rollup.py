@@ -8,7 +8,7 @@ Invariants (tests/uploader/format/test_rollup.py)
   U3  A snapshot holds either fragments or snapshots, at least two of the latter, and is deeper than those. So
       none has the sum, hence the key, of one that it holds.
   U4  A manifest that is rolled up while it grows has at most ``fragments_per_snapshot`` fragments, and
-      fewer than ``snapshots_per_snapshot`` snapshots of each depth, beside what was added since.
+      fewer than ``snapshots_per_snapshot`` snapshots of each depth, in addition to what was added since.
 """
 
 from __future__ import annotations

@@ -38,17 +38,17 @@ class Cut:
 
     @property
     def start(self) -> int:
-        """Offset of the first record that goes."""
+        """Offset of the first record that is dropped."""
         return self.fragments[0].start
 
     @property
     def limit(self) -> int:
-        """Offset after the last record that goes."""
+        """Offset after the last record that is dropped."""
         return self.fragments[-1].limit
 
     @property
     def num_bytes(self) -> int:
-        """Length of the fragments that go."""
+        """Length of the fragments that are dropped."""
         return sum(fragment.num_bytes for fragment in self.fragments)
 
 
@@ -99,7 +99,7 @@ def plan_garbage(
 
 
 class _Cutter:
-    """Walks the tree from the oldest record on, and notes what goes."""
+    """Walks the tree from the oldest record on, and notes what is dropped."""
 
     def __init__(
         self, cutoff: int, snapshots: Mapping[str, Snapshot], max_fragments: int | None

@@ -74,10 +74,10 @@ def _of_sound(survey: StoreSurvey) -> RebuildPlan:
     if is_sealed and last in begun and manifest.next_seq_no not in survey.fragments:
         found.append((Void(last, None), _INTERRUPTED))
     voids = [void for void, _ in found]
-    told = [(one.key, what) for one, what in found]
+    wrong = [(one.key, what) for one, what in found]
     if manifest.is_rebuilding:
-        told.insert(0, (layout.MANIFEST, "a rebuild was interrupted, and nobody can append"))
-    damages = [Finding(Severity.ERROR, key, what, "rebuild the log") for key, what in told]
+        wrong.insert(0, (layout.MANIFEST, "a rebuild was interrupted, and nobody can append"))
+    damages = [Finding(Severity.ERROR, key, what, "rebuild the log") for key, what in wrong]
     # What an earlier rebuild noted was copied before that.
     copies = tuple(
         (void.key, void.etag)
@@ -222,7 +222,7 @@ class _Planning:
         return manifest
 
     def _emptied(self, before: Manifest) -> Manifest:
-        """Return the manifest of a log that lost all its records, and goes on where it ended."""
+        """Return the manifest of a log that lost all its records, and continues where it ended."""
         if before.next_seq_no > layout.MAX_U64:
             raise CorruptionError("no number is left for another fragment", path=layout.MANIFEST)
         return dataclasses.replace(
@@ -407,7 +407,7 @@ def _cut(one: range, edges: Sequence[int]) -> list[range]:
 
 def _name_of(survey: StoreSurvey, manifest: Manifest, voids: Sequence[Void]) -> str:
     """Return the name of a rebuild, the same for all that do the same to the same log."""
-    told = Note(0, 0, "", (), tuple(voids)).serialise()
+    note = Note(0, 0, "", (), tuple(voids)).serialise()
     state = hashlib.sha256(survey.manifest_data)
-    state.update(manifest.serialise() + told)
+    state.update(manifest.serialise() + note)
     return state.hexdigest()[:16]

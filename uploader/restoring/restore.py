@@ -291,8 +291,8 @@ class Restoring:
     async def _streams(self, log: CloudLog, limit: int) -> dict[str, StreamInfo]:
         """Return what the log's table says of the streams that were opened up to ``limit``."""
         file = StreamFile(self.store, retry=self.retry, worker=self._reading)
-        told = closings_in(log.manifest.writer)
-        found = (await file.load()).checked(told).infos(finished_closings(log.manifest))
+        known = closings_in(log.manifest.writer)
+        found = (await file.load()).checked(known).infos(finished_closings(log.manifest))
         return {name: info for name, info in found.items() if info.opened_at <= limit}
 
     async def _adopt(self, log: CloudLog) -> None:
