@@ -7,7 +7,7 @@ Slots (docs/chain.md has the proof)
   L1  A link follows another if it is in the slot that the other names as next, and names the other (slot,
       author, setsum) as the one before it. Nothing else decides what belongs to the chain.
   L2  An author's links are in neighbouring slots. An author that continues after another one leaves out the
-      slots in which that one may have put, or put later, what is not linked: its ``alpha``, its own included.
+      slots in which that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
   L3  So there is one link that whatever is ever put in a slot can follow, and no slot is used twice.
 """
 
