@@ -17,12 +17,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.layout import MANIFEST, MAX_U64, fragment_path
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.setsum import PRIMES, Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy

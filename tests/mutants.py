@@ -41,9 +41,10 @@ COMMIT = "walstore/append/commit.py"
 TAIL = "walstore/append/tail.py"
 WRITER = "walstore/append/writer.py"
 CAS = "uploader/root/cas.py"
-CUTOFF = "uploader/garbage/cutoff.py"
-GARBAGE_PLAN = "uploader/garbage/garbage_plan.py"
-HEADS = "uploader/garbage/observed_heads.py"
+CUTOFF = "uploader/gc/planner.py"
+HOLDS = "uploader/root/holds.py"
+GARBAGE_PLAN = "uploader/gc/garbage_plan.py"
+HEADS = "uploader/gc/observed_heads.py"
 APPLY = "uploader/gc/apply.py"
 DELETER = "uploader/gc/deleter.py"
 
@@ -68,9 +69,10 @@ TESTS: Final = {
         "tests/scenarios/test_what_became_of_it.py",
     ),
     CAS: ("tests/uploader/root/test_cas.py",),
-    CUTOFF: ("tests/uploader/garbage", "tests/uploader/gc"),
-    GARBAGE_PLAN: ("tests/uploader/garbage", "tests/uploader/gc"),
-    HEADS: ("tests/uploader/garbage", "tests/uploader/gc"),
+    CUTOFF: ("tests/uploader/gc",),
+    HOLDS: ("tests/uploader/gc",),
+    GARBAGE_PLAN: ("tests/uploader/gc",),
+    HEADS: ("tests/uploader/gc",),
     APPLY: ("tests/uploader/gc",),
     DELETER: ("tests/uploader/gc",),
 }
@@ -119,13 +121,13 @@ MUTANTS: Final = (
     Mutant(CAS, "self._was_open or (self._may_have_happened and is_old)", "self._was_open"),
     Mutant(CAS, 'if error.outcome == "not_written":', "if error.retriable:"),
     Mutant(CAS, "if not self._may_have_happened:", "if True:"),
-    Mutant(CUTOFF, "if not cursor.is_expired(now_us)]", "if True]"),
+    Mutant(HOLDS, "if not cursor.is_expired(now_us)]", "if True]"),
     Mutant(CUTOFF, "if offset < found.offset:", "if True:"),
     Mutant(GARBAGE_PLAN, "elif entry.limit <= self._cutoff:", "elif entry.start <= self._cutoff:"),
     Mutant(GARBAGE_PLAN, "limit_seq_no=dropped[-1].seq_no + 1,", "limit_seq_no=dropped[-1].seq_no,"),
     Mutant(HEADS, "max(self.interval_us, interval_us)", "min(self.interval_us, interval_us)"),
     Mutant(HEADS, "if head.offset >= offset and head.since_us <= now_us]", "if head.offset >= offset]"),
-    Mutant(APPLY, "if found != garbage or etag is None:", "if etag is None:"),
+    Mutant(APPLY, "if etag is None or found != garbage:", "if etag is None:"),
     Mutant(DELETER, "[item.key for item in batch]", "[item.key for item in batch[1:]]"),
 )  # fmt: skip
 

@@ -6,17 +6,15 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.admin.bootstrap import bootstrap
     from uploader.admin.destroy import Destroyed, destroy
     from uploader.admin.fork import Forked, fork
-    from uploader.admin.scrub_report import ScrubReport, ScrubTally
-    from uploader.admin.scrubber import Scrubber
+    from uploader.admin.scrubber import Scrubber, ScrubReport, ScrubTally
     from uploader.admin.seal import seal
     from uploader.chain import ChainSettings, Rebuilt, rebuild
     from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.dirty.dirty_log import DirtyLog, RolledUp
-    from uploader.dirty.dirty_marker import Dirty
+    from uploader.dirty.dirty_log import Dirty, DirtyLog, RolledUp
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.findings import Finding, Severity
     from uploader.format.rollup import RollUpSettings
-    from uploader.garbage.collection import Collected, CollectorSettings, Deleted, Plan, Progress
+    from uploader.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
     from uploader.layouts.log_session import Layout
     from uploader.read.cloud_log import CloudLog, Verified

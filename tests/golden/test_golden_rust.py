@@ -19,9 +19,9 @@ from uploader import (
     Severity,
 )
 from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from walstore import Record
 
 DIRECTORY: Final = Path(__file__).parent / "wal3_rust"

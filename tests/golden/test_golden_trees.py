@@ -8,10 +8,9 @@ import pytest
 
 from tests.golden.wal3.regenerate import DIRECTORY
 from uploader.format import layout
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, plan
-from uploader.format.snapshot import Snapshot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore
 from walstore.runtime.threads import Worker

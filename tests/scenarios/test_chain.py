@@ -13,8 +13,8 @@ from uploader.admin.fork import fork
 from uploader.admin.scrubber import Scrubber
 from uploader.admin.seal import seal
 from uploader.chain import ChainRoot, ChainSettings, rebuild
-from uploader.format.names import MANIFEST_PREFIX
-from uploader.garbage.collection import CollectorSettings
+from uploader.format.layout import MANIFEST_PREFIX
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.restoring.restore import restore
 from uploader.stores import MemoryStore

@@ -7,7 +7,7 @@ import pytest
 from tests.cloud import FAST, URL, cloud_log, put_fragment, values
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.rollup import RollUpSettings
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore

@@ -17,7 +17,7 @@ from tests.scenarios.test_cloud_writer import Jittery, Ledger, open_writer
 from uploader.admin.scrubber import Scrubber
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.read.cloud_log import CloudLog
 from uploader.stores.memory import MemoryStore

@@ -18,7 +18,7 @@ from tests.waiting import until
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -23,7 +23,7 @@ from uploader.admin.scrubber import Scrubber
 from uploader.admin.seal import seal
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.layouts.log_session import Layout
 from uploader.read.cloud_log import CloudLog

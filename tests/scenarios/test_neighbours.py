@@ -7,7 +7,7 @@ import pytest
 from tests.cloud import FAST, URL, cloud_values
 from uploader.admin.destroy import destroy
 from uploader.format import layout
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores import ListedObject, MemoryStore, StoreWrapper
 from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER

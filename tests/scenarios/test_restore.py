@@ -30,7 +30,7 @@ from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import inspect_fragment
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.restoring.restore import Restored, RestoreProgress, restore
 from uploader.stores import MemoryStore

@@ -13,8 +13,8 @@ from tests.sim.rules import ViolationError
 from tests.sim.shrink import shrink
 from uploader.admin import seal as sealing_module
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.garbage import announced
-from uploader.gc import manifest_drop, planner
+from uploader.gc import apply, planner
+from uploader.root import garbage_file
 from walstore.errors import StorageUnavailableError
 
 
@@ -71,7 +71,7 @@ def test_a_collector_that_takes_what_is_held_is_found(monkeypatch: pytest.Monkey
     def highest(cursors: Sequence[CloudCursor], now_us: int) -> CloudCursor | None:
         return max(cursors, key=lambda cursor: cursor.position, default=None)
 
-    for module in (planner, manifest_drop, announced):
+    for module in (planner, apply, garbage_file):
         monkeypatch.setattr(module, "lowest_cursor", highest)
     others = ("consume", "pin", "collect", "collect")
     plan = {**FINE, "lives": 2, "small": True, "interval_seconds": 600.0}

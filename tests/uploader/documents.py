@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from uploader.format import layout
-from uploader.format.entries import Entry, Fragment
+from uploader.format.entries import Entry, Fragment, Snapshot
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 
 
 def fragment(seq_no: int, start: int, limit: int, *, num_bytes: int = 100) -> Fragment:

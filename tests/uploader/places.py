@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from tests.uploader.trees import Tree, grown, resolve
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from tests.uploader.documents import manifest_of, rolled_up, snapshot_of
-from uploader.format.entries import Fragment, SnapshotPointer
+from uploader.format.entries import Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from uploader.stores.port import ObjectStore
 
 

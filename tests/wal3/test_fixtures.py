@@ -15,9 +15,9 @@ from tests.wal3.build import SOURCES, TESTS
 from tests.wal3.ours import read, scrub
 from uploader import Severity
 from uploader.format import layout
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from walstore.errors import CorruptionError
 
 pytestmark = [pytest.mark.wal3, pytest.mark.timeout(900)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from uploader.admin.creation import check_empty, create_manifest
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import open_session
+from uploader.layouts.log_session import LogSession, open_session
+from uploader.root import cas
 from uploader.root.ownership import BOOTSTRAP_NAME
 from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectStore
@@ -51,3 +51,24 @@ async def bootstrap(
             await create_manifest(session, manifest)
         if session.root.manifest != manifest:
             raise ContentionError(f"there is a log at {session.store.url} already")
+
+
+async def check_empty(session: LogSession) -> None:
+    """Raise ContentionError if the prefix contains fragments that no manifest names."""
+    async for listed in session.store.list(layout.FRAGMENT_FOLDER):
+        if layout.is_among_fragments(listed.key):
+            raise ContentionError(
+                f"{session.store.url} is not empty ({listed.key}); take another prefix"
+            )
+
+
+async def create_manifest(session: LogSession, manifest: Manifest) -> None:
+    """Put the manifest unless one exists, and load the one that is stored now.
+
+    LogNotFoundError if the log was destroyed meanwhile, OutcomeUnknownError if the store does not answer.
+    """
+    data = await session.worker.run(manifest.serialise)
+    result = await cas.create(session.store, layout.MANIFEST, data, retry=session.retry)
+    result.decided(session.store.url, "the manifest was created; call again")
+    await session.root.load()
+    await check_not_destroyed(session.store)

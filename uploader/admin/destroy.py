@@ -30,8 +30,8 @@ from uploader.chain.pruning import outlives
 from uploader.format import layout
 from uploader.format.document import position, serialise
 from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
+from uploader.format.layout import MANIFEST_PREFIX, parse_manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
 from uploader.layouts.log_session import LogSession
 from uploader.root import cas
 from uploader.stores.port import ListedObject, ObjectStore, remove

@@ -9,7 +9,7 @@ The process may die between any two calls to the store; calling again with the s
   1. A note in the target records the source log and the offset range, so that every attempt copies the same
      records. A target that contains fragments but no note is refused. The note stays, to distinguish a
      finished fork from one with another range.
-  2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
+  2. The source is pinned, so that collectors leave it alone (``forking.py``).
   3. The table of streams is copied as it is, unless an earlier call has done that.
   4. Fragments are copied. Those that an earlier call has put are checked, and not put again.
   5. The manifest is created. Until then there is no log; from then on it is complete.
@@ -22,11 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uploader.admin.creation import check_empty, create_manifest
-from uploader.admin.fork_pin import ForkPin
-from uploader.admin.forking import Forking
+from uploader.admin.bootstrap import check_empty, create_manifest
+from uploader.admin.forking import Forking, ForkPin
 from uploader.format import layout
-from uploader.format.closings import closings_in, finished_closings
 from uploader.format.document import (
     MOST_SMALL_BYTES,
     Fields,
@@ -34,6 +32,7 @@ from uploader.format.document import (
     read_document,
     serialise,
 )
+from uploader.format.stream_table import closings_in, finished_closings
 from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas

@@ -20,13 +20,12 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES
-from uploader.format.entries import SnapshotPointer
+from uploader.format.entries import Snapshot, SnapshotPointer
 from uploader.format.findings import Finding, Severity, of_error
 from uploader.format.garbage import Garbage, first_seq_no
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
+from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName
-from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import read_object, read_stored
@@ -181,7 +180,7 @@ class ScrubObjects:
             self._note(place, f"{count} objects {what}", advice)
         manifest = await self._newest()
         if manifest.is_rebuilding:
-            self._add(Severity.WARNING, layout.MANIFEST, *_REBUILDING)
+            self._report_up_to_limit(Severity.WARNING, layout.MANIFEST, *_REBUILDING)
         await self._report_fragments(fragments, manifest)
         if snapshots:
             await self._report_snapshots(snapshots, manifest)
@@ -194,7 +193,9 @@ class ScrubObjects:
                 continue
             why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
-                self._add(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
+                self._report_up_to_limit(
+                    Severity.WARNING if key in misfits else Severity.NOTE, key, *why
+                )
 
     async def _why_unnamed(self, key: str, manifest: Manifest) -> tuple[str, str] | None:
         """Return why no manifest names the fragment at ``key``, and the advice; None if one names it."""
@@ -295,9 +296,9 @@ class ScrubObjects:
             )
 
     def _note(self, key: str, what: str, advice: str) -> None:
-        self._add(Severity.NOTE, key, what, advice)
+        self._report_up_to_limit(Severity.NOTE, key, what, advice)
 
-    def _add(self, severity: Severity, key: str, what: str, advice: str) -> None:
+    def _report_up_to_limit(self, severity: Severity, key: str, what: str, advice: str) -> None:
         self._counts[what] += 1
         if self._counts[what] <= MOST_LISTED:
             self._report(Finding(severity, key, what, advice))

@@ -1,6 +1,6 @@
 """seal: ends a log permanently, so that no writer can append to it again.
 
-The seal is an ordinary change of the root: the next manifest is the same log with a mark (``sealing.py``).
+The seal is an ordinary change of the root: the next manifest is the same log with a mark (``manifest.py``).
 Every append commits by replacing the manifest its writer knew. So it either precedes the seal, and is in the
 sealed log, or follows it: then the store refuses it, however long the request was in flight, since it names a
 manifest that was replaced and never returns. The writer reads the newer manifest and finds the mark. There is
@@ -26,10 +26,9 @@ from functools import partial
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.closings import raise_closings
 from uploader.format.entries import Fragment
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import blocker, is_blocker
+from uploader.format.manifest import Manifest, blocker, is_blocker
+from uploader.format.stream_table import raise_closings
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.layouts.swapped_root import SwappedRoot

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from uploader.format.layout import MANIFEST_PREFIX, manifest_key, parse_manifest_key
 from uploader.format.link import MOST_ALPHA, Link
-from uploader.format.names import MANIFEST_PREFIX, manifest_key, parse_manifest_key
-from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import gather_all
+from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError

@@ -21,24 +21,24 @@ from typing import Final
 
 from uploader.chain.chain_reader import ChainHead, ChainReader
 from uploader.chain.next_manifest import NextManifest
+from uploader.chain.pending_link import LinkBase, PendingLink, WaitForDurableError
 from uploader.chain.pruning import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.window import PendingWindow, new_author
 from uploader.format import layout
 from uploader.format.entries import Fragment
+from uploader.format.layout import MOST_SHARDS, FragmentName, shard_folder
 from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import MOST_SHARDS, FragmentName, shard_folder
-from uploader.format.pending_link import LinkBase, PendingLink, WaitForDurableError
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
-from uploader.format.two_clock_time import TwoClockTime
-from uploader.garbage.announced import Announced
 from uploader.root import cas
+from uploader.root.garbage_file import Announced
 from uploader.root.roller import Roller
 from uploader.root.root import Change, Note
 from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed
 from uploader.runtime.task_groups import task_group
+from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (

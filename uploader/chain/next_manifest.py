@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from uploader.chain.pending_link import LinkBase, Make, WaitForDurableError
 from uploader.format.entries import Fragment
+from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName
-from uploader.format.pending_link import LinkBase, Make, WaitForDurableError
-from uploader.garbage.announced import Announced
+from uploader.root.garbage_file import Announced
 from uploader.root.roller import Roller
 from uploader.root.root import Change, make_checked
 from uploader.root.tree import ManifestTree

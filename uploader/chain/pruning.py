@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from uploader.chain.chain_reader import ChainReader
+from uploader.format.layout import manifest_key, parse_manifest_key
 from uploader.format.link import Link
-from uploader.format.names import manifest_key, parse_manifest_key
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectStore, Rule, remove
 from walstore.errors import WalError

@@ -15,10 +15,9 @@ from typing import Final
 from uploader.chain.chain_reader import slots_of
 from uploader.chain.window import new_author
 from uploader.format.entries import Fragment
-from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
-from uploader.format.link import Link
-from uploader.format.manifest import Manifest
-from uploader.format.names import (
+from uploader.format.layout import (
+    FIRST_OFFSET,
+    FIRST_SEQ_NO,
     MANIFEST_PREFIX,
     MOST_SHARDS,
     SHARD_PREFIX,
@@ -26,6 +25,8 @@ from uploader.format.names import (
     last_before,
     shard_folder,
 )
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.root import cas
 from uploader.root.stream_file import read_closings

@@ -17,9 +17,9 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
+from uploader.chain.pending_link import PendingLink
 from uploader.format.link import Link
-from uploader.format.pending_link import PendingLink
-from uploader.format.two_clock_time import TwoClockTime
+from uploader.runtime.two_clock_time import TwoClockTime
 from walstore.errors import OutcomeUnknownError
 
 

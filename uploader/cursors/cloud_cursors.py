@@ -28,9 +28,9 @@ from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES
 from uploader.format.manifest import Manifest
-from uploader.garbage.garbage_file import announced_head
 from uploader.layouts.log_session import find_root
 from uploader.root import cas
+from uploader.root.garbage_file import announced_head
 from uploader.root.stored_document import StoredDocument, read_stored, read_stored_or_damaged
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.errors import ObjectNotFoundError

@@ -13,10 +13,16 @@ from enum import StrEnum
 from itertools import pairwise
 
 from uploader.format import layout
-from uploader.format.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
+from uploader.format.entries import (
+    Entry,
+    Fragment,
+    Snapshot,
+    SnapshotPointer,
+    scrub_fragments,
+    scrub_run,
+)
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
 
 RESTORE = "restore the object from a copy of the bucket, or rebuild the log from what is left of it"

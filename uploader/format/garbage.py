@@ -27,12 +27,11 @@ from uploader.format.document import (
     read_document,
     serialise,
 )
-from uploader.format.entries import Fragment, SnapshotPointer
+from uploader.format.entries import Fragment, Snapshot, SnapshotPointer
 from uploader.format.inventory import Part, fragment_number, part_of
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from walstore.errors import CorruptionError, FormatVersionError, WalError
 
 _KEYS: Final = "fragment_keys"
@@ -69,7 +68,7 @@ class Garbage:
     logs never need it."""
     cursors_checked: bool = dataclasses.field(default=False, compare=False)
     """Whether its collector has checked the cursors since it was announced, and none holds it: from then on
-    writers may drop it, too (``announced.py``). Of no use to wal3. The same garbage without it is equal."""
+    writers may drop it (``garbage_file.py``). Of no use to wal3. The same garbage without it is equal."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from uploader.format import layout, names
+from uploader.format import layout
 from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER, parse_probe_key
 from walstore.errors import InvalidSettingsError
 
@@ -44,7 +44,7 @@ class Part(Enum):
 
 FOLDERS: Final = {
     layout.FRAGMENT_FOLDER: Part.FRAGMENT,
-    **{names.shard_folder(1 + at): Part.FRAGMENT for at in range(names.MOST_SHARDS)},
+    **{layout.shard_folder(1 + at): Part.FRAGMENT for at in range(layout.MOST_SHARDS)},
     layout.SNAPSHOT_FOLDER: Part.SNAPSHOT,
     layout.CURSOR_FOLDER: Part.CURSOR,
     layout.HOLD_FOLDER: Part.HOLD,
@@ -70,7 +70,7 @@ def part_of(key: str) -> Part | None:
 
 
 def goes_with_its_log(key: str) -> bool:
-    """Return whether the object goes when its log is destroyed: all that is one's own but the tombstone."""
+    """Return whether the object goes when its log is destroyed: all of its objects but the tombstone."""
     return part_of(key) not in {None, Part.TOMBSTONE}
 
 
@@ -81,7 +81,7 @@ def fragment_number(key: str) -> int:
         if seq_no is None:
             raise ValueError(f"not the key of a fragment: {key!r}")
         return seq_no
-    return names.FragmentName.parse(key).seq_no
+    return layout.FragmentName.parse(key).seq_no
 
 
 def _fits(part: Part, key: str) -> bool:
@@ -108,7 +108,7 @@ _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.CURSOR: layout.parse_cursor_path,
     Part.HOLD: layout.parse_hold_path,
     Part.REBUILT: _check_rebuilt,
-    Part.MANIFEST: names.parse_manifest_key,
+    Part.MANIFEST: layout.parse_manifest_key,
     Part.PROBE: parse_probe_key,
     Part.MARK: parse_probe_key,
 }

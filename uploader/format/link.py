@@ -6,8 +6,8 @@ that document, the rule by which one link follows another, and the rule that ass
 Slots (docs/chain.md has the proof)
   L1  A link follows another if it is in the slot that the other names as next, and names the other (slot,
       author, setsum) as the one before it. Nothing else decides what belongs to the chain.
-  L2  An author's links stand side by side. Who goes on after another author leaves out the slots in which
-      that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
+  L2  An author's links are in neighbouring slots. An author that continues after another one leaves out the
+      slots in which that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
   L3  So there is one link that whatever is ever put in a slot can follow, and no slot is used twice.
 """
 
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.format.document import Fields, check_u64, read_document, serialise
-from uploader.format.layout import MAX_U64
+from uploader.format.layout import ANCHOR, MAX_U64, manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import ANCHOR, manifest_key
 from uploader.format.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 

@@ -20,9 +20,8 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Final, TypeVar
 
-from uploader.format.entries import MAX_DEPTH, Entry, Fragment, SnapshotPointer
+from uploader.format.entries import MAX_DEPTH, Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
-from uploader.format.snapshot import Snapshot
 from walstore.validation.fields import check_fields, described, whole
 
 _Entry = TypeVar("_Entry", bound=Entry)

@@ -1,25 +1,35 @@
-"""StreamTable: the streams of a log in object storage, as a value. Pure.
+"""StreamTable: the streams of a log in object storage, as a value; and which closings a manifest knows. Pure.
 
 Owns the JSON of ``streams/TABLE``, what opening and closing do to it, and which fragments may still be named
 by a manifest. Never does I/O: ``stream_file.py`` swaps it, ``stream_guard.py`` says when.
 
-Closings are counted. A stream remembers the number of its last closing, and a fragment says in its footer how
-many its writer knew when it was made. A fragment that was made before the last closing of one of its streams
-can never be named any more, whether the stream is open again or not: so every program that finds it comes to
-the same answer, at any time.
+Closings are counted, from 1. A stream remembers the number of its last closing, and a fragment says in its
+footer how many its writer knew when it was made. A fragment that was made before the last closing of one of
+its streams can never be named any more, whether the stream is open again or not: so every program that finds
+it comes to the same answer, at any time.
+
+A manifest says how many closings its last writer knew: the number follows the writer's name. Only a writer
+that has seen all closings up to the number in the manifest it replaces names a fragment with records of
+streams. So once a number is in the manifest, every writer knows the closings up to it before it appends to
+a stream. Every writer of ours carries the number on, and seals and collections keep it. A program of wal3
+writes another name when it appends, and the number is lost; writers therefore read the table again when they
+find another program's manifest.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from uploader.format import layout
 from uploader.format.document import Fields, join_list, position, read_document, serialise
+from uploader.format.manifest import Manifest
 from walstore.batches.conditions import MAX_LEDGER_BYTES, check_stream_count
 from walstore.errors import (
+    ContentionError,
     CorruptionError,
     FormatVersionError,
     LimitExceededError,
@@ -238,3 +248,67 @@ def _table(fields: Fields) -> StreamTable:
         revision=revision,
         since=fields.position("since"),
     )
+
+
+_BEHIND: Final = " streams "
+_NUMBER: Final = re.compile(r"(.*) streams ([0-9]{1,19})", re.DOTALL)
+_OURS: Final = "walstore"
+
+
+def with_closings(writer: str, closings: int) -> str:
+    """Return a writer's name with the number of closings it knows, in place of any that is there."""
+    return f"{without_closings(writer)}{_BEHIND}{closings}"
+
+
+def without_closings(writer: str) -> str:
+    """Return a writer's name alone."""
+    found = _NUMBER.fullmatch(writer)
+    return writer if found is None else found[1]
+
+
+def closings_in(writer: str) -> int | None:
+    """Return the number in a writer's name; None if there is none."""
+    found = _NUMBER.fullmatch(writer)
+    return None if found is None else int(found[2])
+
+
+def is_telling(writer: str) -> bool:
+    """Return whether a manifest with that writer says all that was closed: one without a number, nothing.
+
+    Not one that a program of wal3 has written.
+    """
+    return writer.startswith(_OURS) or closings_in(writer) is not None
+
+
+def finished_closings(manifest: Manifest) -> int | None:
+    """Return up to which number closings have taken effect, by a manifest; None: all that the table names."""
+    if manifest.is_sealed or not is_telling(manifest.writer):
+        return None
+    return closings_in(manifest.writer) or 0
+
+
+def check_closings(found: str, writer: str, *, url: str) -> None:
+    """Raise ContentionError if ``writer`` lacks closings that the manifest of writer ``found`` records.
+
+    A name without a number is that of a writer that appends to no stream.
+    """
+    known, closed = closings_in(writer), closings_in(found)
+    if known is not None and closed is not None and closed > known:
+        raise ContentionError(f"a stream of {url} was closed meanwhile; look again", retriable=True)
+
+
+def carry_closings(found: str, writer: str) -> str:
+    """Return what the next manifest says of its writer, with the larger of both numbers."""
+    closings = max(closings_in(found) or 0, closings_in(writer) or 0)
+    name = without_closings(writer)
+    return with_closings(name, closings) if closings else name
+
+
+def raise_closings(manifest: Manifest, closings: int) -> Manifest | None:
+    """Return the manifest with at least this number; None if it has that already.
+
+    None for a sealed log, too: it takes no appends.
+    """
+    if manifest.is_sealed or (closings_in(manifest.writer) or 0) >= closings:
+        return None
+    return dataclasses.replace(manifest, writer=with_closings(manifest.writer, closings))

@@ -166,6 +166,24 @@ class Checked:
     """Sum of the records it holds; zero if it cannot be read."""
     times_us: tuple[int, int] | None = None
     """Times of its oldest and newest record; None if it cannot be read."""
+    error: CorruptionError | FormatVersionError | None = None
+    """Why it cannot be read; None if it can."""
+
+    def require_sound(self) -> None:
+        """Raise CorruptionError for the first finding; another length of a sound object is none.
+
+        FormatVersionError if a newer version wrote it.
+        """
+        if isinstance(self.error, FormatVersionError):
+            raise self.error
+        for finding in self.findings:
+            if finding.advice != _OTHER_LENGTH:
+                raise CorruptionError(
+                    f"the fragment is damaged: {finding.what}",
+                    path=finding.key,
+                    expected=finding.expected,
+                    found=finding.found,
+                ) from self.error
 
 
 def check_fragment(data: bytes, entry: Fragment) -> Checked:
@@ -177,7 +195,7 @@ def check_fragment(data: bytes, entry: Fragment) -> Checked:
     except (CorruptionError, FormatVersionError) as error:
         if len(data) != entry.num_bytes:
             found.append(_of_length(entry, len(data), is_sound=False))
-        return Checked(entry, (*found, of_error(error)))
+        return Checked(entry, (*found, of_error(error)), error=error)
     setsum = _setsum(content)
     for title, stated, held in (
         ("first offset", entry.start, content.start),
@@ -196,7 +214,8 @@ def check_fragment(data: bytes, entry: Fragment) -> Checked:
         )
     for stream in pc.unique(content.records.column("stream")).to_pylist():
         if stream is not None and not footer.streams.may_hold(stream):
-            found.append(_misleads(entry, "its footer denies a stream that it holds", stream, None))
+            what = f"its footer denies stream {stream!r}, of which it has records"
+            found.append(_misleads(entry, what, stream, None))
     return Checked(entry, tuple(found), setsum=setsum, times_us=times)
 
 

@@ -8,7 +8,7 @@ Owns the order of the steps; the process may die after each, and any collector c
      unnoticed, and no other collection can begin.
   4. Look at the cursors again. One that came before the announcement is seen now. Note it in ``gc/GARBAGE``.
   5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile; or find
-     that a writer that publishes all the time has done it (``announced.py``).
+     that a writer that publishes all the time has done it (``garbage_file.py``).
   6. Note when that was, and wait until no reader can still use an older manifest.
   7. Check that the manifest still does not name it, delete it slowly, and swap ``gc/GARBAGE`` to empty.
 
@@ -27,7 +27,8 @@ from typing import Final
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, fragment_path
 from uploader.format.setsum import Setsum
-from uploader.garbage.collection import (
+from uploader.gc.apply import Dropping, Execution
+from uploader.gc.collection import (
     AuditCallback,
     Collected,
     CollectorSettings,
@@ -35,18 +36,14 @@ from uploader.garbage.collection import (
     Plan,
     ProgressCallback,
 )
-from uploader.garbage.garbage_file import GarbageFile
-from uploader.garbage.holds import Keepers
-from uploader.garbage.observed_heads import HeadFile
-from uploader.gc.apply import Execution
-from uploader.gc.collectable import Collectable
-from uploader.gc.deleter import Deleter
-from uploader.gc.manifest_drop import Dropping
-from uploader.gc.misfits import void_misfits
-from uploader.gc.orphans import Leak, find_leaks
+from uploader.gc.deleter import Collectable, Deleter, Leak
+from uploader.gc.observed_heads import HeadFile
+from uploader.gc.orphans import find_leaks, void_misfits
 from uploader.gc.planner import Planner
 from uploader.layouts.log_session import LogSession
 from uploader.read.fragment_reader import FragmentReader
+from uploader.root.garbage_file import GarbageFile
+from uploader.root.holds import Keepers
 from uploader.root.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

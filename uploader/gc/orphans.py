@@ -1,4 +1,4 @@
-"""Leaks: objects of a log that nothing names and that nothing can ever name again. Never removes any.
+"""Orphans: objects of a log that no manifest names, and that none can ever name. Removes none of them.
 
 An object that is put before a manifest names it leaks when no manifest ever does: a failed roll-up, a
 snapshot of an abandoned collection, a fragment of a writer that was too slow. Some may still be named: a
@@ -6,33 +6,39 @@ roll-up is the same for every writer, so a new one may name the snapshot of one 
 next writer adopts a fragment behind the manifest's end. Age proves nothing. So only objects below the log's
 head count: records below it are in no later manifest, and a number below its own is never given again. The
 head's age covers readers of older manifests (``observed_heads.py``).
+
+A misfit is a fragment behind a log's end that no manifest can ever name, but that wal3 would still link. A
+writer that opens the log voids it (``root/orphan_recovery.py``). So does a collector, since none of our
+writers may open the log for a long time. A fragment that may still fit is left alone, however old it is:
+its writer may be alive, and would publish and acknowledge a fragment that is no longer there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from typing import Final
 
 from uploader.format import layout
 from uploader.format.entries import SnapshotPointer
 from uploader.format.inventory import fragment_number
+from uploader.format.layout import MOST_SHARDS, shard_folder
 from uploader.format.manifest import Manifest
-from uploader.format.names import MOST_SHARDS, shard_folder
-from uploader.garbage.collection import Kind
-from uploader.garbage.observed_heads import ObservedHead
-from uploader.gc.collectable import Collectable
+from uploader.fragments.fragment import inspect_fragment
+from uploader.gc.deleter import Collectable, Leak
+from uploader.gc.observed_heads import ObservedHead
+from uploader.root import cas
+from uploader.root.orphan_recovery import VOID, can_follow
+from uploader.root.ownership import is_shipped_to
+from uploader.root.root import Root
+from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
+from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListingOrder, ObjectStore
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """An object that can be deleted, and why."""
-
-    key: str
-    kind: Kind
-    reason: str
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError
+from walstore.runtime.threads import Worker
 
 
 async def find_leaks(
@@ -91,3 +97,47 @@ async def _named_snapshots(tree: ManifestTree, manifest: Manifest) -> set[str]:
 
 def _reason(head: ObservedHead) -> str:
     return f"nothing names it, and the log begins at {head.offset}"
+
+
+logger = logging.getLogger("walstore")
+
+_MOST: Final = 100
+"""Objects behind the end that are read in one go. A writer has at most a few dozen under way."""
+
+
+async def void_misfits(
+    store: ObjectStore, root: Root, *, retry: RetryPolicy, worker: Worker
+) -> tuple[str, ...]:
+    """Void objects behind the end of ``root``, as last read, that can never follow; return their keys.
+
+    Only where numbers alone are keys, so that wal3 may write there. A directory that ships to the log
+    judges the objects there itself, and stops at what others put. A sealed log is safe.
+    Costs a listing, and reads each fragment behind the end. The store's errors are passed on.
+    """
+    manifest = root.manifest
+    is_ours_alone = root.early_key(layout.FIRST_SEQ_NO) is None or is_shipped_to(manifest)
+    if is_ours_alone or manifest.is_sealed:
+        return ()
+    found = [listed.key async for listed in root.unpublished()]
+    voided = []
+    for key in [key for key in found if layout.fragment_number(key) is not None][:_MOST]:
+        if await _void(store, key, manifest, retry, worker):
+            voided.append(key)
+            logger.warning("%s: %s can never be part of the log", store.url, key)
+    return tuple(voided)
+
+
+async def _void(
+    store: ObjectStore, key: str, manifest: Manifest, retry: RetryPolicy, worker: Worker
+) -> bool:
+    """Void one object if it is a misfit; an object that replaced it since the read is left alone."""
+    try:
+        stored = await read_object(store, key)
+        entry = await worker.run(inspect_fragment, stored.data, key)
+    except (ObjectNotFoundError, CorruptionError):
+        return False  # wal3 would not link it
+    end = manifest.next_seq_no, manifest.next_offset
+    if entry.seq_no < manifest.next_seq_no or can_follow(entry, *end):
+        return False
+    result = await cas.swap(store, key, VOID, stored.etag, retry=retry)
+    return result.outcome is cas.PutOutcome.COMMITTED

@@ -8,15 +8,14 @@ from functools import partial
 from typing import Final
 
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.entries import Entry
+from uploader.format.entries import Entry, Fragment, Snapshot
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.format.manifest import Manifest
-from uploader.garbage.collection import CollectorSettings, Cutoff, Plan
-from uploader.garbage.cutoff import find_cutoff, load_beginning, lowest_cursor
-from uploader.garbage.garbage_file import GarbageFile
-from uploader.garbage.garbage_plan import Cut, plan_garbage
-from uploader.garbage.holds import GarbageHold, Keepers
-from uploader.garbage.observed_heads import MICROSECONDS, HeadFile
+from uploader.gc.collection import CollectorSettings, Cutoff, Plan
+from uploader.gc.garbage_plan import Cut, count_dropped, plan_garbage
+from uploader.gc.observed_heads import MICROSECONDS, HeadFile
+from uploader.root.garbage_file import GarbageFile
+from uploader.root.holds import GarbageHold, Keepers, lowest_cursor
 from uploader.root.tree import ManifestTree
 from walstore.errors import ContentionError, CorruptionError
 from walstore.ports import Clock
@@ -176,3 +175,73 @@ def _verify(
 def _live_bytes(manifest: Manifest) -> int:
     entries: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
     return sum(entry.num_bytes for entry in entries)
+
+
+async def find_cutoff(
+    manifest: Manifest,
+    lowest: CloudCursor | None,
+    *,
+    settings: CollectorSettings,
+    tree: ManifestTree,
+    offset_at: Callable[[int], Awaitable[int | None]],
+    now_us: int,
+) -> Cutoff:
+    """Return from where on the log must be kept; its beginning, if there is no cursor.
+
+    ``offset_at(us)`` returns the first offset of the manifest at or after a time, None if all records
+    are older. It is asked only if ``keep_seconds`` is set.
+    """
+    if lowest is None:
+        return Cutoff(manifest.oldest_offset, "no cursor")
+    found = Cutoff(manifest.next_offset, "end of the log")
+    if lowest.position < found.offset:
+        kind = "write" if isinstance(lowest, GarbageHold) else "cursor"
+        found = Cutoff(lowest.position, f"{kind} {lowest.name}")
+    if settings.keep_bytes and found.offset > manifest.oldest_offset:
+        offset = await _offset_before_bytes(tree, manifest, settings.keep_bytes)
+        if offset < found.offset:
+            found = Cutoff(offset, "keep_bytes")
+    if settings.keep_seconds and found.offset > manifest.oldest_offset:
+        young_us = now_us - round(settings.keep_seconds * MICROSECONDS)
+        young = await offset_at(max(0, young_us))
+        if young is not None and young < found.offset:
+            found = Cutoff(young, "keep_seconds")
+    return found
+
+
+async def load_beginning(
+    tree: ManifestTree, manifest: Manifest, cutoff: int, max_fragments: int
+) -> dict[str, Snapshot]:
+    """Return by key the snapshots that :func:`uploader.gc.garbage_plan.plan_garbage` asks for.
+
+    They begin below the cutoff and hold the first ``max_fragments`` fragments.
+    """
+    found: dict[str, Snapshot] = {}
+    waiting = list(reversed(manifest.snapshots))
+    fragments = 0
+    while waiting:
+        pointer = waiting.pop()
+        if pointer.start >= cutoff or fragments >= max_fragments:
+            break
+        snapshot = await tree.snapshot(pointer)
+        found[pointer.path_to_snapshot] = snapshot
+        fragments += count_dropped(snapshot.fragments, cutoff)
+        waiting += reversed(snapshot.snapshots)
+    return found
+
+
+async def _offset_before_bytes(tree: ManifestTree, manifest: Manifest, keep_bytes: int) -> int:
+    """Return where the newest fragments begin that have so many bytes together; the head if all lack it."""
+    entries: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
+    missing = keep_bytes
+    while True:
+        for entry in reversed(entries):
+            if entry.num_bytes >= missing:
+                break
+            missing -= entry.num_bytes
+        else:
+            return manifest.oldest_offset
+        if isinstance(entry, Fragment):
+            return entry.start
+        snapshot = await tree.snapshot(entry)
+        entries = snapshot.snapshots or snapshot.fragments

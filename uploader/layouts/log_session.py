@@ -12,8 +12,8 @@ from typing import Literal, Self, TypeAlias
 
 from uploader.chain.chain_root import ChainRoot, ChainSettings
 from uploader.format import layout as layouts
+from uploader.format.layout import manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import manifest_key
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root import cas

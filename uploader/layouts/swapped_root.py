@@ -24,8 +24,8 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
-from uploader.garbage.announced import Announced
 from uploader.root import cas
+from uploader.root.garbage_file import Announced
 from uploader.root.roller import Roller
 from uploader.root.root import Change, Note, make_checked
 from uploader.root.stored_document import read_object

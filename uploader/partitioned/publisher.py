@@ -23,14 +23,14 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from uploader.format.manifest import Manifest
-from uploader.garbage.garbage_file import announced_head
-from uploader.garbage.holds import GarbageHold, Holds
 from uploader.layouts.log_session import find_root
 from uploader.partitioned.commit_record import Known, LogPlan, PublishPlace, RecordFile
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.stager import StagedFragment, placed, setsum_at, writer_of
 from uploader.partitioned.write_id import HOLD_SECONDS, JOBS, is_passing, job_time_us
+from uploader.root.garbage_file import announced_head
+from uploader.root.holds import GarbageHold, Holds
 from uploader.root.ownership import direct_writer_name
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object

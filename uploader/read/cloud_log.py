@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment import FragmentBatch, verify_fragment
-from uploader.fragments.fragment_file import fragment_time_bounds, read_footer
+from uploader.format.stream_table import closings_in, finished_closings
+from uploader.fragments.fragment import FragmentBatch, check_fragment
 from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_source import (
     CloudSource,
@@ -387,21 +386,5 @@ class Verified:
 
 
 def _verify(data: bytes, entry: Fragment) -> None:
-    """Check a fragment and its footer, which searches and readers of a stream rely on."""
-    batch = verify_fragment(data, entry)
-    times = batch.timestamps_us
-    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
-    if stated != found:
-        raise CorruptionError(
-            "a fragment's footer has other times than its records",
-            path=entry.path,
-            expected=stated,
-            found=found,
-        )
-    said = read_footer(data, path=entry.path).streams
-    for stream in set(batch.streams):
-        if stream is not None and not said.may_hold(stream):
-            raise CorruptionError(
-                f"a fragment's footer denies stream {stream!r}, of which there are records",
-                path=entry.path,
-            )
+    """Check a fragment as a scrub does; CorruptionError for the first fault."""
+    check_fragment(data, entry).require_sound()

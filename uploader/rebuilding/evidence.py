@@ -269,3 +269,49 @@ def _error(key: str, what: str) -> Finding:
 def stated_sum(named: Sequence[Entry], limit: int) -> Setsum:
     """Return the sum of what the manifest names before an offset, as far as it says so."""
     return Setsum.total(entry.setsum for entry in named if entry.limit <= limit)
+
+
+# -- stretches -------------------------------------------------------------------------------
+
+
+def find_runs(survey: StoreSurvey, evidence: SurveyEvidence) -> list[list[SeenFragment]]:
+    """Return the stretches: fragments that continue each other, oldest first.
+
+    Without a manifest, not those of which collectors say that the log began behind them.
+    """
+    runs: list[list[SeenFragment]] = []
+    for seen in evidence.proven.values():
+        if runs and continues(entry_of(runs[-1][-1]), entry_of(seen)):
+            runs[-1].append(seen)
+        else:
+            runs.append([seen])
+    return _uncollected(runs, survey) if survey.manifest is None else runs
+
+
+def _uncollected(
+    runs: Sequence[list[SeenFragment]], survey: StoreSurvey
+) -> list[list[SeenFragment]]:
+    """Return the stretches without what was collected.
+
+    An announced collection may have been carried out, or not yet. It counts if its fragments are not all
+    there any more.
+    """
+    live = _from(runs, survey.head)
+    first = entry_of(live[0][0]) if live else None
+    is_whole = first is not None and (
+        first.start <= survey.head
+        or (first.seq_no, first.start) == (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET)
+    )
+    return (live if is_whole else _from(live, survey.announced)) or list(runs)
+
+
+def _from(runs: Sequence[list[SeenFragment]], head: int) -> list[list[SeenFragment]]:
+    """Return the parts of the stretches from an offset on, as whole fragments."""
+    cut = [[seen for seen in run if entry_of(seen).limit > head] for run in runs]
+    return [run for run in cut if run]
+
+
+def entry_of(seen: SeenFragment) -> Fragment:
+    """Return the entry of an object that is a fragment."""
+    assert seen.entry is not None
+    return seen.entry

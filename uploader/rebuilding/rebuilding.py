@@ -1,7 +1,20 @@
 """plan_rebuild and apply_rebuild: a damaged log of the default layout, made to work again.
 
 The model is the repair of a local log: a plan says everything before anything is changed, and is carried out
-as it was seen, or not at all.
+as it was seen, or not at all: copies first, then one swap of the manifest, then the objects behind its end.
+Between any two calls to the store the process may die, and a call may happen although its answer is lost:
+
+  1. What will be replaced or given up is copied, then noted (``plan.py``). Nothing is changed yet.
+  2. An announced collection is cancelled. It was planned for the damaged manifest.
+  3. Snapshots are put where there is none, or a damaged one.
+  4. The manifest is swapped for the damaged one that was seen, or created if there was none. Until then the
+     log is the damaged one, from then on the rebuilt one. A writer that knew another manifest finds its own
+     swap refused.
+  5. Objects behind the new end are replaced by ones that no program takes for fragments. A writer might
+     publish them before that, so until then the new manifest marks the log as sealed: a writer that reads it
+     appends nothing, and one that read an older manifest is refused. A second swap removes the mark.
+
+The same plan may repeat every step, and so may a new plan made from the new state.
 """
 
 from __future__ import annotations
@@ -10,12 +23,19 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from uploader.format import layout
+from uploader.format.entries import Snapshot
+from uploader.format.garbage import Garbage
+from uploader.format.manifest import Manifest, blocker
 from uploader.layouts.log_session import LogSession
-from uploader.rebuilding import plan as planning
-from uploader.rebuilding.apply import Rebuild
-from uploader.rebuilding.plan import Keep, RebuildPlan
+from uploader.rebuilding.plan import Keep, Note, RebuildPlan, Void
+from uploader.rebuilding.planning import make_plan
 from uploader.rebuilding.survey import Progress, survey
+from uploader.root import cas
+from uploader.root.orphan_recovery import VOID
+from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
 from uploader.root.write_guard import check_not_destroyed, destroyed
+from uploader.runtime.task_groups import task_group
+from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
@@ -80,7 +100,7 @@ async def plan_rebuild(
             )
             if found.manifest is not None and found.manifest.is_destroyed:
                 raise destroyed(used.url)
-            plan = await worker.run(planning.plan, found, keep, writer)
+            plan = await worker.run(make_plan, found, keep, writer)
             if not plan.is_needed or await _is_unchanged(used, found.manifest_etag):
                 return plan
         raise ContentionError(
@@ -123,3 +143,131 @@ async def apply_rebuild(
 async def _is_unchanged(store: ObjectStore, etag: str | None) -> bool:
     found = await store.head(layout.MANIFEST)
     return (None if found is None else found.etag) == etag
+
+
+_COPIES: Final = 4
+"""Objects that are copied at the same time; each is in memory."""
+
+
+class Rebuild:
+    """One attempt to carry out a plan. Belongs to one task."""
+
+    def __init__(self, store: ObjectStore, retry: RetryPolicy, plan: RebuildPlan) -> None:
+        self._store = store
+        self._retry = retry
+        self._plan = plan
+        self._changes = plan.changes
+
+    async def run(self) -> None:
+        """Do it all. ContentionError if something changed since the plan was made."""
+        changes = self._changes
+        if changes.manifest is not None:
+            await check_not_destroyed(self._store)
+        await self._set_aside()
+        if changes.garbage_etag is not None:
+            await self._swap(layout.GARBAGE, Garbage().serialise(), changes.garbage_etag)
+        for snapshot, etag in changes.snapshots:
+            await self._put_snapshot(snapshot, etag)
+        if changes.manifest is not None:
+            await self._put_manifest(changes.manifest)
+        for void in changes.voids:
+            await self._put_void(void)
+        if self._plan.is_marked:
+            await self._reopen()
+
+    # -- before ------------------------------------------------------------------------------
+
+    async def _set_aside(self) -> None:
+        plan, changes = self._plan, self._changes
+        waiting = iter(changes.copies)
+
+        async def copy_on() -> None:
+            for key, etag in waiting:
+                await self._copy(key, etag)
+
+        async with task_group() as tasks:
+            for _ in range(_COPIES):
+                tasks.create_task(copy_on())
+        if changes.name:
+            lost = tuple(f"[{one.start}, {one.stop})" for one in plan.lost)
+            note = Note(plan.start, plan.limit, plan.setsum, lost, changes.voids)
+            await self._create(layout.rebuild_note(changes.name), note.serialise())
+
+    async def _copy(self, key: str, etag: str) -> None:
+        """Copy an object. If it changed, this plan copied it before, or the plan is too old."""
+        copy = layout.kept_path(self._changes.name, key)
+        try:
+            stored = await read_object(self._store, key, most_bytes=MOST_FRAGMENT_BYTES)
+        except ObjectNotFoundError:
+            stored = None
+        if stored is not None and stored.etag == etag:
+            await self._create(copy, stored.data)
+        elif await self._store.head(copy) is None:
+            raise self._changed(key)
+
+    async def _create(self, key: str, data: bytes) -> None:
+        """Put an object that no program ever removes or changes; a late answer is as good as any."""
+        result = await cas.create(self._store, key, data, retry=self._retry)
+        if result.outcome is cas.PutOutcome.UNKNOWN:
+            result.decided(self._store.url, f"{key} was put; rebuild again")
+        if result.outcome is cas.PutOutcome.LOST:
+            raise self._changed(key)
+
+    # -- the change --------------------------------------------------------------------------
+
+    async def _put_snapshot(self, snapshot: Snapshot, etag: str | None) -> None:
+        """Put a snapshot. Another one that holds the same was put by a rebuild that ran at the same time."""
+        data = snapshot.serialise()
+        result = await cas.put(self._store, snapshot.path, data, etag, retry=self._retry)
+        if result.outcome is cas.PutOutcome.UNKNOWN:
+            result.decided(self._store.url, f"{snapshot.path} was put; rebuild again")
+        if result.outcome is cas.PutOutcome.LOST:
+            raise self._changed(snapshot.path)
+
+    async def _put_manifest(self, rebuilt: Manifest) -> None:
+        manifest = rebuilt.begin_rebuilding() if self._plan.is_marked else rebuilt
+        data, etag = manifest.serialise(), self._changes.manifest_etag
+        result = await cas.put(self._store, layout.MANIFEST, data, etag, retry=self._retry)
+        result.decided(self._store.url, "the manifest was swapped; rebuild again")
+        if result.outcome is cas.PutOutcome.LOST and result.data != rebuilt.serialise():
+            raise self._changed(layout.MANIFEST)
+        if etag is None:
+            await check_not_destroyed(self._store)
+
+    # -- behind the end ----------------------------------------------------------------------
+
+    async def _put_void(self, void: Void) -> None:
+        """Replace what was seen behind the end. If it has changed by now, its writer handles it."""
+        plan = self._plan
+        data = VOID
+        if plan.is_sealed and void.key == layout.fragment_path(plan.next_seq_no):
+            data = blocker(plan.limit)
+        result = await cas.put(self._store, void.key, data, void.etag, retry=self._retry)
+        if result.outcome is cas.PutOutcome.UNKNOWN:
+            result.decided(self._store.url, f"{void.key} was put; rebuild again")
+
+    async def _reopen(self) -> None:
+        """Remove the mark from the newest manifest, which a collector may have changed meanwhile."""
+        while True:
+            found = await read_stored(self._store, layout.MANIFEST, Manifest.parse)
+            if not found.value.is_rebuilding:
+                return
+            data = found.value.end_rebuilding().serialise()
+            result = await cas.swap(
+                self._store, layout.MANIFEST, data, found.etag, retry=self._retry
+            )
+            result.decided(self._store.url, "the log was opened for appends; rebuild again")
+            if result.outcome is cas.PutOutcome.COMMITTED:
+                return
+
+    async def _swap(self, key: str, data: bytes, etag: str) -> None:
+        result = await cas.swap(self._store, key, data, etag, retry=self._retry)
+        result.decided(self._store.url, f"{key} was swapped; rebuild again")
+        if result.outcome is cas.PutOutcome.LOST:
+            raise self._changed(key)
+
+    def _changed(self, key: str) -> ContentionError:
+        return ContentionError(
+            f"{key} in {self._store.url} changed since the plan was made; stop all writers and collectors, "
+            "then make another plan"
+        )

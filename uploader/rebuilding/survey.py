@@ -15,18 +15,16 @@ from typing import Final, TypeVar
 
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, check_manifest, of_error
 from uploader.format.garbage import Garbage
 from uploader.format.inventory import Part, part_of
-from uploader.format.manifest import Manifest
-from uploader.format.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
-from uploader.format.sealing import is_blocker
-from uploader.format.snapshot import Snapshot
+from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
+from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import fragment_maker
-from uploader.garbage.observed_heads import read_heads
-from uploader.rebuilding.note import Note
+from uploader.gc.observed_heads import read_heads
+from uploader.rebuilding.plan import Note
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
 from uploader.root.stream_file import read_closings

@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from uploader.format import layout, rollup
-from uploader.format.entries import Fragment, SnapshotPointer
+from uploader.format.entries import Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.survey import SeenSnapshot
 
 _FOLD_FRAGMENTS: Final = 256

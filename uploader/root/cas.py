@@ -27,8 +27,8 @@ from typing import Final
 
 from tenacity import retry_if_result
 
-from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import most_bytes_at, read_object
+from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -12,10 +12,9 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from uploader.format.entries import SnapshotPointer
+from uploader.format.entries import Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
-from uploader.format.snapshot import Snapshot
 from uploader.root import cas
 from uploader.runtime.task_groups import BackgroundTask, settle_all
 from uploader.stores.port import ObjectStore

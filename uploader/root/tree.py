@@ -17,10 +17,9 @@ from operator import attrgetter
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
-from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.entries import Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import REWRITTEN, Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.errors import ObjectNotFoundError

@@ -1,6 +1,6 @@
 """Whether a log may be written at all, not once it is sealed or destroyed; and how a directory claims it.
 
-The manifest of a sealed log carries a mark (``sealing.py``), which stops every writer's change
+The manifest of a sealed log carries a mark (``manifest.py``), which stops every writer's change
 of the root. A destroyed log leaves a tombstone: a program that creates a manifest looks for
 it before and afterwards, and one that opens a log for writing looks, too. A destroyed chain also keeps its
 last manifest, which carries a mark of its own (docs/chain.md, "The end").
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from uploader.format import layout
-from uploader.format.closings import carry_closings, check_closings, with_closings
 from uploader.format.manifest import Manifest
+from uploader.format.stream_table import carry_closings, check_closings, with_closings
 from uploader.root.ownership import Claim, check_held, is_unwritten, next_claim
 from uploader.root.root import Root
 from uploader.stores.port import ObjectStore
@@ -46,7 +46,7 @@ def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
     """Return the writer for the next manifest, where ``writer`` appends fragments to this one.
 
     LogSealedError, FencedError if a directory claimed the log since ``writer`` did, ContentionError if
-    ``writer`` lacks closings of streams (``closings.py``).
+    ``writer`` lacks closings of streams (``stream_table.py``).
     """
     check_unsealed(manifest, url=url)
     check_held(manifest, writer, url=url)

@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
+from uploader.format.stream_table import without_closings
 from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue

@@ -19,8 +19,7 @@ from functools import partial
 
 from uploader.format import layout
 from uploader.format.entries import Fragment
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import is_blocker
+from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
 from uploader.fragments.fragment_builder import Building, EncodedFragment, Records, setsum_of
 from uploader.fragments.fragment_file import fragment_maker, fragment_timestamp

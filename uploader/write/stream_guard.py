@@ -3,7 +3,7 @@
 Closing a stream takes two steps. The closing is put into the table of streams, then its number into the
 manifest. A writer appends to streams under the number of closings that it knows
 (:attr:`StreamGuard.closings`), and the root refuses appends to a manifest with a larger number
-(``uploader/format/closings.py``). So every append comes either before the second step, and is in the log
+(``uploader/format/stream_table.py``). So every append comes either before the second step, and is in the log
 before the stream counts as closed, or after it: then its writer reads the table first. There is no flag that
 could be read too early.
 
@@ -30,10 +30,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
-from uploader.format.closings import closings_in, is_telling, raise_closings, with_closings
 from uploader.format.layout import FIRST_OFFSET
 from uploader.format.manifest import Manifest
-from uploader.format.stream_table import StreamTable
+from uploader.format.stream_table import (
+    StreamTable,
+    closings_in,
+    is_telling,
+    raise_closings,
+    with_closings,
+)
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
 from uploader.root.stream_file import Change, StreamFile

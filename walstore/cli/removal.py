@@ -32,7 +32,7 @@ from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan, Progress
-    from uploader.garbage.collection import AuditCallback
+    from uploader.gc.collection import AuditCallback
 
 TRIM_EXAMPLES = """\b
 Examples:

@@ -17,7 +17,7 @@ from uploader.chain.chain_root import ChainRoot
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import Severity
-from uploader.format.names import MANIFEST_PREFIX, FragmentName
+from uploader.format.layout import MANIFEST_PREFIX, FragmentName
 from uploader.format.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore

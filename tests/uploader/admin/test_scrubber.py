@@ -14,8 +14,7 @@ from tests.uploader.logs import TINY, begin, collect, extend, replace, roll_up
 from tests.uploader.parquet import copy_as_wal3
 from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
-from uploader.admin.scrub_report import ScrubReport, ScrubTally
-from uploader.admin.scrubber import Scrubber
+from uploader.admin.scrubber import Scrubber, ScrubReport, ScrubTally
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor

@@ -25,8 +25,7 @@ from tests.waiting import until
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.entries import Fragment
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import blocker, is_blocker
+from uploader.format.manifest import Manifest, blocker, is_blocker
 from uploader.fragments.fragment import inspect_fragment
 from uploader.layouts.log_session import Layout
 from uploader.layouts.swapped_root import SwappedRoot

@@ -8,9 +8,14 @@ from typing import Any
 from tests.uploader.documents import fragments
 from uploader.chain.chain_reader import walk
 from uploader.format.entries import Fragment
-from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.format.layout import (
+    FIRST_OFFSET,
+    FIRST_SEQ_NO,
+    MANIFEST_PREFIX,
+    FragmentName,
+    parse_manifest_key,
+)
 from uploader.format.link import Link
-from uploader.format.names import MANIFEST_PREFIX, FragmentName, parse_manifest_key
 from uploader.format.setsum import Setsum
 from uploader.stores.port import ObjectStore
 

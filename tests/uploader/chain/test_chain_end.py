@@ -13,7 +13,7 @@ from tests.uploader.chain.chains import run, stored_links
 from uploader.admin.destroy import destroy
 from uploader.admin.seal import seal
 from uploader.format import layout
-from uploader.format.names import MANIFEST_PREFIX, manifest_key
+from uploader.format.layout import MANIFEST_PREFIX, manifest_key
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore.errors import ContentionError, LogNotFoundError, LogSealedError

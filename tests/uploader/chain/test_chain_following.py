@@ -9,8 +9,8 @@ import pytest
 
 from tests.uploader.chain.chains import run
 from uploader.chain.chain_reader import LISTING_SECONDS
+from uploader.format.layout import manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import manifest_key
 from uploader.stores import MemoryStore
 from uploader.stores.port import ORDER_PROOF
 from uploader.testing import FaultyStore

@@ -11,9 +11,9 @@ from tests.uploader.chain.chain_logs import head_of, keys
 from tests.uploader.chain.chains import run, stored_links
 from tests.waiting import until
 from uploader.chain import ChainRoot
+from uploader.format.layout import manifest_key
 from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import manifest_key
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from walstore.errors import (

@@ -10,9 +10,9 @@ import pytest
 from tests.uploader.answers import refusal
 from tests.uploader.chain.chain_logs import head_of
 from tests.uploader.chain.chains import run
+from uploader.format.layout import manifest_key
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import manifest_key
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail
 from walstore.errors import (

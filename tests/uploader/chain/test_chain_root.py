@@ -12,8 +12,8 @@ from tests.uploader.chain.chain_logs import head_of, keys
 from tests.uploader.chain.chains import run
 from tests.waiting import until
 from uploader.format import layout
+from uploader.format.layout import MOST_SHARDS, FragmentName, manifest_key
 from uploader.format.manifest import Manifest
-from uploader.format.names import MOST_SHARDS, FragmentName, manifest_key
 from uploader.format.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, ShuffledStore, faults

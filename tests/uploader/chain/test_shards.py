@@ -10,8 +10,8 @@ from tests.uploader.chain.chains import InlineWorker, run
 from uploader.chain import ChainRoot, ChainSettings, rebuild
 from uploader.chain.shards import assemble
 from uploader.format.entries import Fragment
+from uploader.format.layout import MANIFEST_PREFIX, FragmentName
 from uploader.format.manifest import Manifest
-from uploader.format.names import MANIFEST_PREFIX, FragmentName
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject
 from uploader.testing import FaultyStore

@@ -22,11 +22,10 @@ from uploader.admin.destroy import destroy
 from uploader.chain import ChainRoot, ChainSettings, pruning
 from uploader.format import layout
 from uploader.format.entries import Fragment
+from uploader.format.layout import parse_manifest_key
 from uploader.format.link import Link
-from uploader.format.manifest import Manifest
-from uploader.format.names import parse_manifest_key
+from uploader.format.manifest import Manifest, seal_writer
 from uploader.format.rollup import RollUpSettings
-from uploader.format.sealing import seal_writer
 from uploader.stores import RetryPolicy
 from walstore.errors import (
     ContentionError,

@@ -7,11 +7,11 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uploader.chain.pending_link import LinkBase, PendingLink
 from uploader.chain.window import PendingWindow
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.pending_link import LinkBase, PendingLink
-from uploader.format.two_clock_time import TwoClockTime
+from uploader.runtime.two_clock_time import TwoClockTime
 
 EMPTY = Manifest.initial("w")
 NOW = TwoClockTime(0.0, 0)

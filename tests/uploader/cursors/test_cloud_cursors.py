@@ -20,7 +20,7 @@ from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.garbage import Garbage, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.garbage.garbage_plan import plan_garbage
+from uploader.gc.garbage_plan import plan_garbage
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled

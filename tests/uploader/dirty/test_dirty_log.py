@@ -9,8 +9,7 @@ import json
 import pytest
 
 from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, tier
-from uploader.dirty.dirty_log import DirtyLog
-from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
+from uploader.dirty.dirty_log import Dirty, DirtyLog, Purge, coalesce, parse_marker
 from uploader.format import layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore

@@ -10,6 +10,7 @@ import pytest
 
 from tests.uploader.documents import manifest_of, rolled_up, snapshot_of
 from tests.uploader.trees import Tree
+from uploader.format.entries import Snapshot
 from uploader.format.garbage import (
     Garbage,
     StaleGarbageError,
@@ -19,8 +20,7 @@ from uploader.format.garbage import (
 )
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
-from uploader.garbage.garbage_plan import plan_garbage
+from uploader.gc.garbage_plan import plan_garbage
 from walstore.errors import CorruptionError, FormatVersionError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

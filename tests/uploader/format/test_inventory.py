@@ -7,7 +7,7 @@ import pytest
 from tests.cases import case
 from uploader.format import layout
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
-from uploader.format.names import FragmentName, manifest_key
+from uploader.format.layout import FragmentName, manifest_key
 from uploader.format.setsum import Setsum
 
 SUM = Setsum.of_items([b"x"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.cases import case
 from tests.uploader.documents import fragment, fragments, manifest_of, snapshot_of
-from uploader.format.entries import MAX_DEPTH, Entry, Fragment, SnapshotPointer
+from uploader.format.entries import MAX_DEPTH, Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import (
     MAX_SNAPSHOTS,
@@ -22,7 +22,6 @@ from uploader.format.rollup import (
     plan,
 )
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from walstore.errors import InvalidSettingsError
 
 Shelf = dict[str, Snapshot]

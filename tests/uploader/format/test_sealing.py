@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 
 from tests.uploader.documents import TEXT, fragments, manifest_of
-from uploader.format.manifest import Manifest
-from uploader.format.sealing import (
+from uploader.format.manifest import (
+    Manifest,
     blocker,
     end_writer,
     is_blocker,

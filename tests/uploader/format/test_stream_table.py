@@ -7,7 +7,9 @@ import json
 import pytest
 
 from uploader.format import stream_table
-from uploader.format.closings import (
+from uploader.format.manifest import Manifest
+from uploader.format.stream_table import (
+    StreamTable,
     carry_closings,
     check_closings,
     closings_in,
@@ -17,8 +19,6 @@ from uploader.format.closings import (
     with_closings,
     without_closings,
 )
-from uploader.format.manifest import Manifest
-from uploader.format.stream_table import StreamTable
 from walstore import LimitExceededError
 from walstore.errors import ContentionError, CorruptionError, FormatVersionError
 

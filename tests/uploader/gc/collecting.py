@@ -7,8 +7,8 @@ from dataclasses import replace
 from tests.uploader.places import SETTINGS, Place
 from uploader.format import layout
 from uploader.format.garbage import Garbage, apply_garbage
-from uploader.garbage.collection import CollectorSettings
-from uploader.garbage.garbage_plan import plan_garbage
+from uploader.gc.collection import CollectorSettings
+from uploader.gc.garbage_plan import plan_garbage
 
 NO_WAIT = replace(SETTINGS, max_wait_seconds=0)
 

@@ -13,7 +13,7 @@ from tests.uploader.documents import fragments, snapshot_of
 from tests.uploader.gc.collecting import NO_WAIT, announce, collect, drop, garbage_below
 from tests.uploader.places import INTERVAL_SECONDS, SETTINGS, Place
 from uploader.format import layout
-from uploader.garbage.collection import Progress
+from uploader.gc.collection import Progress
 from uploader.testing.faults import (
     call,
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.garbage import Garbage
+from uploader.gc import collector as collector_module
 from uploader.testing import FaultyStore
 from uploader.testing.faults import (
     call,
@@ -28,6 +29,22 @@ from walstore.errors import (
     CorruptionError,
     OffsetTrimmedError,
 )
+from walstore.runtime.threads import Worker
+
+_T = TypeVar("_T")
+
+
+class InlineWorker(Worker):
+    """Runs each call at once. The tests below order the calls of the store; threads add no other order."""
+
+    async def run(self, call: Callable[..., _T], *args: object) -> _T:
+        return call(*args)
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give collectors no threads: starting those of a thousand takes most of the time."""
+    monkeypatch.setattr(collector_module, "Worker", InlineWorker)
 
 
 async def test_a_cursor_between_the_plan_and_the_announcement(place: Place) -> None:
@@ -67,6 +84,7 @@ async def accepted(cursors: CloudCursors, position: int = 3) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("pauses_at", range(1, 7))
 async def test_a_new_cursor_however_its_calls_and_the_collectors_interleave(pauses_at: int) -> None:
     """If it is accepted, its records stay; if it is not, there is none.
@@ -128,6 +146,7 @@ async def halt(go_on: asyncio.Event, *reached: asyncio.Event) -> None:
     await go_on.wait()
 
 
+@pytest.mark.usefixtures("inline")
 @pytest.mark.parametrize("is_late", [True, False])
 @pytest.mark.parametrize("when", ["early", "announced", "ended"])
 @pytest.mark.parametrize("pauses_at", range(1, 6))
@@ -293,6 +312,7 @@ async def test_a_snapshot_that_another_collector_deleted_is_not(place: Place) ->
     assert (plan.head, plan.garbage.start_seq_no, plan.garbage.first_to_keep) == (5, 5, 8)
 
 
+@pytest.mark.usefixtures("inline")
 async def test_two_collectors_wherever_the_other_comes_in(place: Place) -> None:
     """One runs from start to end before any one call of the other (wal3 #4834: wrong garbage deleted)."""
     for nth in range(1, 200):

@@ -13,7 +13,7 @@ from tests.uploader.places import INTERVAL_SECONDS, Place
 from uploader import CloudWriter, CollectorSettings, GarbageCollector
 from uploader.format import layout
 from uploader.format.garbage import Garbage
-from uploader.format.names import FragmentName
+from uploader.format.layout import FragmentName
 from uploader.format.setsum import Setsum
 from uploader.stores import MemoryStore
 from walstore.errors import CollectionRefusedError, CorruptionError

@@ -9,7 +9,7 @@ import pytest
 from tests.uploader.gc.collecting import collect
 from tests.uploader.places import SETTINGS, Place
 from uploader.format import layout
-from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.testing.faults import (

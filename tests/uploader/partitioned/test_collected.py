@@ -23,10 +23,10 @@ from tests.uploader.partitioned.writes import (
 )
 from uploader import CloudLog, CollectorSettings, GarbageCollector
 from uploader.format import layout
-from uploader.garbage.holds import GarbageHold, Holds, Keepers
 from uploader.partitioned import WriteId, finish_commits, sweep_staging
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS
+from uploader.root.holds import GarbageHold, Holds, Keepers
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled

@@ -26,7 +26,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.layouts.swapped_root import SwappedRoot
-from uploader.rebuilding.note import Note, Void
+from uploader.rebuilding.plan import Note, Void
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.restoring.restore import restore
 from uploader.root.orphan_recovery import VOID

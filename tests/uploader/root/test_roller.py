@@ -10,10 +10,9 @@ import pytest
 
 from tests.uploader.documents import fragment, fragments, snapshot_of
 from uploader.format import layout
-from uploader.format.entries import Fragment
+from uploader.format.entries import Fragment, Snapshot
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
-from uploader.format.snapshot import Snapshot
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy

@@ -18,11 +18,11 @@ from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
 from uploader.format import layout
 from uploader.format.document import MOST_BYTES, MOST_SMALL_BYTES
-from uploader.garbage.garbage_file import announced_head
-from uploader.garbage.holds import Keepers
 from uploader.layouts.log_session import Layout
 from uploader.partitioned.partitions import PARTITIONS, read_partitions
 from uploader.root import cas
+from uploader.root.garbage_file import announced_head
+from uploader.root.holds import Keepers
 from uploader.root.stored_document import (
     MOST_FRAGMENT_BYTES,
     parse_aside,

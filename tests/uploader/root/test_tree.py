@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.uploader.documents import fragment, fragments, manifest_of, snapshot_of
-from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.entries import Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 from uploader.root.tree import MEMORY_FACTOR, ManifestTree
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults

@@ -12,9 +12,9 @@ import uploader
 from uploader.chain.pruning import KEPT_SLOTS, prunable
 from uploader.format import layout
 from uploader.format.inventory import goes_with_its_log
+from uploader.format.layout import FragmentName, manifest_key
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName, manifest_key
 from uploader.format.setsum import Setsum
 from uploader.partitioned.partitions import PARTITIONS
 from uploader.partitioned.write_id import WriteId, hold_of, is_passing, job_name
@@ -26,7 +26,7 @@ ROOT = Path(uploader.__file__).parent
 JOB = job_name(1_750_000_000_000_000, "0123456789abcdef")
 EXEMPT = {
     "uploader/cursors/cloud_cursors.py",  # a cursor's owner names it
-    "uploader/admin/fork_pin.py",  # a pin is one
+    "uploader/admin/forking.py",  # a pin is one
     "uploader/partitioned/partitions.py",  # a store
     "uploader/stores/",
     "uploader/testing/",

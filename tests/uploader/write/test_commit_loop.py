@@ -132,7 +132,7 @@ async def gathering(
 def busy_threads(log: CloudWriter) -> Iterator[threading.Event]:
     """Let the writer's threads do nothing else until the event is set, or the block is left."""
     gate = threading.Event()
-    blocked = [asyncio.ensure_future(log._worker.run(gate.wait)) for _ in range(2)]
+    blocked = [asyncio.ensure_future(log._session.worker.run(gate.wait)) for _ in range(2)]
     try:
         yield gate
     finally:

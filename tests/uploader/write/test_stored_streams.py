@@ -10,7 +10,7 @@ import pytest
 from tests.cloud import FAST, URL, cloud_log
 from uploader import CloudWriter, apply_rebuild, destroy, fork, plan_rebuild, rebuild, restore, seal
 from uploader.format import layout, stream_table
-from uploader.format.closings import closings_in
+from uploader.format.stream_table import closings_in
 from uploader.stores.memory import MemoryStore
 from uploader.stores.wrapper import StoreWrapper
 from uploader.testing import FaultyStore

@@ -2,7 +2,7 @@
 
 Only whole fragments are dropped. Snapshots that contain only garbage are dropped with it; the rest of one
 that contains some becomes a new one, level by level. A rest that is a single snapshot replaces the one it
-was in, so that no snapshot ever has the key of another one (tests/uploader/garbage/test_garbage_plan.py).
+was in, so that no snapshot ever has the key of another one (tests/uploader/gc/test_garbage_plan.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
+from uploader.format.entries import (
+    Entry,
+    Fragment,
+    Snapshot,
+    SnapshotPointer,
+    scrub_fragments,
+    scrub_run,
+)
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.format.snapshot import Snapshot
 
 WRITER: Final = "garbage collection"
 """The recorded writer of the snapshots; as in wal3."""
@@ -32,17 +38,17 @@ class Cut:
 
     @property
     def start(self) -> int:
-        """Offset of the first record that goes."""
+        """Offset of the first record that is dropped."""
         return self.fragments[0].start
 
     @property
     def limit(self) -> int:
-        """Offset after the last record that goes."""
+        """Offset after the last record that is dropped."""
         return self.fragments[-1].limit
 
     @property
     def num_bytes(self) -> int:
-        """Length of the fragments that go."""
+        """Length of the fragments that are dropped."""
         return sum(fragment.num_bytes for fragment in self.fragments)
 
 
@@ -93,7 +99,7 @@ def plan_garbage(
 
 
 class _Cutter:
-    """Walks the tree from the oldest record on, and notes what goes."""
+    """Walks the tree from the oldest record on, and notes what is dropped."""
 
     def __init__(
         self, cutoff: int, snapshots: Mapping[str, Snapshot], max_fragments: int | None

@@ -1,4 +1,7 @@
-"""Announced: an announced collection, as a writer carries it out with its own manifests.
+"""The object ``gc/GARBAGE``: collectors agree by it, one announces, any may finish; writers obey it.
+
+Owns its compare-and-swap. It is created by the first collection, and never deleted: an empty document says
+that no collection is under way, as in wal3, since stores have no conditional delete.
 
 A collector swaps the manifest on top of what writers publish. With a writer that publishes all the time it
 is always too late, so such a writer looks for an announcement from time to time, while it publishes, and
@@ -18,17 +21,65 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.format.two_clock_time import TwoClockTime
-from uploader.garbage.cutoff import lowest_cursor
-from uploader.garbage.holds import Keepers
+from uploader.root import cas
+from uploader.root.holds import Keepers, lowest_cursor
 from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import BackgroundTask
+from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker
+
+
+async def announced_head(store: ObjectStore) -> int:
+    """Return where a log is going to begin, if a collection is announced; else its first offset.
+
+    CorruptionError if the document is damaged.
+    """
+    try:
+        found = await read_stored(store, layout.GARBAGE, Garbage.parse)
+    except ObjectNotFoundError:
+        return layout.FIRST_OFFSET
+    return found.value.first_to_keep
+
+
+class GarbageFile:
+    """The announced collection of one log."""
+
+    def __init__(self, store: ObjectStore, *, retry: RetryPolicy, worker: Worker) -> None:
+        self._store = store
+        self._retry = retry
+        self._worker = worker
+
+    async def load(self) -> tuple[Garbage, str | None]:
+        """Return the announced garbage, empty if there is none, and the ETag, None without an object.
+
+        CorruptionError if the document is damaged, or names what no collector may take.
+        """
+        try:
+            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
+        except ObjectNotFoundError:
+            return Garbage(), None
+        return found.value, found.etag
+
+    async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
+        """Announce garbage in the place of what ``etag`` names; return the new ETag.
+
+        None if another collector was first. OutcomeUnknownError if the store does not report the outcome.
+        """
+        data = await self._worker.run(garbage.serialise)
+        result = await cas.put(self._store, layout.GARBAGE, data, etag, retry=self._retry)
+        result.decided(self._store.url, f"{layout.GARBAGE} was written; collect again")
+        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
+
+    async def clear(self, etag: str) -> bool:
+        """Mark the collection that ``etag`` names as finished; False if another collector did."""
+        return await self.swap(Garbage(), etag) is not None
+
 
 logger = logging.getLogger("walstore")
 

@@ -14,7 +14,7 @@ from uploader.format.entries import Fragment
 from uploader.format.garbage import Garbage, apply_garbage, first_seq_no, is_dropped
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.garbage.garbage_plan import WRITER, Cut, plan_garbage
+from uploader.gc.garbage_plan import WRITER, Cut, plan_garbage
 from walstore.errors import CorruptionError
 
 

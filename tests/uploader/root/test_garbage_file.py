@@ -12,11 +12,11 @@ from uploader.format import layout as layouts
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Fragment
 from uploader.format.garbage import Garbage
-from uploader.format.names import MANIFEST_PREFIX
+from uploader.format.layout import MANIFEST_PREFIX
 from uploader.format.setsum import Setsum
-from uploader.garbage.announced import LOOK_SECONDS, TRUSTED_SECONDS
-from uploader.garbage.garbage_plan import plan_garbage
+from uploader.gc.garbage_plan import plan_garbage
 from uploader.layouts.log_session import find_root
+from uploader.root.garbage_file import LOOK_SECONDS, TRUSTED_SECONDS
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore

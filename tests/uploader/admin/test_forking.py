@@ -6,7 +6,7 @@ import pytest
 
 from tests.cloud import FAST, URL
 from tests.uploader.logs import begin
-from uploader.admin.fork_pin import ForkPin
+from uploader.admin.forking import ForkPin
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.garbage import Garbage

@@ -9,7 +9,7 @@ one of the two sees the other (docs/collection.md).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
@@ -134,3 +134,14 @@ class Keepers:
                     raise stored
                 found.append(replace(stored.value, etag=stored.etag))
         return found
+
+
+def lowest_cursor(cursors: Iterable[CloudCursor], now_us: int) -> CloudCursor | None:
+    """Return the cursor or hold that keeps most; expired ones keep nothing.
+
+    None if there is no cursor: holds alone let nothing go.
+    """
+    holding = [cursor for cursor in cursors if not cursor.is_expired(now_us)]
+    if all(isinstance(cursor, GarbageHold) for cursor in holding):
+        return None
+    return min(holding, key=lambda cursor: cursor.position, default=None)

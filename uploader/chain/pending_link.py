@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.two_clock_time import TwoClockTime
+from uploader.runtime.two_clock_time import TwoClockTime
 
 
 @dataclass(frozen=True, slots=True)

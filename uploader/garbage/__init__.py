@@ -1,1 +1,0 @@
-"""What is garbage: cursors, pins and announcements that a collection obeys."""
