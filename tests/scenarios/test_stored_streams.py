@@ -179,7 +179,7 @@ async def test_taken_over_before_it_is_closed(store, kind) -> None:
 async def test_named_at_the_last_moment(store, verb) -> None:
     """The closing is half done, so its writer may name it still, while another one sees that it must go."""
     async with under_way(store, "swap") as scene:
-        await StreamFile(store, retry=FAST, worker=scene.log._worker).change(
+        await StreamFile(store, retry=FAST, worker=scene.log._session.worker).change(
             lambda table: table.close("eu")
         )
         looking, go_on, reached = FaultyStore(store), asyncio.Event(), asyncio.Event()
