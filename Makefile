@@ -19,8 +19,8 @@ WORKERS ?= auto
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Which PySparks make test-spark-versions runs, beside the newest, which the other targets have.
 VERSIONS ?= 4.0.5 4.1.4 4.2.1
-SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_spark_exactly_once.py \
-	tests/scenarios/test_spark_sink_exactly_once.py tests/scenarios/test_sidecar.py
+SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_70_spark_exactly_once.py \
+	tests/scenarios/test_71_spark_sink_exactly_once.py tests/scenarios/test_72_sidecar.py
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-develop
 DOCS := $(VENV)/.ready-to-document
@@ -50,7 +50,7 @@ test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug 
 # The packages are the only part that needs root; without them, and without root, it says so and is skipped.
 .PHONY: test-s3
 test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's; as root it is installed if missing
-	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_cloud_s3.py \
+	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_64_cloud_s3.py \
 		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
 

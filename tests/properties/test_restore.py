@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.cloud import tier
 from tests.local import SMALL, UnsyncedFileSystem, read_all
-from tests.scenarios.test_restore import again, collect
+from tests.scenarios.test_44_restore import again, collect
 from uploader import UploadSettings
 from uploader.stores import MemoryStore
 from walstore import Record, Wal

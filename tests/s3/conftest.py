@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.s3.rgw import ENDPOINT
-from tests.scenarios import test_cloud_contention, test_upload
+from tests.scenarios import test_40_upload, test_51_cloud_contention
 from tests.uploader.conftest import (  # noqa: F401 - fixtures
     aws_environment,
     s3_admin,
@@ -44,7 +44,7 @@ async def _stores_of_the_scenarios(monkeypatch, s3_bucket):  # noqa: F811 - fixt
         made.append(store)
         return store
 
-    for module in (test_cloud_contention, test_upload):
+    for module in (test_51_cloud_contention, test_40_upload):
         monkeypatch.setattr(module, "MemoryStore", make)
     yield
     for store in made:

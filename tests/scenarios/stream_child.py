@@ -1,4 +1,4 @@
-"""A program that lands a log in a Parquet table; run by test_spark_exactly_once.py, which kills it.
+"""A program that lands a log in a Parquet table; run by test_70_spark_exactly_once.py, which kills it.
 
 ``land``: until it is killed. ``finish``: what is there, then it prints what is in the table.
 """

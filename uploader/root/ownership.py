@@ -5,7 +5,7 @@ prefix notice it before one takes the other's records for its own. A claim prece
 took the prefix over last. A log that is written directly to the store has any number of writers, and states
 that in the same field: no directory continues it.
 
-Invariants (tests/uploader/root/test_ownership.py, tests/scenarios/test_two_machines.py)
+Invariants (tests/uploader/root/test_ownership.py, tests/scenarios/test_46_two_machines.py)
   O1  A local log's fragments are published only by a change of the root whose manifest carries the very claim
       under which they are published (``check_held``). So one claim is good from the moment at which it is in
       the manifest until another one is, and whoever lost it learns that with its next fragment.

@@ -9,7 +9,7 @@ calls to the store the process may die:
   * after a put, before the manifest names it: an orphan, adopted at the next start (orphan_recovery.py);
   * after that: the manifest names it; the local log learns it from there.
 
-So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). If a
+So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_40_upload.py). If a
 manifest names fragments that this directory does not know to be its own, they are compared with the local
 records before the log takes them for shipped. Transient faults of the store are waited out (stall_guard.py).
 """

@@ -3,7 +3,7 @@
 Opens, closes, lists and deletes logs. One task watches the disk space for all of them; it sleeps until
 megabytes have been written. An idle log costs only memory.
 
-Invariants (tests/scenarios/test_store.py, test_store_sharing.py)
+Invariants (tests/scenarios/test_30_store.py, test_store_sharing.py)
   S1  While a store is open, no other process or object writes to any of its logs.
   S2  A log has at most one open object; every caller gets that one.
   S3  A deleted log is gone as a whole, also after a crash: it is renamed durably, then removed.

@@ -1,4 +1,4 @@
-"""Locks on logs and stores; between processes: tests/scenarios/test_store.py."""
+"""Locks on logs and stores; between processes: tests/scenarios/test_30_store.py."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from walstore.repair.repairing import (
 from walstore.testing import FaultyFileSystem
 
 FS = UnsyncedFileSystem()
-"""Syncs are the business of tests/scenarios/test_repair_faults.py."""
+"""Syncs are the business of tests/scenarios/test_35_repair_faults.py."""
 FIRST, SECOND, THIRD = (segment.file_name(start) for start in (1, 6, 11))
 HINTS = (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
 Damaging = Callable[[Path], object]

@@ -1,4 +1,4 @@
-"""walstore demo on bad input; a whole run is tests/scenarios/test_demo.py."""
+"""walstore demo on bad input; a whole run is tests/scenarios/test_80_demo.py."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ FRAGMENTS = {"swap": "log/", "chain": "shard"}
 SMALL = WriterSettings(
     fragment_bytes=4096, interval_seconds=0, pending_bytes=1 << 20, parallel_puts=True
 )
-"""What one fragment at a time is like: test_wal3_next_to_us.py."""
+"""What one fragment at a time is like: test_60_wal3_next_to_us.py."""
 
 
 def open_writer(

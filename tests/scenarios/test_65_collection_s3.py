@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scenarios.test_collection import COLLECTING, WRITING, LeapClock
+from tests.scenarios.test_56_collection import COLLECTING, WRITING, LeapClock
 from tests.uploader.conftest import (  # noqa: F401 - fixtures
     aws_environment,
     s3_admin,

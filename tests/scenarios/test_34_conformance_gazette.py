@@ -66,7 +66,9 @@ CASES = {
     ),
     "append_fsm: ValidatePreconditions, unhealthy then healthy": Case(
         "appends are refused while the disk is nearly full and work again without reopening",
-        ("scenarios/test_local_disk_space.py::test_appends_stop_and_come_back_without_reopening",),
+        (
+            "scenarios/test_09_local_disk_space.py::test_appends_stop_and_come_back_without_reopening",
+        ),
     ),
     "append_fsm: ValidatePreconditions, offset agrees": Case(
         "expect_offset is the tail at the moment of the commit",
@@ -189,7 +191,7 @@ CASES = {
     ),
     "spool: bad end or sum": Case(
         "every byte of a batch is under its CRC",
-        ("scenarios/test_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",),
+        ("scenarios/test_03_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",),
     ),
     "spool: delta mismatch": Case(
         "transactions have no offset before they commit, so none can write into another",
@@ -211,7 +213,7 @@ CASES = {
     "replica: NextProposal": Case(
         "segments are sealed by size, by age and when asked",
         (
-            "scenarios/test_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
+            "scenarios/test_02_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
             "walstore/append/test_writer.py::test_a_small_segment_is_sealed_at_its_age",
         ),
     ),

@@ -19,7 +19,7 @@ import pytest
 
 from tests.cloud import FAST, SEGMENTS, SMALL, URL, cloud_log, tier, unreferenced
 from tests.local import UnsyncedFileSystem, check_contiguous
-from tests.scenarios.test_cloud_writer import Ledger
+from tests.scenarios.test_50_cloud_writer import Ledger
 from uploader.admin.scrubber import Scrubber
 from uploader.format.findings import Severity
 from uploader.stores.memory import MemoryStore

@@ -10,7 +10,7 @@ come. Afterwards
   * the log works.
 
 ``Wal.open`` and ``Wal.aclose`` are in tests/walstore/log/test_wal_cancellation.py (L14), the commit of a
-cursor in tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
+cursor in tests/walstore/cursors/test_cursor.py, many callers at once in test_06_local_cancellation.py.
 """
 
 from __future__ import annotations

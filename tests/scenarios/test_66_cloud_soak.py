@@ -13,7 +13,7 @@ from itertools import count
 import pytest
 
 from tests.cloud import URL
-from tests.scenarios.test_cloud_writer import Jittery, Ledger, open_writer
+from tests.scenarios.test_50_cloud_writer import Jittery, Ledger, open_writer
 from uploader.admin.scrubber import Scrubber
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings

@@ -15,7 +15,7 @@ import pytest
 from tests.cloud import copy_store, put_fragment, tier
 from tests.interrupted import Interrupted, finish
 from tests.local import SMALL, UnsyncedFileSystem, read_all, segments
-from tests.scenarios.test_restore import again
+from tests.scenarios.test_44_restore import again
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.stores import MemoryStore

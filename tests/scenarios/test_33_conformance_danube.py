@@ -32,21 +32,23 @@ class Case(NamedTuple):
     tests: tuple[str, ...]
 
 
-HERE = "scenarios/test_conformance_danube.py"
-ORDER = "scenarios/test_local_order.py"
-READERS = "scenarios/test_local_readers.py"
-RESTART = "scenarios/test_local_restart.py"
+HERE = "scenarios/test_33_conformance_danube.py"
+ORDER = "scenarios/test_01_local_order.py"
+READERS = "scenarios/test_04_local_readers.py"
+RESTART = "scenarios/test_02_local_restart.py"
 CASES = {
     "C1": Case(
         "clean restart: append 100, close, open",
         "the next offset is 0; a reader gets one record and hangs",
-        ("scenarios/test_local_restart.py::test_L1_a_clean_restart_continues_at_the_next_offset",),
+        (
+            "scenarios/test_02_local_restart.py::test_L1_a_clean_restart_continues_at_the_next_offset",
+        ),
     ),
     "C2": Case(
         "restart with rotated files: 100, reopen, 60 more",
         "18 of 160 records are read; old files are appended to again",
         (
-            "scenarios/test_local_restart.py::test_L2_also_with_many_rotated_files",
+            "scenarios/test_02_local_restart.py::test_L2_also_with_many_rotated_files",
             f"{HERE}::test_C2_no_file_is_used_again",
         ),
     ),
@@ -54,7 +56,7 @@ CASES = {
         "rotation by size under load: every file holds what its name says",
         "11 of 13 files are empty, one range is wrong by 4739",
         (
-            "scenarios/test_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
+            "scenarios/test_02_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
             f"{HERE}::test_C3_files_keep_near_their_size_under_load",
         ),
     ),
@@ -71,7 +73,7 @@ CASES = {
     "C6": Case(
         "a reader from 'latest' under a burst of 2000",
         "one error, then the last 256 records",
-        ("scenarios/test_local_readers.py::test_L6_latest_readers_under_a_burst_get_all",),
+        ("scenarios/test_04_local_readers.py::test_L6_latest_readers_under_a_burst_get_all",),
     ),
     "C7": Case(
         "8 concurrent appenders of 10 000",
@@ -82,18 +84,18 @@ CASES = {
         "a torn tail at every byte of the last frame, reopen, append, read again",
         "49 of 150 records",
         (
-            "scenarios/test_local_recovery.py::test_L8_torn_tail_at_every_byte",
-            "scenarios/test_local_recovery.py::test_L8_through_the_public_api",
-            "scenarios/test_local_recovery.py::test_L8_torn_again_and_again",
+            "scenarios/test_03_local_recovery.py::test_L8_torn_tail_at_every_byte",
+            "scenarios/test_03_local_recovery.py::test_L8_through_the_public_api",
+            "scenarios/test_03_local_recovery.py::test_L8_torn_again_and_again",
         ),
     ),
     "C9": Case(
         "the disk is full in the middle of a flush, then there is space again",
         "4000 acknowledged, 411 readable, the file is corrupt",
         (
-            "scenarios/test_local_faults.py::test_L9_disk_full",
-            "scenarios/test_local_faults.py::test_L9_every_call_fails",
-            "scenarios/test_local_disk_space.py::test_appends_stop_and_come_back_without_reopening",
+            "scenarios/test_08_local_faults.py::test_L9_disk_full",
+            "scenarios/test_08_local_faults.py::test_L9_every_call_fails",
+            "scenarios/test_09_local_disk_space.py::test_appends_stop_and_come_back_without_reopening",
             f"{HERE}::test_C9_no_reader_is_given_a_batch_without_its_records",
         ),
     ),
@@ -101,8 +103,8 @@ CASES = {
         "kill -9 at random points, acknowledgements only after the sync",
         "1 of 3000 acknowledged records; there is no sync to ask for",
         (
-            "scenarios/test_local_kill.py::test_L10_kill_9_at_random_points",
-            "scenarios/test_local_power_loss.py::test_power_fails_at_every_moment",
+            "scenarios/test_12_local_kill.py::test_L10_kill_9_at_random_points",
+            "scenarios/test_11_local_power_loss.py::test_power_fails_at_every_moment",
             f"{HERE}::test_C10_an_offset_that_was_read_is_not_used_again",
             f"{HERE}::test_C10_a_cursor_does_not_pass_over_records_that_take_the_place_of_lost_ones",
         ),
@@ -119,8 +121,8 @@ CASES = {
         "a flipped bit in the middle of a sealed file",
         "the reader ends there silently; later files are never reached",
         (
-            "scenarios/test_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",
-            "scenarios/test_local_recovery.py::test_L12_L13_every_flipped_bit_is_found",
+            "scenarios/test_03_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",
+            "scenarios/test_03_local_recovery.py::test_L12_L13_every_flipped_bit_is_found",
             f"{HERE}::test_C12_readers_pass_over_nothing_on_their_way_to_what_is_whole",
         ),
     ),
@@ -128,32 +130,32 @@ CASES = {
         "a flipped bit in the offset or length of a frame",
         "not found, or taken for a torn tail",
         (
-            "scenarios/test_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",
-            "scenarios/test_local_recovery.py::test_L12_L13_readers_of_the_files_alone_find_it_too",
+            "scenarios/test_03_local_recovery.py::test_L12_L13_a_flipped_bit_in_every_byte_is_found",
+            "scenarios/test_03_local_recovery.py::test_L12_L13_readers_of_the_files_alone_find_it_too",
         ),
     ),
     "C14": Case(
         "appends cancelled at every await: no burnt offset, disk, cache and readers agree",
         "an offset may be left out",
         (
-            "scenarios/test_local_cancellation.py::test_L14_cancellation_at_every_await",
-            "scenarios/test_cancellation_everywhere.py::test_L14_cancelled_at_every_suspension",
+            "scenarios/test_06_local_cancellation.py::test_L14_cancellation_at_every_await",
+            "scenarios/test_07_cancellation_everywhere.py::test_L14_cancelled_at_every_suspension",
         ),
     ),
     "C15": Case(
         "two open one directory",
         "both write",
         (
-            "scenarios/test_local_locking.py::test_L15_two_openers_in_one_process",
-            "scenarios/test_local_locking.py::test_L15_openers_in_many_processes_at_once",
+            "scenarios/test_05_local_locking.py::test_L15_two_openers_in_one_process",
+            "scenarios/test_05_local_locking.py::test_L15_openers_in_many_processes_at_once",
         ),
     ),
     "C16": Case(
         "killed between the object and the manifest, then run again",
         "objects nobody names; files whose range is wrong are uploaded again and again",
         (
-            "scenarios/test_upload.py::test_L16_killed_at_every_call_of_the_store",
-            "scenarios/test_upload.py::test_L16_a_hole_between_orphans_is_filled_to_fit",
+            "scenarios/test_40_upload.py::test_L16_killed_at_every_call_of_the_store",
+            "scenarios/test_40_upload.py::test_L16_a_hole_between_orphans_is_filled_to_fit",
         ),
     ),
 }
