@@ -99,15 +99,7 @@ class CloudWriter:
 
             async with session.closed_on_error():
                 await stall_guard.guard(partial(stall_guard.call, find))
-                context = WriteContext(
-                    store=session.store,
-                    root=session.root,
-                    stall_guard=stall_guard,
-                    retry=session.retry,
-                    clock=session.clock,
-                    worker=session.worker,
-                )
-                log = cls(session, context, chosen)
+                log = cls(session, WriteContext.of(session, stall_guard), chosen)
             try:
                 await log._start()
             except BaseException:

@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
+from uploader.layouts.log_session import LogSession
 from uploader.root.root import Root
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
@@ -63,6 +64,18 @@ class WriteContext:
     clock: Clock
     worker: Worker
     """Encodes and decodes, off the event loop."""
+
+    @classmethod
+    def of(cls, session: LogSession, stall_guard: StallGuard) -> Self:
+        """Return the context of the writer that has the session."""
+        return cls(
+            store=session.store,
+            root=session.root,
+            stall_guard=stall_guard,
+            retry=session.retry,
+            clock=session.clock,
+            worker=session.worker,
+        )
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ from uploader.layouts.log_session import LogSession
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed
-from uploader.write.stall_guard import StallGuard
+from uploader.write.stall_guard import StallGuard, WriteContext
 
 WRITTEN_SECONDS = 5.0
 SETTINGS = CollectorSettings(interval_seconds=1.0, max_drop_fraction=1)
@@ -47,7 +47,8 @@ async def race(
 
     settings = WriterSettings(parallel_puts=is_parallel)
     stall_guard = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
-    writer = CloudWriter(await session(), settings, stall_guard)
+    opened = await session()
+    writer = CloudWriter(opened, WriteContext.of(opened, stall_guard), settings)
     await writer._start()
     appends: list[asyncio.Task[int]] = []
 
