@@ -1,4 +1,4 @@
-"""LogBuilder: segments like those of a log's own writer. Its failures: scenarios/test_45_restore_faults.py."""
+"""LogBuilder: segments like those of a log's own writer. Failures: scenarios/test_45_restore_faults.py."""
 
 from __future__ import annotations
 
