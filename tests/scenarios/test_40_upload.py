@@ -12,8 +12,8 @@ import pytest
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.format import layout
-from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
+from uploader.stores.port import ObjectNotFoundError
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
 from uploader.testing import FaultyStore, StoreKilled

@@ -22,9 +22,8 @@ from uploader.format.findings import Severity
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
-from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, hang, happen_then_kill, kill
 from uploader.write.cloud_writer import CloudWriter

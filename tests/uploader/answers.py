@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from uploader.stores.errors import PreconditionFailedError
+from uploader.stores.port import PreconditionFailedError
 from uploader.testing.faults import Fault, conflict, fail, happen_then_fail, timeout
 
 

@@ -40,8 +40,7 @@ from uploader.root.ownership import fork_writer_name
 from uploader.root.stored_document import read_stored
 from uploader.root.stream_file import StreamFile
 from uploader.root.write_guard import check_not_destroyed
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     ContentionError,

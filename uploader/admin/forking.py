@@ -15,24 +15,31 @@ not know expiry and would keep the records for ever.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
+from uploader.fragments.fragment import decode_fragment, verify_fragment
+from uploader.fragments.fragment_builder import encode_fragment
+from uploader.fragments.fragment_file import fragment_timestamp
 from uploader.layouts.growing_manifest import Forked, GrowingManifest
-from uploader.layouts.log_session import LogSession
-from uploader.read.fragment_copy import FragmentCopier
+from uploader.layouts.log_session import LogSession, put_anyhow
+from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, OffsetTrimmedError
+from walstore.runtime.threads import Worker
 
 _HOLD_SECONDS: Final = 86_400.0
 _RENEW_SECONDS: Final = 3_600.0
@@ -203,3 +210,70 @@ class Forking:
         """Return the number of the fragment that contains an offset, or the next number at the end."""
         found = await self._tree.locate(held, offset)
         return held.next_seq_no if found is None else found.seq_no
+
+
+class FragmentCopier:
+    """Copies fragments from one store to another. Any number of tasks may call it."""
+
+    def __init__(
+        self,
+        source: ObjectStore,
+        target: ObjectStore,
+        *,
+        is_resumed: bool,
+        retry: RetryPolicy,
+        worker: Worker,
+    ) -> None:
+        """``is_resumed``: look in the target first, since an earlier attempt may have put much of it."""
+        self._source = source
+        self._target = target
+        self._is_resumed = is_resumed
+        self._retry = retry
+        self._worker = worker
+
+    async def copy(self, entry: Fragment, stop: int) -> Fragment:
+        """Copy the records of a fragment before ``stop``; return the entry of the copy.
+
+        Its number and first offset stay; its key is that of the default layout. ObjectNotFoundError if
+        the source no longer has it, CorruptionError if it does not match its entry.
+        """
+        whole = Fragment.numbered(
+            entry.seq_no,
+            start=entry.start,
+            limit=entry.limit,
+            num_bytes=entry.num_bytes,
+            setsum=entry.setsum,
+        )
+        if stop >= entry.limit and self._is_resumed:
+            there = await self._copied(whole)
+            if there is not None:
+                return there
+        data = await _read_whole(self._source, entry)
+        await self._worker.run(verify_fragment, data, entry)
+        if stop < entry.limit:
+            data, whole = await self._worker.run(partial(_cut, data, entry, stop))
+        await put_anyhow(self._target, whole.path, data, retry=self._retry)
+        return dataclasses.replace(whole, num_bytes=len(data))
+
+    async def _copied(self, entry: Fragment) -> Fragment | None:
+        """Return the entry of a copy that is there already; None if there is none, or another object."""
+        try:
+            data = await _read_whole(self._target, entry)
+            await self._worker.run(verify_fragment, data, entry)
+        except (ObjectNotFoundError, CorruptionError):
+            return None
+        return dataclasses.replace(entry, num_bytes=len(data))
+
+
+async def _read_whole(store: ObjectStore, entry: Fragment) -> bytes:
+    """Return all of an object. A range costs less than a get, which may have to hash it for its ETag."""
+    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
+    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
+
+
+def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:
+    """Return the fragment that ends at ``stop``, with the same number and time."""
+    batch = decode_fragment(data, entry).slice(entry.start, stop)
+    timestamp_us = fragment_timestamp(data, path=entry.path)
+    encoded = encode_fragment([batch], timestamp_us=timestamp_us)
+    return encoded.data, encoded.entry(entry.seq_no)

@@ -30,8 +30,7 @@ from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import read_object, read_stored
 from uploader.root.tree import ManifestTree
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from walstore.errors import CorruptionError, FormatVersionError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker

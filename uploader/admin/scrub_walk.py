@@ -32,8 +32,7 @@ from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.runtime.threads import Worker

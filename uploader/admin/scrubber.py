@@ -29,8 +29,7 @@ from uploader.fragments.fragment import Checked, CheckOutcome, check_fragment
 from uploader.layouts.log_session import LogSession
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import StorageUnavailableError
 from walstore.ports import Clock

@@ -22,8 +22,7 @@ from uploader.format.link import MOST_ALPHA, Link
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import gather_all
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
+from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectNotFoundError, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.runtime.threads import Lane

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.chain.chain_reader import ChainHead, ChainReader
-from uploader.chain.next_manifest import NextManifest
-from uploader.chain.pending_link import LinkBase, PendingLink, WaitForDurableError
+from uploader.chain.next_manifest import LinkBase, NextManifest, PendingLink, WaitForDurableError
 from uploader.chain.pruning import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.window import PendingWindow, new_author

@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from uploader.chain.pending_link import PendingLink
+from uploader.chain.next_manifest import PendingLink
 from uploader.format.link import Link
 from uploader.runtime.two_clock_time import TwoClockTime
 from walstore.errors import OutcomeUnknownError

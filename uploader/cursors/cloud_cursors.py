@@ -33,8 +33,7 @@ from uploader.root import cas
 from uploader.root.garbage_file import announced_head
 from uploader.root.stored_document import StoredDocument, read_stored, read_stored_or_damaged
 from uploader.runtime.task_groups import settle_all
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     CorruptionError,

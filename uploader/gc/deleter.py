@@ -32,8 +32,7 @@ from uploader.gc.collection import (
 from uploader.gc.observed_heads import ObservedHead
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import gather_all
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore, remove
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker

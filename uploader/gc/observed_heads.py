@@ -18,8 +18,7 @@ from uploader.format.garbage import first_seq_no
 from uploader.format.manifest import Manifest
 from uploader.root import cas
 from uploader.root.stored_document import StoredDocument, read_stored_or_damaged
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.ports import Clock
 

@@ -34,8 +34,7 @@ from uploader.root.ownership import is_shipped_to
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ListingOrder, ObjectStore
+from uploader.stores.port import ListingOrder, ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker

@@ -37,8 +37,7 @@ from uploader.root.write_guard import (
     may_be_revived,
     next_writer,
 )
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.port import ListedObject, ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     ContentionError,

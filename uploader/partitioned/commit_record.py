@@ -18,8 +18,7 @@ from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.stager import StagedFragment
 from uploader.root import cas
 from uploader.root.stored_document import read_stored
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import CorruptionError, FormatVersionError

@@ -37,8 +37,7 @@ from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore, remove
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.pending_fragment import PendingFragment

@@ -28,8 +28,7 @@ from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_not_destroyed
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError

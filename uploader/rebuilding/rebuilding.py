@@ -35,8 +35,7 @@ from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
 from uploader.root.write_guard import check_not_destroyed, destroyed
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock

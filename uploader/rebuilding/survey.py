@@ -29,8 +29,7 @@ from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
 from uploader.root.stream_file import read_closings
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore, StoredObject
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject
 from walstore.errors import CorruptionError, InvalidSettingsError
 from walstore.runtime.threads import Worker
 

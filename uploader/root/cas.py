@@ -29,8 +29,7 @@ from tenacity import retry_if_result
 
 from uploader.root.stored_document import most_bytes_at, read_object
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, PreconditionFailedError
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
 

@@ -27,8 +27,7 @@ from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import Clock

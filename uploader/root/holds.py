@@ -20,8 +20,7 @@ from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.root import cas
 from uploader.root.stored_document import parse_aside, read_stored
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError
 

@@ -12,8 +12,7 @@ from uploader.format import layout
 from uploader.format.stream_table import StreamTable
 from uploader.root import cas
 from uploader.root.stored_document import read_stored, read_stored_or_damaged
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.conditions import MAX_LEDGER_BYTES

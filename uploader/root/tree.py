@@ -22,8 +22,7 @@ from uploader.format.manifest import REWRITTEN, Manifest
 from uploader.format.setsum import Setsum
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import settle_all
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from walstore.errors import ContentionError, CorruptionError, OffsetTrimmedError
 from walstore.runtime.threads import Worker
 

@@ -6,12 +6,18 @@ Wrappers are stores around stores: they hedge, repeat or meter requests.
 
 from __future__ import annotations
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.hedged import HedgedStore, HedgeSettings, HedgeStatistics
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
 from uploader.stores.metering import KindUsage, MeteredStore, Prices, Usage
-from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    StoredObject,
+)
 from uploader.stores.probe import probe_conditional_puts
 from uploader.stores.retry import RetryingStore, RetryPolicy
 from uploader.stores.s3 import S3Store

@@ -38,8 +38,7 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import PreconditionFailedError
-from uploader.stores.port import ObjectStore, StoredObject, get_bounded
+from uploader.stores.port import ObjectStore, PreconditionFailedError, StoredObject, get_bounded
 from uploader.stores.retry import is_transient
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
 from walstore.errors import CorruptionError, InvalidSettingsError, StorageUnavailableError, WalError

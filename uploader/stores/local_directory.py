@@ -33,8 +33,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_length
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoredObject,
+    check_length,
+)
 from uploader.stores.probe import Proof, proof_of
 from walstore.errors import (
     DiskFullError,

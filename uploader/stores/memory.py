@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     ListedObject,
     ObjectInfo,
+    ObjectNotFoundError,
+    PreconditionFailedError,
     StoredObject,
     check_key,
     check_length,

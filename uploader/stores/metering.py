@@ -17,8 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import FIRST_PAGE, NEXT_PAGE, ListedObject, ObjectStore
+from uploader.stores.port import (
+    FIRST_PAGE,
+    NEXT_PAGE,
+    ListedObject,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+)
 from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock

@@ -13,7 +13,28 @@ from functools import lru_cache
 from inspect import signature
 from typing import Final, Protocol, cast
 
-from walstore.errors import CollectionRefusedError, CorruptionError, InvalidSettingsError
+from walstore.errors import CollectionRefusedError, CorruptionError, InvalidSettingsError, WalError
+
+
+class ObjectNotFoundError(WalError):
+    """There is no object under ``key``."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(f"{message}: {key}")
+        self.key = key
+
+
+class PreconditionFailedError(WalError):
+    """The object under ``key`` already exists, or is not the one the caller expected.
+
+    The request that got this answer changed nothing. Over a network the object may still be the caller's
+    own: an earlier attempt whose answer was lost. ``uploader.root.cas`` distinguishes the two.
+    """
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(f"{message}: {key}")
+        self.key = key
+
 
 MAX_KEY_BYTES = 1024
 FIRST_PAGE: Final = 100
@@ -52,7 +73,7 @@ class ObjectStore(Protocol):
 
     Keys are relative to the store's prefix, of the form ``a/b/c``, see :func:`check_key`. ETags are opaque
     strings without surrounding quotes; they come from this store and go back to it. Reads see every
-    put that has returned, from any client. All methods raise what ``uploader.stores.errors`` lists.
+    put that has returned, from any client. All methods raise what ``uploader.stores.port`` lists.
 
     Cancellation: an abandoned read has no effect; an abandoned put or delete may still happen, now or
     later. Treat it as an unknown outcome.

@@ -18,8 +18,12 @@ import secrets
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ObjectStore, get_bounded
+from uploader.stores.port import (
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+    get_bounded,
+)
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
 from walstore.errors import UnsupportedStoreError, WalError

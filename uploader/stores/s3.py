@@ -23,12 +23,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     FIRST_PAGE,
     NEXT_PAGE,
     ListedObject,
     ObjectInfo,
+    ObjectNotFoundError,
+    PreconditionFailedError,
     StoredObject,
     check_key,
     check_range,

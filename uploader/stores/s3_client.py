@@ -30,8 +30,7 @@ from botocore import exceptions as boto
 from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.parsers import ResponseParserError
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import check_length
+from uploader.stores.port import ObjectNotFoundError, PreconditionFailedError, check_length
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,

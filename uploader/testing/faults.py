@@ -25,8 +25,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.port import (
+    ListedObject,
+    ObjectNotFoundError,
+    ObjectStore,
+    PreconditionFailedError,
+)
 from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
 from walstore.errors import Outcome, StorageUnavailableError, WalError
 

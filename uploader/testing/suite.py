@@ -26,8 +26,7 @@ import pytest
 
 from uploader.layouts.log_session import Layout
 from uploader.read.cloud_log import CloudLog
-from uploader.stores.errors import PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.port import ListedObject, ObjectStore, PreconditionFailedError
 from uploader.testing.faults import ShuffledStore
 from uploader.testing.suite_conditions import ConditionTests
 from uploader.testing.suite_objects import ListingTests, ObjectTests, append_word, keys

@@ -8,8 +8,7 @@ import asyncio
 import pytest
 
 from uploader.root import cas
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, PreconditionFailedError
 from uploader.stores.probe import PROBE_FOLDER, probe_conditional_puts
 from uploader.testing.suite_objects import append_word, keys, won
 

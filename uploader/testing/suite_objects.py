@@ -9,11 +9,12 @@ from typing import cast
 import pytest
 
 from uploader.root import cas
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     MAX_KEY_BYTES,
     BoundedStore,
+    ObjectNotFoundError,
     ObjectStore,
+    PreconditionFailedError,
     get_bounded,
     takes_limit,
 )

@@ -29,7 +29,7 @@ from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectNotFoundError
 from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError

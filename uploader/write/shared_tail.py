@@ -20,7 +20,7 @@ from uploader.root.ownership import check_direct
 from uploader.root.stored_document import read_object
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
-from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectNotFoundError
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.stall_guard import WriteContext

@@ -24,8 +24,7 @@ from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import Claiming, Remember
 from uploader.runtime.task_groups import first_of, within_seconds
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
 from uploader.write.fragment_puts import (

@@ -15,8 +15,15 @@ from random import Random
 from typing import Any, Final, Self
 
 from tests.sim.loop import Killed, Process, SimLoop
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoredObject,
+    check_key,
+    check_range,
+)
 from uploader.stores.probe import Proof
 from walstore.errors import Outcome, StorageUnavailableError
 

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uploader.chain.pending_link import LinkBase, PendingLink
+from uploader.chain.next_manifest import LinkBase, PendingLink
 from uploader.chain.window import PendingWindow
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest

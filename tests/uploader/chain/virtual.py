@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StoredObject,
+)
 from walstore.errors import StorageUnavailableError
 
 
