@@ -133,7 +133,7 @@ TASKS_WITHOUT_A_GROUP = {
     # Owners. The object keeps the task, ends it and waits for its end.
     "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
-    "walstore/cursors/consumer_keeper.py CursorKeeper.start": "stop() ends it",
+    "walstore/cursors/consumer.py CursorKeeper.start": "stop() ends it",
     "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",

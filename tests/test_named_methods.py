@@ -107,8 +107,8 @@ MODULES = [
     "walstore.cursors.store",
     "walstore.cursors.queue",
     "walstore.cursors.consumer",
-    "walstore.cursors.consumer_keeper",
-    "walstore.cursors.consumer_register",
+    "walstore.cursors.consumer",
+    "walstore.cursors.consumer_transaction",
 ]
 
 

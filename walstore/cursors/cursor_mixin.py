@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, cast, overload
 
 from walstore.cursors.consumer import Consumer, ConsumerLog
-from walstore.cursors.consumer_register import OutputLog, OutputT, OutputTransaction
+from walstore.cursors.consumer_transaction import OutputLog, OutputT, OutputTransaction
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.cursors.store import CursorStore
