@@ -107,7 +107,6 @@ MODULES = [
     "walstore.cursors.store",
     "walstore.cursors.queue",
     "walstore.cursors.consumer",
-    "walstore.cursors.consumer",
     "walstore.cursors.consumer_transaction",
 ]
 
