@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
-from walstore.append.commit import TailError
+from walstore.append.state import TailError
 from walstore.files.directory import load_checkpoint, read_cell
 from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.posix import PosixFileSystem
