@@ -22,11 +22,10 @@ from walstore.cursors.store import CursorStore
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
+from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine, open_engine
-from walstore.log.fence import Fence, take_fence
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
-from walstore.log.producer import Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.ports import Clock, FileSystem, Tier
