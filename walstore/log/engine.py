@@ -44,8 +44,7 @@ from walstore.format import codec
 from walstore.format.claims import Claims
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
-from walstore.log.pins import LogPins, ReaderPins
-from walstore.log.retention_task import Retention
+from walstore.log.retention import LogPins, ReaderPins, Retention
 from walstore.log.tier_source import RecoveredRecords, Shipping
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource

@@ -297,7 +297,7 @@ def _heeding_cursors(
     """Return the cell with a head that no cursor forbids, if the checkpoint does not have it.
 
     Without room for the lock of the cursors, the cell shows a head before it is certain that there is
-    no cursor (:class:`walstore.log.pins.HeldPins`), and the process may have died before it took that
+    no cursor (:class:`walstore.log.retention.HeldPins`), and the process may have died before it took that
     back.
     """
     if hint is None or cell is None or cell.head <= hint.head:
