@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions, check_name, make_conditions
 from walstore.errors import RegisterMismatchError
 from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.transaction import Transaction
-from walstore.records import AnyDurability, Durability
+from walstore.records import AnyDurability
 from walstore.validation.arguments import as_int
 
 if TYPE_CHECKING:
@@ -206,9 +205,7 @@ async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
         token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
         conditions = AppendConditions(expect={register: held}, update={register: token})
         try:
-            await engine.submit(
-                AppendRequest((), None, None, None, None, 0, conditions), Durability.DISK
-            )
+            await engine.change(conditions)
         except RegisterMismatchError:
             continue  # another owner took it while this one waited; take it from that one
         return Fence(engine, owner, register, token)

@@ -208,6 +208,11 @@ class Engine:
         await self.wait(span.stop, level)
         return span
 
+    async def change(self, conditions: AppendConditions) -> None:
+        """Change registers or streams without a record; durable when this returns."""
+        request = AppendRequest((), None, None, None, None, 0, conditions)
+        await self.submit(request, Durability.DISK)
+
     async def settle(self) -> None:
         """Return when everything accepted, records and other changes, is durable."""
         self.check_home()
