@@ -17,7 +17,7 @@ from walstore.batches.batch_builder import BatchBuilder
 from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFile, PosixFileSystem
 from walstore.files.segment_file import CHUNK_BYTES, read_batches
-from walstore.log.opening import Opened, open_log
+from walstore.log.opening import Opened, enter_log, recover_log
 from walstore.ports import Clock, FileSystem
 from walstore.settings import KIB
 from walstore.testing import ManualClock
@@ -111,12 +111,10 @@ def open_blocking(
     tier_url: str | None = None,
 ) -> Opened:
     """Open a log without an event loop, as the writer's thread does."""
-    return open_log(
-        directory,
-        fs=fs or PosixFileSystem(),
+    return recover_log(
+        enter_log(directory, fs=fs or PosixFileSystem(), owner="test"),
         clock=clock or ManualClock(),
         settings=settings,
-        owner="test",
         make_log_id=lambda: b"identity of log ",
         tier_limit=tier_limit,
         tier_url=tier_url,

@@ -37,7 +37,7 @@ FRAME = "walstore/format/frame.py"
 SEGMENT = "walstore/format/segment.py"
 CHECKPOINT = "walstore/format/checkpoint.py"
 RECOVERY = "walstore/format/recovery.py"
-COMMIT = "walstore/append/commit.py"
+STATE = "walstore/append/state.py"
 TAIL = "walstore/append/tail.py"
 WRITER = "walstore/append/writer.py"
 CAS = "uploader/root/cas.py"
@@ -56,7 +56,7 @@ TESTS: Final = {
         "tests/walstore/format/test_recovery.py",
         "tests/scenarios/test_03_local_recovery.py",
     ),
-    COMMIT: ("tests/walstore/append", "tests/scenarios/test_15_what_became_of_it.py"),
+    STATE: ("tests/walstore/append", "tests/scenarios/test_15_what_became_of_it.py"),
     TAIL: (
         "tests/walstore/append/test_tail.py",
         "tests/walstore/append/test_writer.py",
@@ -106,9 +106,9 @@ MUTANTS: Final = (
     Mutant(RECOVERY, "later.synced_position > position", "later.synced_position >= position"),
     Mutant(RECOVERY, "if testified or is_noted:", "if is_noted:"),
     Mutant(RECOVERY, "if header is not None and header.reuses_blocks", "if header is not None"),
-    Mutant(COMMIT, "if limit <= self.durable_limit:", "if limit < self.durable_limit:"),
-    Mutant(COMMIT, "if limit <= self.written_limit else", "if limit < self.written_limit else"),
-    Mutant(COMMIT, "self.durable_serial = self.written_serial", "pass"),
+    Mutant(STATE, "if limit <= self.durable_limit:", "if limit < self.durable_limit:"),
+    Mutant(STATE, "if limit <= self.written_limit else", "if limit < self.written_limit else"),
+    Mutant(STATE, "self.durable_serial = self.written_serial", "pass"),
     Mutant(TAIL, "if summary.limit <= limit]", "if summary.start <= limit]"),
     Mutant(TAIL, "return end + builder.size_bytes > most and", "return end > most and"),
     Mutant(TAIL, "chain.next_offset, chain.previous_crc, chain.timestamp_us = before", "pass"),

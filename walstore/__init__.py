@@ -37,8 +37,7 @@ from walstore.errors import (
     WrongLoopError,
 )
 from walstore.format.ledger import StreamInfo
-from walstore.log.fence import Fence
-from walstore.log.producer import Producer
+from walstore.log.appenders import Fence, Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal

@@ -37,8 +37,7 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WouldBlock
-from walstore.log.fence import Fence
-from walstore.log.producer import Producer
+from walstore.log.appenders import Fence, Producer
 from walstore.log.transaction import Transaction
 from walstore.read.reader import Reader
 from walstore.records import from_timestamp_us

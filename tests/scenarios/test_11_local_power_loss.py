@@ -19,7 +19,7 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
-from walstore.append.commit import TailError
+from walstore.append.state import TailError
 from walstore.errors import StorageUnavailableError
 from walstore.log.opening import Opened
 from walstore.settings import KIB

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from walstore.append.commit import Commit, Reached, TailError
+from walstore.append.state import Commit, Reached, TailError
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.batches.framer import Framer, Spot

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from walstore.append.channel import Channel
-from walstore.append.commit import Commit, Reached, TailError
+from walstore.append.state import Commit, Reached, TailError
 from walstore.append.tail import Tail
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError

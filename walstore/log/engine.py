@@ -44,8 +44,7 @@ from walstore.format import codec
 from walstore.format.claims import Claims
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
-from walstore.log.pins import LogPins, ReaderPins
-from walstore.log.retention_task import Retention
+from walstore.log.retention import LogPins, ReaderPins, Retention
 from walstore.log.tier_source import RecoveredRecords, Shipping
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource
@@ -208,6 +207,11 @@ class Engine:
             await self.settle()
         await self.wait(span.stop, level)
         return span
+
+    async def change(self, conditions: AppendConditions) -> None:
+        """Change registers or streams without a record; durable when this returns."""
+        request = AppendRequest((), None, None, None, None, 0, conditions)
+        await self.submit(request, Durability.DISK)
 
     async def settle(self) -> None:
         """Return when everything accepted, records and other changes, is durable."""

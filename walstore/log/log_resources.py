@@ -31,7 +31,7 @@ class LogResources:
     """Makes the lane for files of large transactions, on first use."""
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log
     defers_epoch: bool = False
-    """Whether a cleanly closed log is opened without writing; see :func:`open_log`."""
+    """Whether a cleanly closed log is opened without writing; see :func:`recover_log`."""
     cache: CacheBudget | None = None
     channel: ChannelBudget | None = None
     disk_watch: DiskWatch | None = None

@@ -151,31 +151,6 @@ def enter_log(
     return Entered(directory, fs, lock, names)
 
 
-def open_log(
-    directory: Path,
-    *,
-    fs: FileSystem,
-    clock: Clock,
-    settings: Settings,
-    owner: str,
-    take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
-    defers_epoch: bool = False,
-    make_log_id: Callable[[], bytes],
-    tier_limit: int,
-    tier_url: str | None,
-) -> Opened:
-    """Enter a directory, and recover or create the log in it; see :func:`recover_log`. WalLockedError."""
-    return recover_log(
-        enter_log(directory, fs=fs, owner=owner, take_lock=take_lock),
-        clock=clock,
-        settings=settings,
-        defers_epoch=defers_epoch,
-        make_log_id=make_log_id,
-        tier_limit=tier_limit,
-        tier_url=tier_url,
-    )
-
-
 def recover_log(
     entered: Entered,
     *,
@@ -297,7 +272,7 @@ def _heeding_cursors(
     """Return the cell with a head that no cursor forbids, if the checkpoint does not have it.
 
     Without room for the lock of the cursors, the cell shows a head before it is certain that there is
-    no cursor (:class:`walstore.log.pins.HeldPins`), and the process may have died before it took that
+    no cursor (:class:`walstore.log.retention.HeldPins`), and the process may have died before it took that
     back.
     """
     if hint is None or cell is None or cell.head <= hint.head:

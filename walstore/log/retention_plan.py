@@ -9,7 +9,7 @@ The active segment is never deleted. Once its newest record has expired and noth
 requests its sealing; the next plan then drops it. So an age limit also empties an idle log. The newest
 record of a segment decides, so no record is deleted early.
 
-``retention_task.py`` carries plans out; pins come from ``pins.py`` and ``cursors/file.py``.
+``retention.py`` carries plans out and has the pins.
 """
 
 from __future__ import annotations

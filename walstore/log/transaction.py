@@ -85,9 +85,8 @@ class Transaction:
         bad arguments and records that are too large, which leaves the transaction as it was, and
         DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
         """
-        if (
-            get_ident() != self._engine.channel.thread
-        ):  # for each record; spilling also checks the loop
+        # For each record; spilling also checks the loop.
+        if get_ident() != self._engine.channel.thread:
             self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
@@ -160,9 +159,8 @@ class Transaction:
         if not self._is_open:
             if error is None and self._has_failed:
                 assert self._failure is not None
-                raise copy_error(
-                    self._failure
-                )  # else code that caught it inside would believe it committed
+                # Otherwise code that caught it inside would believe it committed.
+                raise copy_error(self._failure)
             return
         if error is not None:
             await self.rollback()

@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Final, Literal, Self
 
 from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.batches.conditions import (
     AppendConditions,
     check_metadata,
@@ -22,11 +22,10 @@ from walstore.cursors.store import CursorStore
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
+from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine, open_engine
-from walstore.log.fence import Fence, take_fence
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
-from walstore.log.producer import Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.ports import Clock, FileSystem, Tier
@@ -333,10 +332,7 @@ class Wal(CursorMixin):
         """
         checked = check_metadata({} if metadata is None else metadata)
         opened = {check_name(name, "stream"): checked}
-        await self._engine.submit(
-            AppendRequest((), None, None, None, None, 0, AppendConditions(open_streams=opened)),
-            Durability.DISK,
-        )
+        await self._engine.change(AppendConditions(open_streams=opened))
 
     async def close_stream(self, name: str) -> None:
         """Close a stream: appends to it raise StreamClosedError until it is opened again.
@@ -344,10 +340,7 @@ class Wal(CursorMixin):
         Its records stay. StreamClosedError if there is no such stream.
         """
         closed = (as_text(name, "a stream name"),)
-        await self._engine.submit(
-            AppendRequest((), None, None, None, None, 0, AppendConditions(close_streams=closed)),
-            Durability.DISK,
-        )
+        await self._engine.change(AppendConditions(close_streams=closed))
 
     def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
@@ -479,25 +472,22 @@ class Wal(CursorMixin):
         source, failure = engine.source, engine.writer.failure
         trouble = engine.tier_failure or self._state.tier_trouble
         readers, reader_lag = self._followers.look(self.visible_limit)
-        state, cache, (waiting_bytes, waiting) = (
-            self._state,
-            self._state.cache,
-            self._channel.waiting,
-        )
+        state, cache = self._state, self._state.cache
+        waiting_bytes, waiting = self._channel.waiting
         return Statistics(
             head=self.head,
             local_head=state.head,
             tail=self.tail,
             durable_limit=self.durable_limit,
             uploaded_limit=self.uploaded_limit,
-            epoch=self._engine.opened.tail.epoch,
+            epoch=engine.opened.tail.epoch,
             segments=len(state.segments),
             waiting_bytes=waiting_bytes,
             waiting_records=waiting,
             appended_records=state.appended_records,
             appended_bytes=state.appended_bytes,
-            commits=self._engine.writer.commits,
-            rotations=self._engine.writer.rotations,
+            commits=engine.writer.commits,
+            rotations=engine.writer.rotations,
             recovery_truncated_bytes=self.recovery.truncated_bytes,
             durable_lag_seconds=engine.durable_lag_seconds,
             blocked_appends=self._channel.blocked,
@@ -515,8 +505,8 @@ class Wal(CursorMixin):
             cache_bytes=cache.size_bytes,
             cache_hits=cache.hits,
             cache_evictions=cache.evictions,
-            file_reads=self._engine.source.file_reads,
-            tier_reads=self._engine.source.tier_reads,
+            file_reads=source.file_reads,
+            tier_reads=source.tier_reads,
             transactions_committed=engine.transactions_committed,
             transactions_rolled_back=engine.transactions_rolled_back,
             spilled_bytes=engine.spilled_bytes,

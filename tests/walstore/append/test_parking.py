@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
-from walstore.append.commit import TailError
+from walstore.append.state import TailError
 from walstore.files.directory import load_checkpoint, read_cell
 from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.posix import PosixFileSystem
-from walstore.log.opening import Opened, open_log
+from walstore.log.opening import Opened, enter_log, recover_log
 from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
 
@@ -85,12 +85,10 @@ def test_opening_what_was_closed_cleanly_syncs_the_checkpoint_only(log_directory
 
 
 def open_deferring(directory: Path, fs: FileSystem | None = None) -> Opened:
-    return open_log(
-        directory,
-        fs=fs or PosixFileSystem(),
+    return recover_log(
+        enter_log(directory, fs=fs or PosixFileSystem(), owner="test"),
         clock=ManualClock(),
         settings=SMALL,
-        owner="test",
         defers_epoch=True,
         make_log_id=lambda: b"identity of log ",
         tier_limit=1,

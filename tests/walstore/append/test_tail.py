@@ -17,7 +17,7 @@ from tests.local import (
     read_opened,
     segments,
 )
-from walstore.append.commit import TailError
+from walstore.append.state import TailError
 from walstore.append.tail import Tail
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.files.segment_file import read_batches

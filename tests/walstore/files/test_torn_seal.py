@@ -12,7 +12,7 @@ import pytest
 
 from tests.cases import case
 from tests.local import close_opened, draft_of, open_blocking, read_opened, segments
-from walstore.append.commit import TailError
+from walstore.append.state import TailError
 from walstore.files.log_bounds import find_missing, read_bounds
 from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFileSystem

@@ -1,4 +1,8 @@
-"""Fence: appends that fail once another owner has taken the log over.
+"""Producer and Fence: appends under a condition that the log keeps.
+
+Each append of a producer has a sequence number, 1 for its first and one more each time. The log
+remembers the last appends of each producer, in the frames with the records, so also across a crash. An
+append with a number used before returns the offsets it got then.
 
 A fence is a register with a different value for each takeover. Appends through it expect that value, so
 an append after another takeover is refused when it would get its offset, however late that is.
@@ -9,14 +13,103 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions, check_name, make_conditions
 from walstore.errors import RegisterMismatchError
+from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.transaction import Transaction
-from walstore.records import AnyDurability, Durability
+from walstore.records import AnyDurability
+from walstore.validation.arguments import as_int
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
+
+
+class Producer:
+    """Appends with sequence numbers; see :meth:`walstore.Wal.producer`.
+
+    Without ``sequence`` an append gets the next number. Pass it, and pass the same one again after a
+    crash or an unknown outcome, to ensure that the records are in the log once. The setting
+    ``producer_window`` is the number of appends remembered, ``max_producers`` that of producers.
+    """
+
+    def __init__(self, engine: Engine, producer_id: str) -> None:
+        """Not for callers; see :meth:`walstore.Wal.producer`."""
+        self._engine = engine
+        self.id = producer_id
+        """Name of the producer in the log."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of its newest append, accepted and maybe not yet durable; 0 before the first."""
+        window = self._engine.channel.ledger.producers.get(self.id)
+        return 0 if window is None else window.last
+
+    async def append(
+        self,
+        value: bytes,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record once and return its offset; see :meth:`append_many`."""
+        span = await self.append_many(
+            (value,),
+            sequence=sequence,
+            key=key,
+            stream=stream,
+            headers=headers,
+            timestamp_us=timestamp_us,
+            durability=durability,
+        )
+        return span.start
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> range:
+        """Append records once, as one atomic group with one number, and return their offsets.
+
+        With a number used before nothing is appended, whatever the values, and the original offsets are
+        returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
+        leaves a gap, or is older than the log remembers. Otherwise as :meth:`walstore.Wal.append_many`.
+        """
+        conditions = self._conditions(sequence)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, conditions
+        )
+
+    def transaction(
+        self,
+        *,
+        sequence: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> Transaction:
+        """Return a transaction that commits once with its number; see :meth:`walstore.Wal.transaction`.
+
+        A transaction committed before is dropped at its commit and gets the original ``span``.
+        """
+        return Transaction(self._engine, self._conditions(sequence), self._engine.level(durability))
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.id!r} at {self.last_sequence}>"
+
+    def _conditions(self, sequence: int | None) -> AppendConditions:
+        if sequence is not None:
+            sequence = as_int(sequence, "sequence")
+            if not 1 <= sequence <= MOST_SEQUENCE:
+                raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
+        return AppendConditions(producer=self.id, sequence=sequence)
 
 
 class Fence:
@@ -112,9 +205,7 @@ async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
         token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
         conditions = AppendConditions(expect={register: held}, update={register: token})
         try:
-            await engine.submit(
-                AppendRequest((), None, None, None, None, 0, conditions), Durability.DISK
-            )
+            await engine.change(conditions)
         except RegisterMismatchError:
             continue  # another owner took it while this one waited; take it from that one
         return Fence(engine, owner, register, token)

@@ -5,6 +5,12 @@ the pins, and makes the decision durable there before a file is removed. The tas
 was sealed, uploaded or unpinned, and with an age limit until exactly the time at which the oldest
 segment expires. Without an age limit it never sets a timer.
 
+Two kinds of pins hold retention back: named cursors, which are files that other processes may change,
+and readers of this process that request it. Retention must see a pin made while it decides, or the pin
+must get the new head. For cursors the lock of ``cursors/directory.py`` ensures that, held until the new
+head is durable; for readers a lock in memory does, held only for the decision, since the event loop
+takes it.
+
 Invariants (tests/walstore/log/test_retention_task.py)
   R1  No record at or above a pin is removed, also if the pin is made while retention decides.
   R2  With a tier, no record is removed before it is uploaded.
@@ -17,19 +23,23 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Final, Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 from walstore.append.state import LogState
+from walstore.append.tail import Tail
+from walstore.append.writer import Writer
+from walstore.cursors import directory as cursor_directory
 from walstore.errors import WalClosedError, WalError, WalLockedError
-from walstore.format.segment import SegmentSummary
-from walstore.log.pins import HeldPins, LogPins
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
-from walstore.ports import Clock
-from walstore.runtime.error_mapping import describe_upkeep
+from walstore.ports import Clock, FileSystem
+from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
@@ -43,39 +53,169 @@ _LEAST_RECHECK_SECONDS: Final = 60.0
 _RECHECK_PART: Final = 16
 
 
-class HeadKeeper(Protocol):
-    """What retention needs of :class:`walstore.append.tail.Tail`. Blocking; only on the writer's thread."""
+class ReaderPins:
+    """The pins of one open log's readers. Any thread may call; nothing blocks."""
 
-    head: int
-    """First retained offset."""
+    def __init__(self, head: int) -> None:
+        """Begin without pins, at the log's head."""
+        self._lock = threading.Lock()
+        # Guarded by the lock.
+        self._pins: dict[int, Pin] = {}
+        self._floor = head
+        self._numbers = count()
 
-    @property
-    def durable_limit(self) -> int:
-        """Every offset below it is synced."""
+    def add(self, offset: int, holder: str = "a reader") -> ReaderPin:
+        """Pin ``offset`` and everything after it, until the pin is moved or released.
 
-    def summaries(self) -> list[SegmentSummary]:
-        """Return the sealed segments, oldest first, then the active one as sealing would now record it."""
-
-    def show_head(self, limit: int) -> bool:
-        """Show ``limit`` to other processes as the head before it is; return whether they see it."""
-
-    def advance_head(self, limit: int) -> list[int]:
-        """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
-
-        Returns their first offsets. Does nothing if there is nothing to do. WalError if the head cannot
-        be made durable now: then no segment was given up.
+        Records already given up stay given up: then the pin's ``offset`` is the new head.
         """
+        with self._lock:
+            number = next(self._numbers)
+            self._pins[number] = pin = Pin(max(offset, self._floor), holder)
+            return ReaderPin(self, number, pin.offset)
+
+    def settle(
+        self, cursors: Sequence[Pin], decide: Callable[[Sequence[Pin]], RetentionPlan]
+    ) -> RetentionPlan:
+        """Return the plan that ``decide`` makes of all pins. From then on no pin can be below its head."""
+        with self._lock:
+            plan = decide([*cursors, *self._pins.values()])
+            self._floor = max(self._floor, plan.head)
+            return plan
+
+    def _move(self, number: int, offset: int) -> int:
+        with self._lock:
+            found = self._pins[number]
+            moved = found._replace(offset=max(offset, self._floor))
+            self._pins[number] = moved
+            return moved.offset
+
+    def _remove(self, number: int) -> None:
+        with self._lock:
+            self._pins.pop(number, None)
 
 
-class HeadWriter(Protocol):
-    """What retention needs of :class:`walstore.append.writer.Writer`."""
+class ReaderPin:
+    """One reader's pin. Use as ``with pins.add(offset) as pin:``, or release it."""
 
-    async def advance_head(self, decide: Callable[[HeadKeeper], list[int]]) -> None:
-        """Run ``decide`` on the writer's thread between two commits, pass the resulting head to the
-        listener, and remove the segments it returned. WalError if the log has failed or closes."""
+    def __init__(self, pins: ReaderPins, number: int, offset: int) -> None:
+        """Not for callers; see :meth:`ReaderPins.add`."""
+        self._pins = pins
+        self._number = number
+        self.offset = offset
+        """The offset that is pinned."""
 
-    async def rotate(self) -> None:
-        """Seal the active segment if it holds records."""
+    def move(self, offset: int) -> None:
+        """Pin another offset instead. If that was given up already, pin the head."""
+        self.offset = self._pins._move(self._number, offset)  # noqa: SLF001
+
+    def release(self) -> None:
+        """End the pin; twice is allowed."""
+        self._pins._remove(self._number)  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class LogPins:
+    """All pins of one open log. Blocking, but for ``readers``; for the writer's thread."""
+
+    def __init__(self, fs: FileSystem, directory: Path, readers: ReaderPins) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.readers = readers
+        """Pins of this process; any thread may add one."""
+
+    @contextlib.contextmanager
+    def hold(self, now_us: int) -> Iterator[HeldPins]:
+        """Keep all cursors in place, and yield the pins to decide on.
+
+        Make the decision durable before leaving. Raises WalLockedError if another holder has the
+        cursors, for some milliseconds, and StorageUnavailableError if they cannot be read.
+        """
+        with contextlib.ExitStack() as stack:
+            refusal: OSError | None = None
+            cursors: Sequence[Pin] = ()
+            try:
+                try:
+                    stack.enter_context(cursor_directory.hold_cursors(self._fs, self._directory))
+                    cursors = cursor_pins(self._fs, self._directory, now_us)
+                except OSError as error:
+                    if not is_full(error) or self._has_cursors():
+                        raise
+                    refusal = error
+            except OSError as error:
+                if is_full(error):
+                    raise describe_upkeep(error, "the head cannot be moved") from error
+                raise describe_read(error, self._directory) from error
+            yield HeldPins(self.readers, cursors, refusal, self._has_cursors)
+
+    def _has_cursors(self) -> bool:
+        """Return whether a cursor was ever made; OSError."""
+        return cursor_directory.DIRECTORY_NAME in self._fs.list(self._directory)
+
+
+class HeldPins:
+    """All pins of a log while a head is decided on. Blocking; made by :meth:`LogPins.hold`."""
+
+    def __init__(
+        self,
+        readers: ReaderPins,
+        cursors: Sequence[Pin],
+        refusal: OSError | None,
+        has_cursors: Callable[[], bool],
+    ) -> None:
+        self._readers = readers
+        self._cursors = cursors
+        self._has_cursors = has_cursors
+        self.refusal = refusal
+        """Why the cursors are not locked: there are none, and a full disk has no room for their directory.
+        Without this a full disk could not be trimmed. None if they are locked."""
+
+    def settle(self, decide: Callable[[Sequence[Pin]], RetentionPlan]) -> RetentionPlan:
+        """Return the plan that ``decide`` makes of all pins; see :meth:`ReaderPins.settle`."""
+        return self._readers.settle(self._cursors, decide)
+
+    def confirm(self) -> None:
+        """Check that no cursor was made meanwhile, if they are not locked. WalLockedError if there may
+        be one.
+
+        Show the head first: the process that makes the first cursor makes the directory, then reads the
+        head. So a cursor that this check misses is made at or above that head, or not at all.
+        """
+        try:
+            is_new = self.refusal is not None and self._has_cursors()
+        except OSError as error:
+            raise describe_upkeep(error, "the head cannot be moved") from error
+        if is_new:
+            raise WalLockedError("the log's first cursor is being made", path="cursors")
+
+
+def cursor_pins(fs: FileSystem, directory: Path, now_us: int) -> list[Pin]:
+    """Return the pins of the cursors that have not expired. Blocking; only under their lock.
+
+    One whose file cannot be read pins everything. Raises OSError.
+    """
+    found = []
+    for cursor in cursor_directory.pins(fs, directory, now_us):
+        if cursor.is_expired:
+            continue
+        deadline_us = cursor.state.deadline_us if cursor.state else 0
+        what = (
+            f"cursor {cursor.name}"
+            if cursor.problem is None
+            else f"cursor {cursor.name}, unreadable"
+        )
+        found.append(Pin(cursor.position, what, deadline_us or None))
+    return found
 
 
 class Retention:
@@ -85,7 +225,7 @@ class Retention:
         self,
         *,
         state: LogState,
-        writer: HeadWriter,
+        writer: Writer,
         clock: Clock,
         settings: Settings,
         pins: LogPins,
@@ -139,7 +279,7 @@ class Retention:
         """
         uploaded_limit = self._uploaded_limit()
 
-        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
+        def plan(tail: Tail, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
             head = plan_trim(
                 before,
                 head=tail.head,
@@ -168,7 +308,7 @@ class Retention:
         """Drop expired segments. None if the pins could not be read: then nothing was dropped."""
         uploaded_limit = self._uploaded_limit()
 
-        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
+        def plan(tail: Tail, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
             *sealed, active = tail.summaries()
             return plan_retention(
                 sealed,
@@ -250,7 +390,7 @@ class Retention:
 class _Planner(Protocol):
     """Makes a plan from the state of the tail; called on the writer's thread."""
 
-    def __call__(self, tail: HeadKeeper, now_us: int, pins: Sequence[Pin], /) -> RetentionPlan: ...
+    def __call__(self, tail: Tail, now_us: int, pins: Sequence[Pin], /) -> RetentionPlan: ...
 
 
 @dataclass(slots=True)
@@ -266,7 +406,7 @@ class _RetentionDecision:
     dropped_segments: int = 0
     dropped_bytes: int = 0
 
-    def __call__(self, tail: HeadKeeper) -> list[int]:
+    def __call__(self, tail: Tail) -> list[int]:
         """Move the head as planned and return the segments to remove."""
         with contextlib.ExitStack() as held:
             try:
@@ -293,7 +433,7 @@ class _RetentionDecision:
         return starts
 
     @staticmethod
-    def _show_and_confirm(tail: HeadKeeper, pins: HeldPins, refusal: OSError, head: int) -> None:
+    def _show_and_confirm(tail: Tail, pins: HeldPins, refusal: OSError, head: int) -> None:
         """Move the head although the cursors cannot be locked, since there are none. WalError if there may
         be one."""
         if not tail.show_head(head):
