@@ -40,3 +40,39 @@ def test_every_package_says_what_is_in_it() -> None:
     for path in SOURCES:
         if path.name == "__init__.py":
             assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+PRIVATE = {
+    "a part of an open object, which has no public name for it: its counts, its faults, its file": """
+        _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key _disk_watch
+        _engine _file _files _fragments _fs _guard _head_starts _keeper _publisher _queue _root _sequencer
+        _session _shared _state _store _tail _window""",
+    "a call that is replaced or begun alone, because no public call stops there": """
+        _call _compare _execution _explain_start _finish _note _open _open_it _parsing _plan _read_bytes
+        _running _start _stop _stopping_on_signal _take _watch""",
+    "what must be released: threads, tasks, descriptors, bytes, entries": """
+        _admissions _ahead _batches _builder _busy _cached_bytes _closed _descriptor _fd _filling _groups
+        _idle _inherited _listening _ordered _others _partials _pending _plans _pool _process _producers
+        _records _references _segments""",
+    "an optional library or a bound of the module under test": """
+        _MAGIC _Package _Standard _endpoint_url _fold _from_lanes _library _may_plan""",
+    "asyncio, the interpreter, blockbuster and PySpark have no public name for it": """
+        _callback _cancelled _context _exit _gateway _get_running_loop _getframe _jdf _jsc _jvm
+        _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
+    "tests share it among themselves": "_world",
+}
+"""Private attributes that tests use, by the reason."""
+OF_NAMED_TUPLES = {"_asdict", "_fields", "_replace"}
+
+
+def test_private_attributes_are_used_for_a_reason() -> None:
+    used = {
+        node.attr
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_(?!_)", node.attr)
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    }
+    explained = {name for names in PRIVATE.values() for name in names.split()}
+    assert used - OF_NAMED_TUPLES == explained
