@@ -152,7 +152,7 @@ class FragmentBuilder:
         return found
 
     def _follow(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the batches that have records, after checking that they go on where others ended."""
+        """Return the batches that have records, after checking that they continue where others ended."""
         found = [batch for batch in batches if len(batch)]
         bounds = self._bounds
         for batch in found:

@@ -27,7 +27,7 @@ VERSION: Final = 1
 
 
 class PublishPlace(NamedTuple):
-    """Where publishing goes on: fragment ``at`` of a log's plan becomes ``seq_no``, from ``start`` on."""
+    """Where publishing continues: fragment ``at`` of a log's plan becomes ``seq_no``, from ``start`` on."""
 
     at: int
     seq_no: int
@@ -200,7 +200,7 @@ def _plan(fields: Fields) -> tuple[int, LogPlan]:
     place = PublishPlace(base.number("at"), base.number("seq_no"), base.number("start"))
     fragments = tuple(StagedFragment.from_fields(one) for one in fields.objects("fragments"))
     if place.at > len(fragments):
-        raise CorruptionError("a plan goes on behind its end", path=fields.path)
+        raise CorruptionError("a plan continues behind its end", path=fields.path)
     rest = fragments[place.at :]
     check_u64(seq_no=place.seq_no + len(rest), limit=place.start + sum(one.count for one in rest))
     return fields.number("partition", maximum=MOST_PARTITIONS - 1), LogPlan(fragments, place)

@@ -50,7 +50,7 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 Move = Callable[[LogPlan, PublishPlace], Awaitable[LogPlan]]
-"""Notes that the plan goes on at another place, durably, and returns the plan as it is then: another driver
+"""Notes that the plan continues at another place, durably, and returns the plan as it is then: another driver
 may have moved it."""
 
 
@@ -96,7 +96,7 @@ class LogPublisher:
         self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
 
     async def find_end(self, job: str) -> PublishPlace:
-        """Return where the log goes on, after publishing what others left there; create it if need be.
+        """Return where the log continues, after publishing what others left there; create it if need be.
 
         From there on nothing is collected until the job is over: the driver that finishes it must be able to
         find out what became of its fragments. ContentionError if a local log ships there, LogSealedError,

@@ -122,7 +122,7 @@ async def restore(
         url: The log's location; see :class:`uploader.CloudTier`.
         directory: Where to make it.
         stop: None: all of it, and the directory becomes the log's own: fragments that a crash left
-            unpublished are published first, as opening a new directory would do, and the log goes on
+            unpublished are published first, as opening a new directory would do, and the log continues
             shipping to ``url``. An offset: the records before it; a datetime: those older than the first
             one that is not older. Then the store is only read, and the log in the directory is another
             one, with its own identity. The same always applies if the log is sealed, or written directly to

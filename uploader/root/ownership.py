@@ -148,7 +148,7 @@ def check_held(manifest: Manifest, writer: str, *, url: str) -> None:
     if ours is not None and ours.log_id != found.log_id:
         raise ContentionError(f"{url} belongs to another log; ship this one to a prefix of its own")
     raise FencedError(
-        f"{url} was taken over by another directory of its log, which goes on at offset "
+        f"{url} was taken over by another directory of its log, which continues at offset "
         f"{manifest.next_offset}; what was not shipped by then is only here"
     )
 

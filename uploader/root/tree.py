@@ -143,7 +143,7 @@ class ManifestTree:
     """Resolves manifests of one log. Belongs to one event loop; any number of tasks may call it.
 
     A snapshot that is missing because its records were collected after the manifest was read is not
-    taken for damage if ``newest`` is given: the call goes on with a newer manifest, or ends with
+    taken for damage if ``newest`` is given: the call continues with a newer manifest, or ends with
     OffsetTrimmedError if that lacks the place it had reached.
 
     All methods raise CorruptionError if a snapshot is missing, damaged, or not what is said of it, and

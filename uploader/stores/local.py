@@ -80,11 +80,11 @@ class LocalStore:
                 yield listed
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Create an object; durable when it returns. A cancelled call goes on in its thread."""
+        """Create an object; durable when it returns. A cancelled call continues in its thread."""
         return await self._run(self._directory.create, check_key(key), data)
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        """Replace an object; durable when it returns. A cancelled call goes on in its thread."""
+        """Replace an object; durable when it returns. A cancelled call continues in its thread."""
         # At most one thread waits for another process's flock, and no reading one.
         checked = check_key(key)
         async with self._swapping:

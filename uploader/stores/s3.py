@@ -148,7 +148,7 @@ class S3Store:
             if not token or token == where.get("ContinuationToken"):
                 # Without a token, the next page would be this one again, for ever.
                 raise UnsupportedStoreError(
-                    f"{self.url} says that its listing goes on, but not from where; use another store"
+                    f"{self.url} says that its listing continues, but not from where; use another store"
                 )
             where = {**where, "ContinuationToken": token, "MaxKeys": NEXT_PAGE}
 

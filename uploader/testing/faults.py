@@ -338,7 +338,7 @@ class FaultyStore(StoreWrapper):
         return sum(count.requests for count in self.counts.values())
 
     def count(self, kind: Kind) -> CallCount:
-        """Return the counts of one kind; they go on counting."""
+        """Return the counts of one kind; they continue counting."""
         return self.counts.setdefault(kind, CallCount())
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:

@@ -114,7 +114,7 @@ class CommitLoop:
         await self._stall_guard.guard(partial(self.recover, is_loaded=is_loaded))
 
     async def recover(self, *, is_loaded: bool = False) -> None:
-        """Read the root, publish what dead writers put and did not publish, and go on behind it.
+        """Read the root, publish what dead writers put and did not publish, and continue behind it.
 
         ContentionError if the log belongs to a local log, LogSealedError, CorruptionError for damaged
         objects. Transient faults of the store are waited out.

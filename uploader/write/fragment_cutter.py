@@ -34,7 +34,7 @@ logger = logging.getLogger("walstore")
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class FragmentCutter:
-    """Plans how one log goes on, and ships it. One shipment at a time."""
+    """Plans how one log continues, and ships it. One shipment at a time."""
 
     context: WriteContext
     fragments: FragmentWriter
@@ -47,7 +47,7 @@ class FragmentCutter:
     _orphans: int = field(default=0, init=False)
 
     async def plan(self) -> None:
-        """Look for fragments behind the manifest's end, and plan how the log goes on with them.
+        """Look for fragments behind the manifest's end, and plan how the log continues with them.
 
         Those of a directory from which the log was taken over are left out: see ``fragment_puts.py``.
 

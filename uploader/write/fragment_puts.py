@@ -110,9 +110,9 @@ class FragmentPuts:
         return found
 
     async def void_misfits(self, seq_no: int, offset: int) -> None:
-        """Void what :meth:`orphans` found last and what can never follow a log that goes on there.
+        """Void what :meth:`orphans` found last and what can never follow a log that continues there.
 
-        The log is certain to go on with ``seq_no`` and ``offset``.
+        The log is certain to continue with ``seq_no`` and ``offset``.
         """
         for ahead in list(self._ahead.values()):
             entry = ahead.orphan.entry
@@ -223,7 +223,7 @@ class FragmentPuts:
     async def _is_put(self, entry: Fragment) -> Fragment:
         """A fragment of ours is there. Before it is published, void what cannot follow it then.
 
-        Only where the log is certain to go on with it, since everything before it is there, too.
+        Only where the log is certain to continue with it, since everything before it is there, too.
         """
         if self._ahead and self.max_at_once == 1:
             await self.void_misfits(entry.seq_no + 1, entry.limit)

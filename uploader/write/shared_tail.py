@@ -1,4 +1,4 @@
-"""SharedTail: where a log that several writers share goes on, by what the store says.
+"""SharedTail: where a log that several writers share continues, by what the store says.
 
 Owns the requests about it: reading the root, naming a fragment that is in the store already, reading what
 others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md states the rules;
@@ -149,7 +149,7 @@ class SharedTail:
         return fragments[-1]
 
     async def _make_way(self, pending: PendingFragment, taken: Taken) -> bool:
-        """Handle the object that is where the log goes on; return False if the log goes on with it."""
+        """Handle the object that is where the log continues; return False if the log continues with it."""
         check_unsealed(self._root.manifest, url=self._store.url)
         if is_blocker(taken.data):
             raise LogSealedError(f"{self._store.url} is sealed", location=self._store.url)

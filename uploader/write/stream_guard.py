@@ -13,7 +13,7 @@ table. The next program that closes it again, or appends under the newer number,
 Next to a writer that publishes all the time, the closing program is always too late with the manifest. So
 such a writer, if it uses streams, reads the table now and then, and its own next manifest carries the number.
 
-The place where the log goes on may hold a fragment whose streams were closed since it was made. No writer
+The place where the log continues may hold a fragment whose streams were closed since it was made. No writer
 names it once the number is in the manifest: before it is replaced, the number is put there.
 
 An append to a stream that is known to be open passes :class:`StreamDoor` at once. The first one to a stream

@@ -141,8 +141,8 @@ class Uploader:
         """Claim the prefix for its directory, once it is prepared; ``local`` is None for a new directory.
 
         A directory that is one of several copies must first prove that it holds what the manifest names:
-        FencedError if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError
-        if an object to be compared is damaged. After an error nothing has changed.
+        FencedError if it holds something else, OffsetTrimmedError if it cannot continue there,
+        CorruptionError if an object to be compared is damaged. After an error nothing has changed.
         """
         limit = None if local is None else local.durable_limit
         claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
@@ -194,7 +194,7 @@ class Uploader:
         """Return the error of a shipment, or FencedError if the newest manifest says so.
 
         What another directory put, published or collected can cause many errors before that is known. Only
-        the store's answer decides: a log that goes on acknowledges records that nobody will ever ship.
+        the store's answer decides: a log that continues acknowledges records that nobody will ever ship.
         """
         if self._claim is None or isinstance(error, FencedError | StorageUnavailableError):
             return error

@@ -162,7 +162,7 @@ async def _append(
             _complain_how_far(wal, start)
             raise
         except WalError:
-            with suppress(WalError):  # of the input: the log itself goes on
+            with suppress(WalError):  # of the input: the log itself continues
                 if wal.tail > start:
                     await wal.wait_durable(wal.tail - 1, "disk")
             _complain_how_far(wal, start)

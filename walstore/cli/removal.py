@@ -308,7 +308,7 @@ def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("fragments", f"{found['fragments']}, {format_bytes(found['bytes'])}"),
     ]
     if found["pending"]:
-        fields.append(("pending", "a collection that was announced before; this goes on with it"))
+        fields.append(("pending", "a collection that was announced before; this continues with it"))
     if found["more"]:
         fields.append(("more", "another collection can take more"))
     fields += [("cursor", f"{one['name']} at {one['position']}") for one in found["cursors"]]

@@ -141,7 +141,7 @@ def sidecar(
     ] = SparkLog.OFF,
     as_json: AsJson = False,
 ) -> None:
-    """Land a log in a table by a Spark streaming query, and go on until SIGINT or SIGTERM.
+    """Land a log in a table by a Spark streaming query, and continue until SIGINT or SIGTERM.
 
     Each record lands once, also if this is killed: start it again with the same TABLE. A cursor in the log
     keeps what has not landed from being collected. Stopped by a signal, it lets the batch under way finish
@@ -329,7 +329,7 @@ class _JsonLines:
 
 class _PlainLines:
     def started(self, report: Started) -> None:
-        how = "goes on" if report.is_resumed else "begins"
+        how = "continues" if report.is_resumed else "begins"
         complain(f"{how} at {brief(report.positions)}, cursor {report.cursor}")
 
     def landed(self, report: Landed) -> None:

@@ -200,7 +200,7 @@ def scrub(
         if len(report.findings) > _SHOWN_FINDINGS:
             complain(f"and {len(report.findings) - _SHOWN_FINDINGS} more findings; --json has all")
     if not report.is_complete:
-        complain(f"not all of it was looked at; go on with --start {report.next_start}")
+        complain(f"not all of it was looked at; continue with --start {report.next_start}")
     if not report.is_sound:
         raise typer.Exit(CORRUPTION)
     if not report.is_complete and report.fragments != max_fragments:

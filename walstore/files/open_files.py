@@ -239,7 +239,7 @@ class ActiveCell:
             return False
         error = self._try(data) and self._try(data)
         if error is not None and not self._has_failed:
-            logger.warning("%s cannot be stored to, the log goes on: %s", self._path, error)
+            logger.warning("%s cannot be stored to, the log continues: %s", self._path, error)
         self._has_failed = error is not None
         return error is None
 

@@ -217,7 +217,7 @@ class Sequencer:
         return self._deliver(delivery.partial, stamp.clock, delivery.stamp.clock, record)
 
     def take(self) -> Record | None:
-        """Return the next message of the commit; None when all were taken and :meth:`step` may go on.
+        """Return the next message of the commit; None when all were taken and :meth:`step` may continue.
 
         ValueError while :attr:`replay` is not empty.
         """

@@ -178,7 +178,7 @@ _LOG: Final = (
     ),
     _gauge(
         "tier_failed",
-        "1 if shipping to the cloud has ended while the log goes on, else 0.",
+        "1 if shipping to the cloud has ended while the log continues, else 0.",
         lambda statistics: {(): int(statistics.tier_failure is not None)},
     ),
     _counter("appended_records", "Records written by commits."),

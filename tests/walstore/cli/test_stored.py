@@ -432,7 +432,7 @@ def test_scrub_names_all_damage(cli: Cli, grown: str) -> None:
 def test_scrub_in_parts(cli: Cli, grown: str) -> None:
     done = cli("scrub", grown, "--max-fragments", "1")
     assert done.code == 0
-    assert done.error == "not all of it was looked at; go on with --start 101"
+    assert done.error == "not all of it was looked at; continue with --start 101"
     found = cli("scrub", grown, "--start", "101", "--json").json
     assert (found["fragments"], found["complete"]) == (2, True)
 

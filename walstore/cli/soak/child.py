@@ -118,7 +118,7 @@ class Checker:
         self.position = batch.limit
 
     def _explain(self, offset: int, stream: int, value: bytes) -> None:
-        """Say why a record is not the next of its stream, and go on behind it."""
+        """Say why a record is not the next of its stream, and continue behind it."""
         expected, found = self.numbers[stream], self._generator.identify(value)
         if found is None:
             self._complain(f"offset {offset}: record {expected} of stream {stream} was altered")

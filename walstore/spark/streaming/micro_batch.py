@@ -228,7 +228,7 @@ class MicroBatches:
         if self._fail_on_data_loss:
             raise OffsetTrimmedError(
                 f"records of {show(name)} were removed before the query read them; "
-                "failOnDataLoss=false goes on at the head",
+                "failOnDataLoss=false continues at the head",
                 requested=start,
                 head=head,
                 tail=planned.limit,
@@ -245,7 +245,7 @@ class MicroBatches:
         text = f"{', '.join(map(show, gone))}: the query has read this log before, and now it is not there"
         if self._fail_on_data_loss:
             raise LogNotFoundError(
-                f"{text}, or not asked for; failOnDataLoss=false goes on without",
+                f"{text}, or not asked for; failOnDataLoss=false continues without",
                 location=show(gone[0]),
             )
         self._warn_once(text)
