@@ -17,6 +17,9 @@ PYTEST := $(VENV)/bin/python -m pytest
 # On all processors, unless told otherwise: make test WORKERS=0
 WORKERS ?= auto
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
+# Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
+QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
+QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal
 # Which PySparks make test-spark-versions runs, beside the newest, which the other targets have.
 VERSIONS ?= 4.0.5 4.1.4 4.2.1
 SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_70_spark_exactly_once.py \
@@ -35,7 +38,7 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real 
 
 .PHONY: test
 test: $(DEV) ## Run the quick tests
-	$(PYTEST) -m "not slow" $(PARALLEL) $(ARGS)
+	$(PYTEST) -m "not slow" $(QUICK_PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV) ## Run the tests that take longer than about a second each
@@ -44,7 +47,7 @@ test-slow: $(DEV) ## Run the tests that take longer than about a second each
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
-	PYTHONASYNCIODEBUG=1 $(PYTEST) $(PARALLEL) -m "not slow and not spark and not s3" tests/walstore \
+	PYTHONASYNCIODEBUG=1 $(PYTEST) $(QUICK_PARALLEL) -m "not slow and not spark and not s3" tests/walstore \
 		--ignore=tests/walstore/cli --ignore=tests/walstore/spark $(ARGS)
 
 # The packages are the only part that needs root; without them, and without root, it says so and is skipped.
