@@ -96,7 +96,6 @@ class FragmentReader:
         entry = await self.tree.locate(manifest, position)
         if entry is None:
             raise OffsetTrimmedError(
-                "the offset was removed from the log",
                 requested=position,
                 head=manifest.oldest_offset,
                 tail=manifest.next_offset,

@@ -89,9 +89,7 @@ def check_offset(
     ``beyond`` is the reason in the message of the latter.
     """
     if offset < head:
-        raise OffsetTrimmedError(
-            "the offset was removed from the log", requested=offset, head=head, tail=limit
-        )
+        raise OffsetTrimmedError(requested=offset, head=head, tail=limit)
     if offset > limit:
         raise OffsetNotWrittenError(f"the offset {beyond}", requested=offset, head=head, tail=limit)
 

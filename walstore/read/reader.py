@@ -321,7 +321,6 @@ class Reader:
             return False
         if self._position > source.tail:
             raise OffsetNotWrittenError(
-                "the offset has not been written yet",
                 requested=self._position,
                 head=source.head,
                 tail=source.tail,

@@ -281,7 +281,6 @@ class TieredSource:
 
     def _trimmed(self, position: int) -> OffsetTrimmedError:
         return OffsetTrimmedError(
-            "the offset was removed from the log",
             requested=position,
             head=self.head,
             tail=self.limit,
