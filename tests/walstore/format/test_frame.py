@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from random import Random
 
 import pytest
 from crc32c import crc32c
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import format_tables
-from tests.frames import build, header_of, record_lists, values_only
+from tests.frames import build, columns_of, header_of, record_lists, values_only
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind, FrameHeader
@@ -203,6 +204,13 @@ def test_which_drafts_are_a_record_by_itself(changes: dict[str, object], is_alon
     for name, value in changes.items():
         setattr(draft, name, value)
     assert (draft.only_value == b"a") is is_alone
+
+
+def test_columns_that_compression_would_enlarge_are_stored_as_they_are() -> None:
+    noise = [Random(number).randbytes(5000) for number in range(3)]
+    columns = columns_of(values_only(*noise))
+    plain = frame.encode_body(columns, count=3, compress=False)
+    assert frame.encode_body(columns, count=3, compress=True) == plain
 
 
 def test_a_value_that_is_too_large_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
