@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
@@ -39,7 +40,7 @@ def failure(error: int, path: Path) -> OSError:
     return OSError(error, os.strerror(error), str(path))
 
 
-class WrappedFileSystem:
+class WrappedFileSystem(ABC):
     """Passes the calls on to another file system, each through :meth:`run`."""
 
     __slots__ = ("__dict__", "_inner")
@@ -47,11 +48,11 @@ class WrappedFileSystem:
     def __init__(self, inner: FileSystem | None = None) -> None:
         self._inner: FileSystem = PosixFileSystem() if inner is None else inner
 
+    @abstractmethod
     def run(
         self, call: Call, act: Callable[[], _T], discard: Callable[[_T], None] | None = None
     ) -> _T:
         """Do a call, or fail it; ``discard`` releases a result that is not returned."""
-        raise NotImplementedError
 
     def anchor(self, directory: Path) -> Self:
         """Bind to a directory of the same disk, under the same rules, including later ones."""

@@ -71,7 +71,7 @@ class OneRecord(Batch):
     nbytes = property(lambda self: len(self._record.value))
 
     def slice(self, start: int, limit: int) -> Batch:
-        raise NotImplementedError
+        raise AssertionError("a copy of one record is not sliced")
 
     to_arrow = may_hold_stream = select_stream = None  # type: ignore[assignment]
 
