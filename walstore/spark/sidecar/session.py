@@ -184,6 +184,8 @@ _CONCURRENT: Final = re.compile(
     r"|DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
     # A file of the checkpoint that two queries created at the same moment.
     r"|Rename destination \S+ already exists"
+    # Or that one of them had not created yet, when the other had written a batch.
+    r"|STREAMING_CHECKPOINT_MISSING_METADATA_FILE|the metadata file is missing but offset"
 )
 _OTHER_SPARK: Final = re.compile(
     r"IncompatibleClassChangeError|NoSuchMethodError|NoSuchFieldError|AbstractMethodError|NoClassDefFoundError"

@@ -57,6 +57,11 @@ def test_names_that_are_no_errors():
             "[STREAM_FAILED] Multiple streaming queries are concurrently using file:/t/_spark_metadata.",
             "with the same checkpoint",
         ),
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Checkpoint location file:/t is in an "
+            "inconsistent state: the metadata file is missing but offset and/or commit logs contain data.",
+            "with the same checkpoint",
+        ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
         ("[CODE] Disk is full.\nmore", "Spark's query failed: [CODE] Disk is full."),
         ("a\nCaused by: java.io.IOException: No space left on device\n\tat x", "No space left"),
