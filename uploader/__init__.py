@@ -24,6 +24,12 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.restoring.restore import Restored, RestoreProgress, restore
     from uploader.restoring.stored_copy import StoredCopy
     from uploader.stores import open_store
+    from uploader.versioned.collection import Collection, CollectionStatus
+    from uploader.versioned.collection_reader import CollectionReader
+    from uploader.versioned.collection_writer import CollectionWriter
+    from uploader.versioned.compaction import CompactionPlan
+    from uploader.versioned.controller import Compacted, Controller, ControllerSettings
+    from uploader.versioned.sweep import Swept
     from uploader.write.cloud_tier import CloudTier
     from uploader.write.cloud_writer import CloudWriter
     from uploader.write.writer_settings import UploadSettings, WriterSettings, WriterStatistics
@@ -36,7 +42,15 @@ __all__ = [
     "CloudTier",
     "CloudWriter",
     "Collected",
+    "Collection",
+    "CollectionReader",
+    "CollectionStatus",
+    "CollectionWriter",
     "CollectorSettings",
+    "Compacted",
+    "CompactionPlan",
+    "Controller",
+    "ControllerSettings",
     "Deleted",
     "Destroyed",
     "Dirty",
@@ -59,6 +73,7 @@ __all__ = [
     "Scrubber",
     "Severity",
     "StoredCopy",
+    "Swept",
     "UploadSettings",
     "Verified",
     "WriterSettings",

@@ -6,7 +6,7 @@ WalError
 ├ CorruptionError         path, position, expected, found
 ├ OffsetError             requested, head, tail → OffsetTrimmedError, OffsetNotWrittenError
 ├ ExpectationError        expected, actual → RegisterMismatchError, OffsetMismatchError,
-│                         SequenceMismatchError, CursorMovedError
+│                         SequenceMismatchError, CursorMovedError, UpperMismatchError
 ├ StreamClosedError, LimitExceededError
 ├ RecordTooLargeError, WouldBlock
 ├ WrongLoopError (RuntimeError)
@@ -17,6 +17,10 @@ WalError
 ├ CollectionRefusedError  a collection would remove too much
 ├ LogNotFoundError        no log, bucket or prefix at that location
 ├ UnsupportedStoreError   the object store does not enforce conditional puts
+├ CollectionNotFoundError no versioned collection there, or one that was deleted
+├ SinceViolationError     a time of a collection whose updates were compacted
+├ LeaseExpiredError       a reader of a collection that holds nothing any more
+├ IndefiniteError         two writers of a collection disagree about the same times
 └ InvalidSettingsError (ValueError), FormatVersionError
 
 Every error carries two facts that a program can act on. ``outcome`` is the fate of the records of the
@@ -271,6 +275,62 @@ class CollectionRefusedError(WalError):
 
 class LogNotFoundError(WalError):
     """There is no log (or no bucket) at the given location."""
+
+    def __init__(self, message: str, *, location: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class UpperMismatchError(ExpectationError):
+    """The interval of an append does not begin at the end of the writer's shard; nothing was written.
+
+    ``expected`` is the ``lower`` of the call, ``actual`` the upper frontier of the shard.
+    """
+
+    expected: int
+    actual: int
+
+
+class SinceViolationError(WalError):
+    """A collection no longer distinguishes the updates up to ``since``, so it cannot be read as of ``as_of``.
+
+    Read as of ``since`` or later. A reader that must read earlier times registers before they are compacted.
+    """
+
+    def __init__(self, message: str, *, as_of: int, since: int) -> None:
+        super().__init__(f"{message} (as_of={as_of} since={since})")
+        self.as_of = as_of
+        self.since = since
+
+
+class LeaseExpiredError(WalError):
+    """The reader's lease expired, it was removed, or another handle took its name; it holds nothing any more.
+
+    Register a reader again, and begin with a snapshot: updates may have been compacted meanwhile.
+    """
+
+    def __init__(self, message: str, *, reader: str) -> None:
+        super().__init__(message)
+        self.reader = reader
+
+
+class IndefiniteError(WalError):
+    """Two writers of a collection published different updates for the same times.
+
+    Nothing of the later one was taken over. The contents of the collection for these times are undefined
+    until one of the shards is corrected: writers of the same collection must derive their updates from the
+    same input.
+    """
+
+    def __init__(self, message: str, *, writers: tuple[str, str], lower: int, upper: int) -> None:
+        super().__init__(f"{message} (writers={', '.join(writers)} lower={lower} upper={upper})")
+        self.writers = writers
+        self.lower = lower
+        self.upper = upper
+
+
+class CollectionNotFoundError(WalError):
+    """There is no versioned collection at the given location, or it was deleted."""
 
     def __init__(self, message: str, *, location: str) -> None:
         super().__init__(message)

@@ -200,6 +200,13 @@ class Fields:
             self._refuse(name, "an object", value)
         return Fields(value, path=self.path, place=self._at(name))
 
+    def names(self) -> list[str]:
+        """Return the names of all fields; CorruptionError for one that is not valid Unicode."""
+        for name in self._fields:
+            if not _is_text(name):
+                self._refuse(ascii(name)[:80], "a field with a name of valid Unicode", name)
+        return list(self._fields)
+
     def raw(self, name: str) -> Any:
         """Return whatever the field holds, None if it is not there."""
         return self._fields.get(name)

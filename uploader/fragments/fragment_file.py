@@ -15,9 +15,8 @@ How columns are stored, and why:
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +26,13 @@ import pyarrow.parquet as pq
 
 from uploader.format.layout import MAX_U64
 from uploader.fragments.bloom import StreamSet
-from uploader.fragments.parquet_metadata import Metadata, plan_reading, read_metadata, read_table
+from uploader.fragments.parquet_metadata import (
+    Metadata,
+    parsing,
+    plan_reading,
+    read_metadata,
+    read_table,
+)
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -61,8 +66,6 @@ ROW_GROUP_BYTES: Final = 8 * 1024 * 1024
 """A row group has at most so many rows and about so many bytes, so that a part can be read alone."""
 PAGE_BYTES: Final = 1024 * 1024
 _NUMBER: Final = re.compile(rb"[0-9]{1,19}")
-_SHORTAGES: Final = ("not enough memory", "Resource temporarily unavailable")
-"""What codecs and the system say that Arrow reports as if the file could not be read."""
 _PAGE_CHECK_ROWS: Final = 1024
 
 _STORED_AS: Final[dict[str, Any]] = {
@@ -271,31 +274,15 @@ def closings(data: bytes, *, path: str) -> int | None:
 
 
 def _entries(data: bytes, path: str) -> Mapping[bytes, bytes]:
-    with _parsing(path):
+    with parsing(path):
         found: Mapping[bytes, bytes] | None = pq.read_metadata(pa.BufferReader(data)).metadata
     return found or {}
-
-
-@contextlib.contextmanager
-def _parsing(path: str) -> Iterator[None]:
-    """Translate Arrow's errors for a file that is not ours into CorruptionError.
-
-    MemoryError is passed on: a lack of memory, or of threads, is not a fault of the file.
-    """
-    try:
-        yield
-    except (MemoryError, CorruptionError, FormatVersionError):
-        raise  # Arrow's own MemoryError is one of its other exceptions, too
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if any(shortage in str(error) for shortage in _SHORTAGES):
-            raise MemoryError(f"no memory to read {path}: {error}") from error
-        raise CorruptionError(f"not a readable Parquet file ({error})", path=path) from error
 
 
 def _read_columns(
     data: bytes | bytearray, path: str, *, only: Collection[str] | None = None
 ) -> pa.Table:
-    with _parsing(path):
+    with parsing(path):
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         wanted = _known_columns(file.schema_arrow, path)
         wanted = [name for name in wanted if only is None or name in only]

@@ -19,6 +19,7 @@ no more.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,7 +28,7 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, FormatVersionError
 
 END_BYTES: Final = 8
 """The last bytes of a file: the length of its footer, and a magic."""
@@ -37,6 +38,8 @@ BYTE_ARRAY: Final = 6
 """The stored type of values of any length."""
 
 _MAGIC: Final = b"PAR1"
+_SHORTAGES: Final = ("not enough memory", "Resource temporarily unavailable")
+"""What codecs and the system say that Arrow reports as if the file could not be read."""
 _INT64: Final = 2
 _REQUIRED: Final = 0
 _CODECS: Final = ("", "snappy", "gzip", "lzo", "brotli", "lz4_raw", "zstd", "lz4_raw")
@@ -395,6 +398,22 @@ def read_table(
     if not found:
         return file.read(columns=columns)
     return pa.Table.from_batches(found)
+
+
+@contextlib.contextmanager
+def parsing(path: str) -> Iterator[None]:
+    """Translate Arrow's errors for a file that is not ours into CorruptionError.
+
+    MemoryError is passed on: a lack of memory, or of threads, is not a fault of the file.
+    """
+    try:
+        yield
+    except (MemoryError, CorruptionError, FormatVersionError):
+        raise  # Arrow's own MemoryError is one of its other exceptions, too
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if any(shortage in str(error) for shortage in _SHORTAGES):
+            raise MemoryError(f"no memory to read {path}: {error}") from error
+        raise CorruptionError(f"not a readable Parquet file ({error})", path=path) from error
 
 
 def _refuse(path: str, budget: int, found: int) -> NoReturn:

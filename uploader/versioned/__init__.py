@@ -1,0 +1,1 @@
+"""Versioned collections: tables in object storage that change over time."""

@@ -1,0 +1,161 @@
+"""Batches as Parquet files: a stored table, and a footer entry that says which batch it is. Pure.
+
+Pages have a CRC-32, and the whole table has a digest, so damage shows. What a reader takes in memory is
+bounded by the length of the file, as for fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from uploader.format.document import Fields, read_document, serialise
+from uploader.format.layout import MAX_U64
+from uploader.fragments import parquet_metadata
+from uploader.fragments.parquet_metadata import (
+    END_BYTES,
+    parsing,
+    plan_reading,
+    read_metadata,
+    read_table,
+)
+from uploader.versioned import updates
+from uploader.versioned.schema import HASH, TIME, CollectionSchema
+from walstore.errors import CorruptionError, FormatVersionError
+
+FOOTER_KEY: Final = b"walstore.batch"
+FORMAT: Final = 1
+ROW_GROUP_ROWS: Final = 128 * 1024
+"""A row group has at most so many updates, so that a part of a batch can be read by its statistics."""
+_MOST_ENTRY_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFooter:
+    """What a file says of its batch."""
+
+    collection: str
+    """Id of the collection."""
+    writer: str | None
+    """The shard of a pending batch; None for a merged one."""
+    lower: int
+    upper: int
+    since: int
+    """Times up to it were advanced to it; 0 for a pending batch."""
+    rows: int
+    """Updates in the file."""
+    digest: int
+    """Their digest; see ``updates.digest``."""
+    schema_id: int
+
+
+def encode(table: pa.Table, footer: BatchFooter, *, schema: CollectionSchema) -> bytes:
+    """Return a stored table as a file. Equal arguments give equal bytes with the same pyarrow."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        schema.stored,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in schema.stored.names if name != HASH],
+        write_statistics=[*schema.order, TIME],
+        write_page_checksum=True,
+    ) as file:
+        file.write_table(table, ROW_GROUP_ROWS)
+        entry = serialise({"format": FORMAT, **asdict(footer)})
+        file.add_key_value_metadata({FOOTER_KEY: entry.decode()})
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def footer_bytes(end: bytes, *, path: str) -> int:
+    """Return how many bytes of the file's end :func:`read_footer` needs; CorruptionError if it is none."""
+    return parquet_metadata.footer_bytes(end[-END_BYTES:], path=path)
+
+
+def read_footer(end: bytes, *, size_bytes: int, path: str) -> BatchFooter:
+    """Return the footer from the last bytes of a file of that length; CorruptionError, FormatVersionError."""
+    metadata = read_metadata(end, size_bytes, path=path)
+    entry = metadata.entries.get(FOOTER_KEY)
+    if entry is None:
+        raise CorruptionError("the file does not say which batch it is", path=path)
+    footer = read_document(entry, _footer(path), path=path, most_bytes=_MOST_ENTRY_BYTES)
+    if footer.rows != metadata.rows:
+        raise CorruptionError(
+            "the file has another number of updates than it says",
+            path=path,
+            expected=footer.rows,
+            found=metadata.rows,
+        )
+    return footer
+
+
+def decode(data: bytes, *, path: str) -> tuple[BatchFooter, pa.Table]:
+    """Return what :func:`encode` was given, in the schema of the file; CorruptionError if it is damaged."""
+    footer = read_footer(data, size_bytes=len(data), path=path)
+    with parsing(path):
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        names = file.schema_arrow.names
+        reading = plan_reading(read_metadata(data, len(data), path=path), data, names, path=path)
+        table = read_table(file, names, reading, path=path)
+        table.validate(full=True)
+    _check(table, footer, path)
+    return footer, table.replace_schema_metadata(None)
+
+
+def _footer(path: str) -> Callable[[Fields], BatchFooter]:
+    def build(fields: Fields) -> BatchFooter:
+        found = fields.number("format")
+        if found > FORMAT:
+            raise FormatVersionError(
+                "a batch of a newer version", path=path, found=found, supported=FORMAT
+            )
+        footer = BatchFooter(
+            collection=fields.text("collection"),
+            writer=fields.text("writer") if fields.has("writer") else None,
+            lower=fields.number("lower"),
+            upper=fields.number("upper"),
+            since=fields.number("since"),
+            rows=fields.number("rows"),
+            digest=fields.number("digest"),
+            schema_id=fields.number("schema_id"),
+        )
+        if not footer.lower < footer.upper <= MAX_U64:
+            raise ValueError(f"the interval [{footer.lower}, {footer.upper}) is empty")
+        return footer
+
+    return build
+
+
+def _check(table: pa.Table, footer: BatchFooter, path: str) -> None:
+    names = table.column_names
+    own = [name for name in names if name.startswith("_")]
+    if len(set(names)) < len(names) or own not in ([TIME, "_d", HASH], [TIME, "_deleted", HASH]):
+        raise CorruptionError("the file does not have the columns of a batch", path=path, found=own)
+    types = [table.schema.field(name).type for name in own]
+    effect = pa.int64() if own[1] == "_d" else pa.bool_()
+    if types != [pa.uint64(), effect, pa.uint64()] or any(
+        table.column(name).null_count for name in own
+    ):
+        raise CorruptionError("the columns of a batch have other types, or nulls", path=path)
+    if table.num_rows != footer.rows:
+        raise CorruptionError(
+            "updates are missing", path=path, expected=footer.rows, found=table.num_rows
+        )
+    if footer.rows:
+        least, most = (bound.as_py() for bound in pc.min_max(table.column(TIME)).values())
+        if least < footer.lower or most >= max(footer.upper, footer.since + 1):
+            raise CorruptionError(
+                "a batch has times outside its interval", path=path, found=(least, most)
+            )
+    if updates.digest(table) != footer.digest:
+        raise CorruptionError(
+            "the updates do not have the digest of their batch",
+            path=path,
+            expected=footer.digest,
+            found=updates.digest(table),
+        )

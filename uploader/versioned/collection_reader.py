@@ -1,0 +1,471 @@
+"""CollectionReader: reads a collection, and holds back its compaction and the removal of what it reads.
+
+A reader is registered in the head with a version and a frontier. It reads times before the upper frontier
+of a version of the merged area from there, and later ones from the pending area. Compaction distinguishes
+all updates after its frontier, and no object of its version or a later one is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final, Self, TypeVar
+
+import pyarrow as pa
+
+from uploader.root.cas import TRUSTED_SECONDS
+from uploader.runtime.task_groups import BackgroundTask
+from uploader.stores.port import ObjectNotFoundError
+from uploader.versioned import transitions, updates
+from uploader.versioned.collection_session import CollectionSession
+from uploader.versioned.head import Head
+from uploader.versioned.names import MAX_NAME_CHARACTERS, check_name, new_id
+from uploader.versioned.pending import Part, cover
+from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    InvalidSettingsError,
+    LeaseExpiredError,
+    OutcomeUnknownError,
+    SinceViolationError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.validation.arguments import as_int, as_seconds, as_text
+from walstore.validation.fields import CENTURY_SECONDS
+
+logger = logging.getLogger("walstore")
+
+LEASE_SECONDS: Final = 900.0
+POLL_SECONDS: Final = 0.25
+_RENEWALS_PER_LEASE: Final = 4
+_POLLS_PER_SURVEY: Final = 8
+"""A listener that finds no next batch looks at the head and at other shards this rarely."""
+_REREADS: Final = 5
+MAX_TOKEN_BYTES: Final = 1024
+
+_T = TypeVar("_T")
+
+
+class CollectionReader:
+    """A registered reader. Any number of tasks may read; made by ``Collection.reader`` and ``critical``.
+
+    A leased reader renews its lease in the background, four times in its length. Use it as an async context
+    manager, or ``await aclose()``: that releases a leased reader. A critical reader has no lease: its hold
+    stays until :meth:`release`, also after its program has ended.
+
+    All methods pass on the store's errors, and raise LeaseExpiredError once the registration is lost.
+    """
+
+    def __init__(
+        self, session: CollectionSession, name: str, handle: str, *, lease_seconds: float | None
+    ) -> None:
+        self.name = name
+        """Its name in the head."""
+        self._session = session
+        self._handle = handle
+        self._lease_seconds = lease_seconds
+        self._hold = session.head.seen.head.readers[name]
+        self._frontier = self._hold.frontier  # may be ahead of what the head says
+        self._renewing = BackgroundTask[None]()
+        self._lost: LeaseExpiredError | None = None
+        self._is_closed = False
+        self._listeners: dict[object, int] = {}  # the frontier of each
+        self._versions: Counter[int] = Counter()  # those whose objects are being read
+        if lease_seconds is not None:
+            self._renewing.start(self._renew_forever(lease_seconds), f"collection reader {name}")
+
+    @classmethod
+    async def register(
+        cls,
+        session: CollectionSession,
+        name: str,
+        *,
+        lease_seconds: float | None,
+        since: int | None = None,
+    ) -> Self:
+        """Register a reader, or continue one of that name; see ``Collection.reader``."""
+        handle = new_id()
+        await session.head.change(
+            lambda head: transitions.register(
+                head,
+                name,
+                handle=handle,
+                expires_us=_expires_us(session, lease_seconds),
+                since=since,
+            )
+        )
+        return cls(session, name, handle, lease_seconds=lease_seconds)
+
+    @property
+    def frontier(self) -> int:
+        """The earliest time as of which the collection is sure to be readable for this reader."""
+        return self._frontier
+
+    @property
+    def version(self) -> int | None:
+        """The oldest version that is kept for this reader; None for a critical one."""
+        return self._hold.version
+
+    @property
+    def token(self) -> str:
+        """Of a critical reader: the token that :meth:`compare_and_downgrade` stored last."""
+        return self._hold.token
+
+    async def upper(self) -> int:
+        """Return the upper frontier of what can be read now: the latest ``as_of`` is one less."""
+        head = await self._load()
+        parts = cover(await self._session.pending.survey(head), head.upper)
+        return parts[-1].limit if parts else head.upper
+
+    async def snapshot(
+        self, *, as_of: int | None = None, max_wait: float | None = None
+    ) -> pa.Table:
+        """Return the content of the collection at time ``as_of``: the effect of all updates up to then.
+
+        In a ``diff`` collection the rows with their counts in ``_d``, in an ``upsert`` collection the live
+        keys with their values. Sorted by key.
+
+        Args:
+            as_of: At least :attr:`frontier`. Default: the latest time that is readable now.
+            max_wait: Longest wait in seconds until all updates up to ``as_of`` are published; TimeoutError
+                when it has passed. Default: no limit.
+
+        Raises:
+            SinceViolationError: Times after ``as_of`` were compacted with it.
+        """
+        at = None if as_of is None else _check_time(as_of, "as_of")
+        waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        async with asyncio.timeout(waiting):
+            return (await self._reread(lambda: self._snapshot(at)))[0]
+
+    async def subscribe(
+        self, *, as_of: int | None = None, poll_seconds: float = POLL_SECONDS
+    ) -> AsyncIterator[tuple[pa.Table, int]]:
+        """Yield the content at ``as_of``, then what :meth:`listen` yields after it.
+
+        The rows of the content have the time ``as_of``. Arguments and errors as of :meth:`snapshot` and
+        :meth:`listen`.
+        """
+        at = None if as_of is None else _check_time(as_of, "as_of")
+        content, found = await self._reread(lambda: self._snapshot(at))
+        schema = self._session.head.seen.head.schema
+        yield updates.as_updates(content, schema, at=max(found, 0)), found + 1
+        async for item in self._follow(found + 1, poll_seconds):
+            yield item
+
+    def listen(
+        self, *, after: int, poll_seconds: float = POLL_SECONDS
+    ) -> AsyncIterator[tuple[pa.Table, int]]:
+        """Yield the updates at times greater than ``after``, each once, with the frontier that they reach.
+
+        The rows of one step are sorted by time, then by key; ``_t`` is the time, ``_d`` the change of the
+        count in a ``diff`` collection, ``_deleted`` whether the key is removed in an ``upsert`` collection.
+        The frontier of a step is where the next one begins. Ends when a shard has ended at ``2**64 - 1``.
+
+        The reader's hold follows the listener: once the caller asks for the next step, earlier times are
+        given up with the next renewal. With two listeners, those that the slower one has passed. Clone the
+        reader to keep earlier times.
+
+        Args:
+            after: At least :attr:`frontier`; -1 for all updates of a collection of which nothing was
+                compacted.
+            poll_seconds: Time between two looks for the next batch. Each look is one request.
+
+        Raises:
+            SinceViolationError: Times after ``after`` were compacted with it.
+        """
+        if as_int(after, "after") < -1:
+            raise InvalidSettingsError(f"after must be at least -1, not {after}")
+        return self._follow(after + 1, poll_seconds)
+
+    async def downgrade_since(self, since: int) -> None:
+        """Give up all times before ``since``: compaction may advance updates up to there. Never moves back.
+
+        Cancellation: the hold moves now, or with a later renewal, or stays.
+        """
+        self._frontier = max(self._frontier, _check_time(since, "since"))
+        await self._renew()
+
+    async def compare_and_downgrade(self, expected: str, token: str, since: int) -> None:
+        """Replace the token of a critical reader, and give up all times before ``since``, in one change.
+
+        The token is the owner's: a fence, or its own position. ExpectationError if it is not ``expected``.
+        """
+        _check_time(since, "since")
+        self._check()
+        for what, text in (("expected", expected), ("token", token)):
+            if len(as_text(text, what).encode()) > MAX_TOKEN_BYTES:
+                raise InvalidSettingsError(f"{what} must have at most {MAX_TOKEN_BYTES} bytes")
+        head = await self._session.head.change(
+            lambda head: transitions.compare_and_downgrade(
+                head, self.name, handle=self._handle, expected=expected, token=token, frontier=since
+            )
+        )
+        self._note(head)
+
+    async def clone(
+        self, name: str | None = None, *, lease_seconds: float = LEASE_SECONDS
+    ) -> CollectionReader:
+        """Register a second, leased reader with the same version and frontier, and return it.
+
+        ``name``: that of the new reader, which must be free. Default: this one's with a random ending.
+        """
+        self._check()
+        ending = new_id()[:8]
+        chosen = f"{self.name[: MAX_NAME_CHARACTERS - 9]}-{ending}" if name is None else name
+        check_name(chosen, "the name of a reader")
+        lease = check_lease(lease_seconds)
+        handle = new_id()
+        await self._session.head.change(
+            lambda head: transitions.clone(
+                head,
+                self.name,
+                chosen,
+                handle=self._handle,
+                new_handle=handle,
+                expires_us=self._session.after_us(lease),
+            )
+        )
+        return CollectionReader(self._session, chosen, handle, lease_seconds=lease)
+
+    async def release(self) -> None:
+        """Remove the registration, also of a critical reader, and close. It holds nothing any more."""
+        await self._close()
+        await self._session.head.change(
+            lambda head: transitions.release(head, self.name, handle=self._handle)
+        )
+
+    async def aclose(self) -> None:
+        """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
+        if self._is_closed:
+            return
+        if self._lease_seconds is None or self._lost is not None:
+            await self._close()
+        else:
+            await self.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await self._renewing.aclose()
+
+    async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int]:
+        """Return the content and the time it is of, -1 for that of a collection without any update."""
+        while True:
+            head = await self._load()
+            batches = await self._session.pending.survey(head)
+            parts = cover(batches, head.upper, limit=None if as_of is None else as_of + 1)
+            reach = parts[-1].limit if parts else head.upper
+            at = reach - 1 if as_of is None else as_of
+            if at < head.since and (head.since or reach):
+                raise SinceViolationError(
+                    "the collection cannot be read as of this time", as_of=at, since=head.since
+                )
+            if reach > at:
+                break
+            await self._session.clock.sleep(POLL_SECONDS)
+        merged = head.version.before(at + 1)
+        with self._reading(head.version.n):
+            tables = await self._session.read_merged(merged, head.schema)
+            tables += await self._session.pending.read(parts, head.schema)
+        return await self._session.worker.run(_content, tables, head.schema, at), at
+
+    async def _follow(
+        self, frontier: int, poll_seconds: float
+    ) -> AsyncIterator[tuple[pa.Table, int]]:
+        interval = as_seconds(poll_seconds, "poll_seconds")
+        if max(frontier - 1, 0) < self._frontier:
+            raise SinceViolationError(
+                "the reader does not hold the times after this one",
+                as_of=frontier - 1,
+                since=self._frontier,
+            )
+        listener = object()
+        shard: str | None = None
+        misses = 0
+        try:
+            while frontier < MAX_TIME:
+                self._listeners[listener] = frontier
+                self._check()
+                step = await self._reread(partial(self._step, frontier, shard, misses))
+                if step is None:
+                    misses += 1
+                    await self._session.clock.sleep(interval)
+                    continue
+                table, limit, shard = step
+                misses = 0
+                yield table, limit
+                frontier = limit
+        finally:
+            self._listeners.pop(listener, None)
+
+    async def _step(
+        self, frontier: int, shard: str | None, misses: int
+    ) -> tuple[pa.Table, int, str | None] | None:
+        """Return the next updates from ``frontier`` on, where they end, and the shard they are from."""
+        seen = self._session.head.seen
+        is_new = seen.at.age_seconds(self._session.clock) < TRUSTED_SECONDS
+        if shard is not None and is_new and frontier >= seen.head.purged:
+            found = await self._session.pending.fetch(shard, frontier, seen.head.schema)
+            if found is not None:
+                rows = await self._session.worker.run(
+                    _listed, [found[1]], seen.head.schema, frontier
+                )
+                return rows, found[0].upper, shard
+        if shard is not None and misses % _POLLS_PER_SURVEY:
+            return None
+        head = await self._load()
+        return await self._merged_step(frontier, head) or await self._pending_step(
+            frontier, shard, head
+        )
+
+    async def _merged_step(
+        self, frontier: int, head: Head
+    ) -> tuple[pa.Table, int, str | None] | None:
+        """Return the rest of the merged batch that contains ``frontier``, if there is one."""
+        found = [batch for batch in head.version.batches if batch.lower <= frontier < batch.upper]
+        if not found:
+            return None
+        if found[0].since > max(frontier - 1, 0):
+            raise SinceViolationError(
+                "the collection no longer distinguishes these times",
+                as_of=frontier - 1,
+                since=found[0].since,
+            )
+        with self._reading(head.version.n):
+            tables = await self._session.read_merged(found, head.schema)
+        rows = await self._session.worker.run(_listed, tables, head.schema, frontier)
+        return rows, found[0].upper, None
+
+    async def _pending_step(
+        self, frontier: int, shard: str | None, head: Head
+    ) -> tuple[pa.Table, int, str | None] | None:
+        batches = await self._session.pending.survey(head)
+        parts = cover(batches, frontier, limit=frontier + 1, prefer=shard)
+        if not parts:
+            return None
+        batch = parts[0].batch
+        whole = [Part(batch, frontier, batch.upper)]
+        tables = await self._session.pending.read(whole, head.schema)
+        rows = await self._session.worker.run(_listed, tables, head.schema, frontier)
+        return rows, batch.upper, batch.writer
+
+    async def _reread(self, read: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what ``read`` returns; repeat it if a newer version replaced an object meanwhile."""
+        rounds = 0
+        while True:
+            before, rounds = self._session.head.seen, rounds + 1
+            try:
+                return await read()
+            except ObjectNotFoundError as error:
+                await self._load()  # raises if the registration is lost
+                if rounds == _REREADS or self._session.head.seen.etag == before.etag:
+                    raise CorruptionError(
+                        "an object of the collection is missing", path=error.key
+                    ) from error
+
+    @contextmanager
+    def _reading(self, version: int) -> Iterator[None]:
+        """Hold a version while its objects are read: a renewal must not move past it."""
+        self._versions[version] += 1
+        try:
+            yield
+        finally:
+            self._versions[version] -= 1
+            if not self._versions[version]:
+                del self._versions[version]
+
+    async def _load(self) -> Head:
+        """Read the head, and check that this reader is still registered."""
+        self._check()
+        head = (await self._session.head.load()).head
+        self._note(head)
+        return head
+
+    def _note(self, head: Head) -> None:
+        try:
+            self._hold = transitions.find_hold(head, self.name, self._handle)
+        except LeaseExpiredError as error:
+            self._lost = error
+            raise
+        self._frontier = max(self._frontier, self._hold.frontier)
+
+    async def _renew(self) -> None:
+        """Write down what this reader needs from now on, and extend its lease."""
+        self._check()
+        if self._listeners:
+            self._frontier = max(self._frontier, min(self._listeners.values()) - 1)
+        lease = self._lease_seconds
+        try:
+            head = await self._session.head.change(
+                lambda head: transitions.renew(
+                    head,
+                    self.name,
+                    handle=self._handle,
+                    frontier=self._frontier,
+                    version=min(self._versions, default=head.version.n),
+                    expires_us=None if lease is None else self._session.after_us(lease),
+                )
+            )
+        except LeaseExpiredError as error:
+            self._lost = error
+            raise
+        self._note(head)
+
+    async def _renew_forever(self, lease_seconds: float) -> None:
+        while True:
+            await self._session.clock.sleep(lease_seconds / _RENEWALS_PER_LEASE)
+            try:
+                await self._renew()
+            except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
+                logger.warning(
+                    "the lease of the collection reader %s was not renewed: %s", self.name, error
+                )
+            except WalError:
+                return  # the next read reports it
+
+    def _check(self) -> None:
+        self._session.check_home()
+        if self._is_closed:
+            raise WalClosedError(f"the collection reader {self.name} is closed")
+        if self._lost is not None:
+            raise LeaseExpiredError(str(self._lost), reader=self.name) from self._lost
+
+
+def check_lease(seconds: object) -> float:
+    """Return the length of a lease; InvalidSettingsError unless it is 1 second to 100 years."""
+    lease = as_seconds(seconds, "lease_seconds")
+    if not 1 <= lease <= CENTURY_SECONDS:
+        raise InvalidSettingsError(f"lease_seconds must be 1 second to 100 years, not {lease:g}")
+    return lease
+
+
+def _expires_us(session: CollectionSession, lease_seconds: float | None) -> int | None:
+    return None if lease_seconds is None else session.after_us(lease_seconds)
+
+
+def _check_time(value: object, what: str) -> int:
+    time = as_int(value, what)
+    if not 0 <= time < MAX_TIME:
+        raise InvalidSettingsError(f"{what} must be between 0 and 2**64 - 2, not {time}")
+    return time
+
+
+def _content(tables: list[pa.Table], schema: CollectionSchema, at: int) -> pa.Table:
+    return updates.snapshot(tables, schema, as_of=max(at, 0))
+
+
+def _listed(tables: list[pa.Table], schema: CollectionSchema, start: int) -> pa.Table:
+    return updates.in_time_order(tables, schema, start=start)

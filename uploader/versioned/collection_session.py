@@ -1,0 +1,105 @@
+"""CollectionSession: what all handles of one collection share: store, head, pending area, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from uploader.root.stored_document import read_object
+from uploader.runtime.shared_worker import SharedWorker
+from uploader.runtime.task_groups import gather_all
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from uploader.versioned import batch_file, updates
+from uploader.versioned.head_file import HeadFile
+from uploader.versioned.pending import PendingArea
+from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from uploader.versioned.version import MergedBatch
+from walstore.errors import CorruptionError
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import LoopGuard
+from walstore.runtime.threads import Worker
+
+_MICROSECONDS: Final = 1_000_000
+
+
+class CollectionSession:
+    """Opens a collection's store and closes it with the last handle that uses it.
+
+    Its methods pass on the store's errors, and raise CorruptionError for objects that are damaged.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Name the collection. A given ``store`` replaces the one of the URL and stays open."""
+        self.store = chosen_store(url, store)
+        self.clock = clock or SystemClock()
+        self.retry = retry or RetryPolicy(clock=self.clock)
+        self.worker: Worker = SharedWorker("cloud", 4)
+        self.head = HeadFile(self.store, retry=self.retry, clock=self.clock)
+        self._owns_store = store is None
+        self._pending: PendingArea | None = None
+        self._guard = LoopGuard("collection")
+
+    @property
+    def pending(self) -> PendingArea:
+        """The pending area; the head must have been read."""
+        if self._pending is None:
+            self._pending = PendingArea(
+                self.store, collection=self.head.seen.head.collection, worker=self.worker
+            )
+        return self._pending
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError for a caller from another thread or event loop."""
+        self._guard.check()
+
+    def after_us(self, seconds: float) -> int:
+        """Return the time ``seconds`` from now, in microseconds since 1970."""
+        return self.clock.now_us() + round(seconds * _MICROSECONDS)
+
+    async def read_merged(
+        self, batches: Iterable[MergedBatch], schema: CollectionSchema, *, start: int = 0
+    ) -> list[pa.Table]:
+        """Return the updates of merged batches, one table for each object, in the newest schema.
+
+        Only those at ``start`` or later; a batch must not be compacted that far.
+        """
+
+        async def one(batch: MergedBatch, key: str) -> pa.Table:
+            stored = await read_object(self.store, key)
+            return await self.worker.run(self._decode, stored.data, key, batch, schema, start)
+
+        return await gather_all(one(batch, key) for batch in batches for key in batch.keys)
+
+    def _decode(
+        self, data: bytes, key: str, batch: MergedBatch, schema: CollectionSchema, start: int
+    ) -> pa.Table:
+        footer, table = batch_file.decode(data, path=key)
+        found = (footer.collection, footer.lower, footer.upper, footer.since)
+        expected = (self.head.seen.head.collection, batch.lower, batch.upper, batch.since)
+        if found != expected or footer.rows > batch.rows:
+            raise CorruptionError(
+                "a merged batch is not the one of its version",
+                path=key,
+                expected=expected,
+                found=found,
+            )
+        table = updates.upgrade(table, schema, path=key)
+        return updates.between(table, start, MAX_TIME) if start else table
+
+    async def aclose(self) -> None:
+        """Close the threads and the store; idempotent."""
+        self.worker.close()
+        if self._owns_store:
+            await self.store.aclose()

@@ -1,0 +1,295 @@
+"""CollectionWriter: appends to one shard of a collection's pending area, one put-if-absent for each batch.
+
+The key of a batch is the time at which it begins, so of two programs that append the same interval to one
+shard exactly one succeeds: the shard is compare-and-append.
+
+A put-if-absent is trusted only where no object was ever removed. The head says so (``purged``). Pending
+batches are removed an hour after the merged area contains them, so a head that was read less than ten
+minutes before the put's end is new enough: a collector that has not begun then cannot have removed the key.
+After any answer that is not prompt, the head is read again, and decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import pyarrow as pa
+
+from uploader.root import cas
+from uploader.runtime.task_groups import task_group
+from uploader.runtime.two_clock_time import TwoClockTime
+from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import BatchFooter
+from uploader.versioned.collection_session import CollectionSession
+from uploader.versioned.head import Head
+from uploader.versioned.names import pending_key
+from uploader.versioned.pending import PendingBatch, cover
+from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from walstore.errors import (
+    IndefiniteError,
+    InvalidSettingsError,
+    OutcomeUnknownError,
+    UpperMismatchError,
+)
+from walstore.validation.arguments import as_int
+
+_REFRESH_SECONDS: Final = cas.TRUSTED_SECONDS / 2
+"""A head that is older is read again next to the put."""
+
+
+class CollectionWriter:
+    """Publishes batches in the name of one writer. Any number of tasks may call it; batches go one by one.
+
+    Two programs may use the same name: each batch is decided between them. Writers of different names must
+    publish the same updates for the same times.
+
+    All methods raise CollectionNotFoundError if the collection was deleted, and pass on the store's errors.
+    """
+
+    def __init__(self, session: CollectionSession, name: str) -> None:
+        self.name = name
+        """The shard's name."""
+        self._session = session
+        self._turn = asyncio.Lock()
+        self._upper: int | None = None
+        self._last_put: TwoClockTime | None = None  # of this writer, into this shard
+        self._is_open = False  # whether the outcome of an earlier put is unknown
+
+    async def upper(self) -> int:
+        """Return the upper frontier of the shard: where the next batch must begin. Reads the store."""
+        self._session.check_home()
+        async with self._turn:
+            return (await self._survey())[0]
+
+    async def append(
+        self, table: pa.Table | pa.RecordBatch | None, *, lower: int, upper: int
+    ) -> None:
+        """Append the updates of the times ``[lower, upper)``, if the shard ends at ``lower``.
+
+        When it returns, the batch is as durable as the store makes it, and readers see it. The same call
+        again, with the same updates, succeeds without a second effect, also from another process.
+
+        Args:
+            table: The updates, in the collection's columns; ``_t`` is the time of each (default: ``lower``).
+                In a ``diff`` collection ``_d`` is the change of the row's count (default: 1), in an
+                ``upsert`` collection a true ``_deleted`` removes the key. None: nothing happened in the
+                interval.
+            lower: Where the batch begins.
+            upper: Where it ends, above ``lower``; ``2**64 - 1`` ends the shard for ever.
+
+        Raises:
+            UpperMismatchError: The shard ends elsewhere, at ``actual``. Nothing was written.
+            InvalidSettingsError: The updates do not fit the schema or the interval. Nothing was written.
+            OutcomeUnknownError: The store did not report the outcome. Append the same batch again.
+
+        Cancellation leaves the outcome unknown, like OutcomeUnknownError.
+        """
+        self._session.check_home()
+        _check_interval(lower, upper)
+        async with self._turn:
+            conformed = await self._conform(table, lower, upper)
+            at = self._upper
+            if at != lower:
+                at, _ = await self._survey()
+            if at != lower and not await self._is_there(conformed, lower, upper):
+                raise _mismatch(self.name, lower, self._upper or 0)
+            if at == lower and await self._put(conformed, lower, upper) is not None:
+                at, _ = await self._survey()
+                raise _mismatch(self.name, lower, at)
+
+    async def publish(
+        self, table: pa.Table | pa.RecordBatch | None, *, lower: int, upper: int
+    ) -> int:
+        """Publish the updates of ``[lower, upper)`` that the shard does not contain yet; return its upper.
+
+        For writers that derive the same updates from the same input: whatever another process of this name
+        published before is left out here. Arguments as of :meth:`append`.
+
+        Raises:
+            IndefiniteError: The shard contains other updates for the same times. Nothing more was written.
+            UpperMismatchError: The shard ends before ``lower``, at ``actual``: there would be a gap.
+            InvalidSettingsError: The updates do not fit the schema or the interval. Nothing was written.
+            OutcomeUnknownError: The store did not report the outcome. Publish the same updates again.
+        """
+        self._session.check_home()
+        _check_interval(lower, upper)
+        async with self._turn:
+            conformed = await self._conform(table, lower, upper)
+            at = reach = -1 if self._upper is None else self._upper
+            if lower > reach:
+                at, reach = await self._survey()
+            if lower > reach:
+                raise _mismatch(self.name, lower, reach)
+            at = max(at, lower)
+            while at < upper:
+                part = await self._session.worker.run(updates.between, conformed, at, upper)
+                other = await self._put(part, at, upper)
+                at = upper if other is None else await self._agreed(other, conformed, at, upper)
+            return at
+
+    async def _conform(
+        self, table: pa.Table | pa.RecordBatch | None, lower: int, upper: int
+    ) -> pa.Table:
+        schema = self._session.head.seen.head.schema
+        given = schema.columns.empty_table() if table is None else table
+        try:
+            return await self._session.worker.run(_conformed, given, schema, lower, upper)
+        except InvalidSettingsError:
+            # Another program may have added columns meanwhile.
+            newest = (await self._session.head.load()).head.schema
+            if newest.id == schema.id:
+                raise
+            return await self._session.worker.run(_conformed, given, newest, lower, upper)
+
+    async def _survey(self) -> tuple[int, int]:
+        """Return where the shard ends, and up to where a first batch of it may begin."""
+        head = (await self._session.head.load()).head
+        batches = await self._session.pending.survey(head)
+        own = [batch for batch in batches if batch.writer == self.name]
+        upper = max([head.upper, *(batch.upper for batch in own)])
+        reach = upper
+        if not own:
+            reach = max([upper, *(part.limit for part in cover(batches, head.upper))])
+        self._upper = upper
+        if not own:
+            self._last_put = None
+        return upper, reach
+
+    async def _put(
+        self, table: pa.Table, lower: int, upper: int
+    ) -> tuple[PendingBatch, pa.Table] | None:
+        """Put a batch. None if it is there now; else the batch that is in its place.
+
+        OutcomeUnknownError; UpperMismatchError if the merged area went past it with other updates.
+        """
+        session = self._session
+        seen = session.head.seen
+        schema = seen.head.schema
+        key = pending_key(self.name, lower)
+        footer, data = await session.worker.run(
+            _encode, table, schema, seen.head.collection, self.name, lower, upper
+        )
+        was_open, self._is_open = self._is_open, True
+        # The end of a shard that has batches is marked when the collection is deleted.
+        was_idle = self._last_put is None or self._is_old(self._last_put)
+        began = TwoClockTime.now(session.clock)
+        result = await self._created(key, data)
+        if result.outcome is cas.PutOutcome.LOST and result.data is not None:
+            self._is_open = False
+            other = await session.pending.decode(key, result.data, schema)
+            if other[0].upper != upper or not other[1].equals(table):
+                return other
+            # The same updates in another encoding.
+            result = cas.PutResult(outcome=cas.PutOutcome.COMMITTED, etag=result.etag)
+        is_sure = result.outcome is cas.PutOutcome.COMMITTED and not (
+            result.is_late or was_open or was_idle
+        )
+        seen = session.head.seen
+        if not is_sure or self._is_old(seen.at):
+            seen = await session.head.load()
+        if lower < seen.head.purged:
+            self._judge_by_ring(seen.head, footer)
+        elif result.outcome is not cas.PutOutcome.COMMITTED:
+            raise OutcomeUnknownError(
+                f"{session.store.url} did not say whether the batch [{lower}, {upper}) of {self.name} was "
+                "published; append it again",
+                retriable=True,
+            ) from result.cause
+        self._is_open = False
+        self._last_put = began
+        self._upper = upper
+        return None
+
+    def _is_old(self, at: TwoClockTime) -> bool:
+        return at.age_seconds(self._session.clock) >= cas.TRUSTED_SECONDS
+
+    async def _created(self, key: str, data: bytes) -> cas.PutResult:
+        """Put the object; read the head at the same time if the last one seen is old."""
+        session = self._session
+        if session.head.seen.at.age_seconds(session.clock) < _REFRESH_SECONDS:
+            return await cas.create(session.store, key, data, retry=session.retry)
+        async with task_group() as tasks:
+            tasks.create_task(session.head.load())
+            putting = tasks.create_task(cas.create(session.store, key, data, retry=session.retry))
+        return putting.result()
+
+    def _judge_by_ring(self, head: Head, footer: BatchFooter) -> None:
+        """Return if a batch below ``purged`` was merged, raise if another was, or if it is not known."""
+        self._upper = None
+        for item in head.consumed:
+            if item.writer == self.name and item.lower == footer.lower:
+                if (item.upper, item.digest) == (footer.upper, footer.digest):
+                    return
+                self._is_open = False
+                raise _mismatch(self.name, footer.lower, head.upper)
+        raise OutcomeUnknownError(
+            f"the collection has passed {footer.lower}; whether [{footer.lower}, {footer.upper}) of "
+            f"{self.name} is part of it is no longer known; read the collection before publishing again"
+        )
+
+    async def _is_there(self, table: pa.Table, lower: int, upper: int) -> bool:
+        """Return whether exactly this batch was appended before."""
+        session = self._session
+        head = session.head.seen.head
+        if lower >= head.purged:
+            found = await session.pending.fetch(self.name, lower, head.schema)
+            return found is not None and found[0].upper == upper and found[1].equals(table)
+        digest = await session.worker.run(updates.digest, table)
+        return any(
+            (item.writer, item.lower, item.upper, item.digest) == (self.name, lower, upper, digest)
+            for item in head.consumed
+        )
+
+    async def _agreed(
+        self, other: tuple[PendingBatch, pa.Table], table: pa.Table, start: int, upper: int
+    ) -> int:
+        """Return where the other's batch ends, if it has the same updates as far as both reach."""
+        batch, theirs = other
+        end = min(batch.upper, upper)
+        cut = self._session.worker.run
+        if not (await cut(updates.between, theirs, start, end)).equals(
+            await cut(updates.between, table, start, end)
+        ):
+            raise IndefiniteError(
+                f"the shard {self.name} already contains other updates for these times",
+                writers=(self.name, batch.writer),
+                lower=start,
+                upper=end,
+            )
+        self._upper = batch.upper
+        return batch.upper
+
+
+def _conformed(table: pa.Table, schema: CollectionSchema, lower: int, upper: int) -> pa.Table:
+    return updates.conform(table, schema, lower=lower, upper=upper)
+
+
+def _encode(
+    table: pa.Table, schema: CollectionSchema, collection: str, writer: str, lower: int, upper: int
+) -> tuple[BatchFooter, bytes]:
+    footer = BatchFooter(
+        collection=collection,
+        writer=writer,
+        lower=lower,
+        upper=upper,
+        since=0,
+        rows=table.num_rows,
+        digest=updates.digest(table),
+        schema_id=schema.id,
+    )
+    return footer, batch_file.encode(table, footer, schema=schema)
+
+
+def _check_interval(lower: object, upper: object) -> None:
+    start, end = as_int(lower, "lower"), as_int(upper, "upper")
+    if not 0 <= start < end <= MAX_TIME:
+        raise InvalidSettingsError(
+            f"an interval needs 0 <= lower < upper <= 2**64 - 1, not [{start}, {end})"
+        )
+
+
+def _mismatch(name: str, lower: int, actual: int) -> UpperMismatchError:
+    return UpperMismatchError(
+        f"the shard {name} ends at {actual}, not at {lower}", expected=lower, actual=actual
+    )

@@ -1,0 +1,176 @@
+"""Compaction: which batches become one, and the work of making it on this machine.
+
+Each pass adds pending batches to the merged area and merges the newest batches with them, as long as the
+older one is not in a higher layer. So the layers decrease from the oldest batch to the newest, and an
+update is rewritten once for each layer that it climbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import BatchFooter
+from uploader.versioned.head import Consumed, Head
+from uploader.versioned.pending import Part, PendingBatch, cover
+from uploader.versioned.schema import CollectionSchema
+from uploader.versioned.version import MergedBatch
+
+MOST_LOCAL_ROWS: Final = 16_000_000
+"""The local engine holds the inputs of a pass in memory: so many updates, unless one batch has more."""
+MOST_OBJECT_ROWS: Final = 2_000_000
+"""A merged batch is divided into objects of at most so many updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPlan:
+    """One pass: ``run`` and ``parts`` become one batch."""
+
+    run: tuple[MergedBatch, ...]
+    """Batches that follow each other in the newest version."""
+    parts: tuple[Part, ...] = field(repr=False)
+    """Pending batches that follow the merged area; if there are any, the run ends with it."""
+    lower: int
+    upper: int
+    since: int
+    """Times are advanced to it."""
+    is_oldest: bool
+    """Whether the output is the oldest batch: nothing before it could be removed by its tombstones."""
+
+    @property
+    def rows(self) -> int:
+        """Updates of all inputs, those of pending batches counted whole."""
+        return sum(batch.rows for batch in self.run) + sum(
+            part.batch.footer.rows for part in self.parts
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all inputs."""
+        return sum(batch.size_bytes for batch in self.run) + sum(
+            part.batch.size_bytes for part in self.parts
+        )
+
+    def consumed(self) -> list[Consumed]:
+        """Return what to remember of the pending batches of which nothing is left out at the end."""
+        return [
+            Consumed(
+                writer=part.batch.writer,
+                lower=part.batch.lower,
+                upper=part.batch.upper,
+                digest=part.batch.footer.digest,
+            )
+            for part in self.parts
+            if part.limit == part.batch.upper
+        ]
+
+
+def plan_compaction(
+    head: Head,
+    pending: Sequence[PendingBatch],
+    *,
+    is_full: bool = False,
+    most_rows: int = MOST_LOCAL_ROWS,
+) -> CompactionPlan | None:
+    """Return the next pass; None if there is nothing to do.
+
+    Args:
+        head: The newest head, after leases that have ended were removed.
+        pending: The batches of all shards that reach beyond the merged area.
+        is_full: Whether all batches become one, unless that was done with this ``since``.
+        most_rows: About so many updates are merged at a time.
+    """
+    parts = _first(cover(pending, head.upper), most_rows)
+    batches = head.version.batches
+    if parts:
+        start, end = len(batches), len(batches)
+        rows = sum(part.batch.footer.rows for part in parts)
+    else:
+        start, end, rows = _unsettled(batches, head.since, is_full=is_full)
+        if start == end:
+            return None
+    while start > 0:
+        older = batches[start - 1]
+        if older.layer > _layer(rows) and not is_full:
+            break
+        if rows + older.rows > most_rows and end - start + len(parts) > 1:
+            break
+        start, rows = start - 1, rows + older.rows
+    if not parts and end - start < 2 and not is_full:
+        return None
+    run = batches[start:end]
+    return CompactionPlan(
+        run=run,
+        parts=tuple(parts),
+        lower=run[0].lower if run else head.upper,
+        upper=parts[-1].limit if parts else run[-1].upper,
+        since=head.since,
+        is_oldest=start == 0,
+    )
+
+
+def _first(parts: Sequence[Part], most_rows: int) -> list[Part]:
+    """Return the first parts with about ``most_rows`` updates, at least one."""
+    taken: list[Part] = []
+    rows = 0
+    for part in parts:
+        rows += part.batch.footer.rows
+        if taken and rows > most_rows:
+            break
+        taken.append(part)
+    return taken
+
+
+def _unsettled(
+    batches: Sequence[MergedBatch], since: int, *, is_full: bool
+) -> tuple[int, int, int]:
+    """Return start, end and rows of the newest batch that its neighbour should take in; empty if none."""
+    if is_full and batches and (len(batches) > 1 or batches[0].since < since):
+        return len(batches) - 1, len(batches), batches[-1].rows
+    for index in range(len(batches) - 1, 0, -1):
+        if batches[index - 1].layer <= batches[index].layer:
+            return index, index + 1, batches[index].rows
+    return 0, 0, 0
+
+
+def _layer(rows: int) -> int:
+    return max(rows - 1, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedFile:
+    """One object of a merged batch, not put yet."""
+
+    data: bytes = field(repr=False)
+    rows: int
+    digest: int
+
+
+def merge(
+    tables: Sequence[pa.Table], plan: CompactionPlan, schema: CollectionSchema, *, collection: str
+) -> list[MergedFile]:
+    """Return the objects of the output; none if no update is left. CorruptionError if a digest changes.
+
+    Takes a processor for some time: belongs on a thread.
+    """
+    table = updates.consolidate(tables, schema, since=plan.since, is_oldest=plan.is_oldest)
+    files = []
+    for start in range(0, table.num_rows, MOST_OBJECT_ROWS):
+        part = table.slice(start, MOST_OBJECT_ROWS)
+        footer = BatchFooter(
+            collection=collection,
+            writer=None,
+            lower=plan.lower,
+            upper=plan.upper,
+            since=plan.since,
+            rows=part.num_rows,
+            digest=updates.digest(part),
+            schema_id=schema.id,
+        )
+        data = batch_file.encode(part, footer, schema=schema)
+        files.append(MergedFile(data=data, rows=footer.rows, digest=footer.digest))
+    return files

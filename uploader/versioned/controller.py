@@ -1,0 +1,354 @@
+"""Controller: compacts one collection and removes its garbage. Only one controls a collection at a time.
+
+Each controller has an epoch, which it writes into the head when it begins. Its lease only tells others to
+wait: what makes a controller safe is that the head refuses the changes of any earlier epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, Self
+
+import pyarrow as pa
+
+from uploader.root import cas
+from uploader.runtime.task_groups import gather_all
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.versioned import transitions
+from uploader.versioned.collection_session import CollectionSession
+from uploader.versioned.compaction import (
+    MOST_LOCAL_ROWS,
+    CompactionPlan,
+    MergedFile,
+    merge,
+    plan_compaction,
+)
+from uploader.versioned.head import Head
+from uploader.versioned.names import merged_key, version_key
+from uploader.versioned.pending import disagreement
+from uploader.versioned.sweep import Swept, plan_sweep, sweep
+from uploader.versioned.version import MergedBatch
+from walstore.errors import (
+    ContentionError,
+    FencedError,
+    IndefiniteError,
+    InvalidSettingsError,
+    WalClosedError,
+)
+from walstore.files.locks import this_process
+from walstore.ports import Clock
+from walstore.runtime.resource import Opening
+from walstore.validation.fields import check_fields, described, seconds, whole
+
+Engine = Literal["local"]
+_ROUNDS: Final = 100
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """How a controller works."""
+
+    lease_seconds: float = seconds(
+        60.0,
+        "Other controllers wait so long after its last change, unless they take over.",
+        low=1.0,
+    )
+
+    delete_after_seconds: float = seconds(
+        3600.0,
+        "Objects are kept so long after a newer version took their place. Writers trust a head for "
+        "ten minutes, so clocks may differ by the rest.",
+        low=1800.0,
+    )
+
+    most_rows: int = whole(
+        MOST_LOCAL_ROWS, "About so many updates are merged at a time, in memory.", low=1
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction did."""
+
+    passes: int = 0
+    """New versions."""
+    rows_read: int = 0
+    rows_written: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    version: int = 0
+    """The newest version."""
+    upper: int = 0
+    """The upper frontier of the merged area."""
+    since: int = 0
+
+
+class Controller:
+    """Compacts a collection and removes its garbage. One task at a time; made by :meth:`open`.
+
+    All methods raise FencedError once another controller has taken over, CollectionNotFoundError if the
+    collection was deleted, and pass on the store's errors. Cancellation leaves the collection whole; objects
+    that were written for nothing are removed by a later :meth:`gc`.
+    """
+
+    def __init__(
+        self, session: CollectionSession, epoch: int, settings: ControllerSettings
+    ) -> None:
+        self.epoch = epoch
+        """Its number: one more than that of the controller before."""
+        self.settings = settings
+        self._session = session
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        name: str | None = None,
+        take_over: bool = False,
+        settings: ControllerSettings | None = None,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[Controller]:
+        """Become the controller of a collection.
+
+        Args:
+            url: Location of the collection.
+            name: Names this controller in the head and in errors. Default: host and process.
+            take_over: Whether to replace a controller whose lease runs; it is fenced.
+            settings: How it works.
+            store: Replaces the store that the URL names, and stays open.
+            retry: For puts whose answer asks for a retry.
+            clock: For tests.
+
+        Raises:
+            WalLockedError: Another controller's lease runs.
+            CollectionNotFoundError: There is no collection, or it was deleted.
+        """
+        chosen = settings or ControllerSettings()
+
+        async def open_it() -> Controller:
+            session = CollectionSession(url, store=store, retry=retry, clock=clock)
+            try:
+                await session.head.load()
+                holder = name or this_process()
+                head = await session.head.change(
+                    lambda head: transitions.take(
+                        head,
+                        holder,
+                        now_us=session.clock.now_us(),
+                        expires_us=session.after_us(chosen.lease_seconds),
+                        take_over=take_over,
+                    )
+                )
+            except BaseException:
+                await session.aclose()
+                raise
+            return cls(session, head.epoch, chosen)
+
+        return Opening(open_it)
+
+    async def plan(self, *, is_full: bool = False) -> CompactionPlan | None:
+        """Return what :meth:`compact` would do first, None if nothing. Changes nothing.
+
+        IndefiniteError if two writers are known to have published different updates for the same times.
+        """
+        async with self._turn:
+            return await self._plan(await self._newest(), is_full=is_full)
+
+    async def compact(self, *, engine: Engine = "local", is_full: bool = False) -> Compacted:
+        """Add what is pending to the merged area, and merge batches, until nothing is left to do.
+
+        Args:
+            engine: ``local``: in this process, on a thread.
+            is_full: Whether all batches become one, so that whatever was removed or overwritten before
+                ``since`` is gone from the newest version.
+
+        Raises:
+            IndefiniteError: Two writers published different updates for the same times. Nothing was changed.
+            CorruptionError: An input is damaged. Nothing was changed.
+        """
+        if engine != "local":
+            raise InvalidSettingsError(f"engine must be 'local', not {engine!r}")
+        async with self._turn:
+            done = Compacted()
+            while True:
+                head = await self._renewed()
+                plan = await self._plan(head, is_full=is_full)
+                if plan is None:
+                    return dataclasses.replace(
+                        done, version=head.version.n, upper=head.upper, since=head.since
+                    )
+                output = await self._merge(plan, head)
+                await self._commit(plan, output)
+                done = dataclasses.replace(
+                    done,
+                    passes=done.passes + 1,
+                    rows_read=done.rows_read + plan.rows,
+                    rows_written=done.rows_written + output.rows,
+                    bytes_read=done.bytes_read + plan.size_bytes,
+                    bytes_written=done.bytes_written + output.size_bytes,
+                )
+
+    async def gc(self, *, dry_run: bool = False) -> Swept:
+        """Remove what no version that a reader holds needs, an hour after it was replaced.
+
+        ``dry_run`` only says what would be removed. May be killed at any point and repeated.
+        """
+        async with self._turn:
+            head = await self._newest() if dry_run else await self._renewed()
+            plan = await plan_sweep(
+                self._session, head, delete_after_seconds=self.settings.delete_after_seconds
+            )
+            if dry_run:
+                return plan.swept(head)
+            head = await self._change(
+                lambda head: transitions.raise_floors(
+                    head, epoch=self.epoch, gc_floor=plan.gc_floor, purged=plan.purged
+                )
+            )
+            await sweep(self._session.store, plan, head)
+            return plan.swept(head)
+
+    async def expire(self, reader: str) -> bool:
+        """Remove a reader, leased or critical: its handle gets LeaseExpiredError. False if there is none."""
+        async with self._turn:
+            self._check()
+            found = reader in (await self._newest()).readers
+            await self._change(lambda head: transitions.release(head, reader))
+            return found
+
+    async def aclose(self) -> None:
+        """End the lease, so that another controller need not wait. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self._session.head.change(lambda head: transitions.resign(head, epoch=self.epoch))
+        finally:
+            await self._session.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _newest(self) -> Head:
+        self._check()
+        head = (await self._session.head.load()).head
+        transitions.check_epoch(head, self.epoch)
+        return transitions.expire(head, now_us=self._session.clock.now_us())
+
+    async def _renewed(self) -> Head:
+        """Extend the lease, remove readers whose lease has ended, and return the newest head."""
+        self._check()
+        expires_us = self._session.after_us(self.settings.lease_seconds)
+
+        def renew(head: Head) -> Head:
+            head = transitions.renew_epoch(head, epoch=self.epoch, expires_us=expires_us)
+            return transitions.expire(head, now_us=self._session.clock.now_us())
+
+        return await self._session.head.change(renew)
+
+    async def _change(self, transition: Callable[[Head], Head]) -> Head:
+        """Apply a change of this controller; its lease is extended with it."""
+        expires_us = self._session.after_us(self.settings.lease_seconds)
+
+        def renewing(head: Head) -> Head:
+            return transition(
+                transitions.renew_epoch(head, epoch=self.epoch, expires_us=expires_us)
+            )
+
+        return await self._session.head.change(renewing)
+
+    async def _plan(self, head: Head, *, is_full: bool) -> CompactionPlan | None:
+        pending = await self._session.pending.survey(head)
+        pair = disagreement(pending)
+        if pair is not None:
+            one, other = pair
+            raise IndefiniteError(
+                "two writers published different updates for the same times; nothing was merged",
+                writers=(one.writer, other.writer),
+                lower=max(one.lower, other.lower),
+                upper=one.upper,
+            )
+        return plan_compaction(head, pending, is_full=is_full, most_rows=self.settings.most_rows)
+
+    async def _merge(self, plan: CompactionPlan, head: Head) -> MergedBatch:
+        """Read the inputs, and put the objects of the output."""
+        session = self._session
+        try:
+            tables = await session.read_merged(plan.run, head.schema)
+            tables += await session.pending.read(plan.parts, head.schema)
+        except ObjectNotFoundError as error:
+            # Inputs of the newest version are only removed by another controller.
+            transitions.check_epoch((await session.head.load()).head, self.epoch)
+            raise FencedError(f"an input of the compaction was removed: {error.key}") from error
+        files = await session.worker.run(_merged, tables, plan, head)
+        keys = await gather_all(self._put(file) for file in files)
+        return MergedBatch(
+            lower=plan.lower,
+            upper=plan.upper,
+            since=plan.since,
+            rows=sum(file.rows for file in files),
+            size_bytes=sum(len(file.data) for file in files),
+            digest=sum(file.digest for file in files) % (1 << 64),
+            schema_id=head.schema.id,
+            keys=tuple(keys),
+        )
+
+    async def _put(self, file: MergedFile) -> str:
+        key = merged_key(self.epoch)
+        result = await cas.create(self._session.store, key, file.data, retry=self._session.retry)
+        result.decided(self._session.store.url, f"{key} was put; compact again")
+        return key
+
+    async def _commit(self, plan: CompactionPlan, output: MergedBatch) -> None:
+        """Make a version with the output the newest one. What is written is never removed here.
+
+        ContentionError if the inputs are no longer in the newest version: another program changed it.
+        """
+        session = self._session
+        for _ in range(_ROUNDS):
+            head = (await session.head.load()).head
+            transitions.check_epoch(head, self.epoch)
+            version = transitions.next_version(
+                head, run=plan.run, output=output, created_us=session.clock.now_us()
+            )
+            key = version_key(version.n)
+            put = await cas.create(session.store, key, version.serialise(), retry=session.retry)
+            put.decided(session.store.url, f"{key} was put; compact again")
+            try:
+                await self._change(
+                    lambda head, version=version, key=key: transitions.commit(  # type: ignore[misc]
+                        head, version, key, epoch=self.epoch, consumed=plan.consumed()
+                    )
+                )
+            except ContentionError:
+                if self._session.head.seen.head.version.n >= version.n:
+                    raise
+                continue
+            return
+        raise ContentionError("the head changes all the time; compact again later")
+
+    def _check(self) -> None:
+        self._session.check_home()
+        if self._is_closed:
+            raise WalClosedError("the controller is closed")
+
+
+def _merged(tables: list[pa.Table], plan: CompactionPlan, head: Head) -> list[MergedFile]:
+    return merge(tables, plan, head.schema, collection=head.collection)

@@ -1,0 +1,271 @@
+"""The pending area: what writers have published and no version contains yet.
+
+Each writer has a shard of its own: objects that are put once, each with the key of the time at which it
+begins. So the next batch of a shard that is followed needs no listing. A batch counts if its key is not
+below :attr:`Head.purged`: from there on no object was ever removed, and a put-if-absent that succeeded was
+the first.
+
+A pending batch is not compacted: its times are those of its writer, so any part of it may be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import pyarrow as pa
+
+from uploader.root.stored_document import read_object
+from uploader.runtime.task_groups import gather_all
+from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import BatchFooter
+from uploader.versioned.head import Head
+from uploader.versioned.names import PENDING_FOLDER, parse_pending_key, pending_key
+from uploader.versioned.schema import CollectionSchema
+from walstore.errors import CollectionNotFoundError, CorruptionError
+from walstore.runtime.threads import Worker
+
+PLUG: Final = b"the collection was deleted"
+"""Put at the end of every shard of a deleted collection, where the next batch would be."""
+
+_AT_ONCE: Final = 16
+_MODULUS: Final = 1 << 64
+_TAIL_BYTES: Final = 64 << 10
+"""So much of an object's end is read for its footer; more if that is not enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingBatch:
+    """One published batch: what its footer says."""
+
+    writer: str
+    footer: BatchFooter
+    size_bytes: int
+
+    @property
+    def lower(self) -> int:
+        """The first time that it covers."""
+        return self.footer.lower
+
+    @property
+    def upper(self) -> int:
+        """Its upper frontier."""
+        return self.footer.upper
+
+    @property
+    def key(self) -> str:
+        """Its object."""
+        return pending_key(self.writer, self.footer.lower)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A pending batch as far as a reader needs it: times ``t`` with ``start <= t < limit``."""
+
+    batch: PendingBatch
+    start: int
+    limit: int
+
+
+class PendingArea:
+    """The pending area of one collection, with the footers that were read already."""
+
+    def __init__(self, store: ObjectStore, *, collection: str, worker: Worker) -> None:
+        self._store = store
+        self._collection = collection
+        self._worker = worker
+        self._known: dict[str, PendingBatch] = {}
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def survey(
+        self, head: Head, *, writer: str | None = None, beyond: int | None = None
+    ) -> list[PendingBatch]:
+        """Return all batches that count and reach beyond a time, of one shard or of all.
+
+        They come in the order of their shards and of their beginnings. ``beyond`` is by default the upper
+        frontier of the merged area.
+        """
+        least = head.upper if beyond is None else beyond
+        folder = PENDING_FOLDER if writer is None else f"{PENDING_FOLDER}{writer}/"
+        found = []
+        async for listed in self._store.list(folder):
+            name = parse_pending_key(listed.key)
+            if name is not None and name[1] >= head.purged:
+                found.append((name, listed.size_bytes))
+        batches = await gather_all(
+            self._footer(pending_key(*name), size_bytes) for name, size_bytes in sorted(found)
+        )
+        keys = {batch.key for batch in batches if batch is not None}
+        if writer is None:
+            self._known = {key: batch for key, batch in self._known.items() if key in keys}
+        return [batch for batch in batches if batch is not None and batch.upper > least]
+
+    async def _footer(self, key: str, size_bytes: int) -> PendingBatch | None:
+        """Return the batch with that key; None if it was removed, or marks a deleted collection."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        async with self._turns:
+            try:
+                batch = await self._read_footer(key, size_bytes)
+            except ObjectNotFoundError:
+                return None
+        if batch is not None:
+            self._known[key] = batch
+        return batch
+
+    async def _read_footer(self, key: str, size_bytes: int) -> PendingBatch | None:
+        start = max(size_bytes - _TAIL_BYTES, 0)
+        tail = await self._store.get_range(key, start, max(size_bytes, 1))
+        if start == 0 and tail == PLUG:
+            return None
+        needed = batch_file.footer_bytes(tail, path=key)
+        if needed > len(tail):
+            if needed > size_bytes:
+                raise CorruptionError("the footer is longer than the file", path=key, found=needed)
+            tail = await self._store.get_range(key, size_bytes - needed, size_bytes)
+        footer = batch_file.read_footer(tail, size_bytes=size_bytes, path=key)
+        return self._checked(key, footer, size_bytes)
+
+    def _checked(self, key: str, footer: BatchFooter, size_bytes: int) -> PendingBatch:
+        found = (footer.collection, footer.writer, footer.lower)
+        expected = (self._collection, *(parse_pending_key(key) or ("", -1)))
+        if found != expected or footer.since != 0:
+            raise CorruptionError(
+                "a pending batch does not belong where it is",
+                path=key,
+                expected=expected,
+                found=found,
+            )
+        assert footer.writer is not None
+        return PendingBatch(writer=footer.writer, footer=footer, size_bytes=size_bytes)
+
+    async def fetch(
+        self, writer: str, lower: int, schema: CollectionSchema
+    ) -> tuple[PendingBatch, pa.Table] | None:
+        """Return a batch with its updates in the newest schema; None if there is none.
+
+        CollectionNotFoundError if the collection was deleted.
+        """
+        key = pending_key(writer, lower)
+        async with self._turns:
+            try:
+                stored = await read_object(self._store, key)
+            except ObjectNotFoundError:
+                return None
+        return await self.decode(key, stored.data, schema)
+
+    async def decode(
+        self, key: str, data: bytes, schema: CollectionSchema
+    ) -> tuple[PendingBatch, pa.Table]:
+        """Return the batch in the content of an object; the errors of :meth:`fetch`, and CorruptionError."""
+        if data == PLUG:
+            raise CollectionNotFoundError(
+                f"the collection at {self._store.url} was deleted", location=self._store.url
+            )
+        footer, table = await self._worker.run(_decode, data, key, schema)
+        batch = self._known[key] = self._checked(key, footer, len(data))
+        return batch, table
+
+    async def read(self, parts: Iterable[Part], schema: CollectionSchema) -> list[pa.Table]:
+        """Return the updates of all parts; ObjectNotFoundError if one of them was removed."""
+
+        async def one(part: Part) -> pa.Table:
+            found = await self.fetch(part.batch.writer, part.batch.lower, schema)
+            if found is None:
+                raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
+            return await self._worker.run(updates.between, found[1], part.start, part.limit)
+
+        return await gather_all(one(part) for part in parts)
+
+
+def _decode(data: bytes, key: str, schema: CollectionSchema) -> tuple[BatchFooter, pa.Table]:
+    footer, table = batch_file.decode(data, path=key)
+    return footer, updates.upgrade(table, schema, path=key)
+
+
+def cover(
+    batches: Sequence[PendingBatch],
+    start: int,
+    *,
+    limit: int | None = None,
+    prefer: str | None = None,
+) -> list[Part]:
+    """Return parts that follow each other from ``start`` on, as far as any shard reaches, or to ``limit``.
+
+    At each step the shard that was followed is kept if it continues, first ``prefer``; else the batch that
+    reaches farthest is taken. Pure.
+    """
+    parts: list[Part] = []
+    position, shard = start, prefer
+    while limit is None or position < limit:
+        fitting = [batch for batch in batches if batch.lower <= position < batch.upper]
+        if not fitting:
+            break
+        batch = max(fitting, key=lambda batch: (batch.writer == shard, batch.upper))
+        end = batch.upper if limit is None else min(batch.upper, limit)
+        parts.append(Part(batch, position, end))
+        position, shard = end, batch.writer
+    return parts
+
+
+def disagreement(batches: Sequence[PendingBatch]) -> tuple[PendingBatch, PendingBatch] | None:
+    """Return two batches up to whose ends two shards published different updates; None if none is known.
+
+    Two shards are compared between frontiers that both have: the sums of their digests must be equal there.
+    It is no proof that they agree elsewhere. Pure.
+    """
+    shards: dict[str, list[PendingBatch]] = {}
+    for batch in sorted(batches, key=lambda batch: (batch.writer, batch.lower)):
+        shards.setdefault(batch.writer, []).append(batch)
+    names = list(shards)
+    for index, one in enumerate(names):
+        for other in names[index + 1 :]:
+            found = _compare(shards[one], shards[other])
+            if found is not None:
+                return found
+    return None
+
+
+def _compare(
+    one: Sequence[PendingBatch], other: Sequence[PendingBatch]
+) -> tuple[PendingBatch, PendingBatch] | None:
+    ours, theirs = _sums(one), _sums(other)
+    shared = sorted(ours.keys() & theirs.keys())
+    for start, end in pairwise(shared):
+        pair = (ours[start], ours[end]), (theirs[start], theirs[end])
+        if any(first.run != last.run or last.batch is None for first, last in pair):
+            continue
+        sums = [(last.digest - first.digest) % _MODULUS for first, last in pair]
+        if sums[0] != sums[1]:
+            one_end, other_end = ours[end].batch, theirs[end].batch
+            assert one_end is not None
+            assert other_end is not None
+            return one_end, other_end
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """The digest of a shard's batches from the beginning of a run without gaps up to a frontier."""
+
+    run: int
+    digest: int
+    batch: PendingBatch | None
+    """The batch that ends there; None where the run begins."""
+
+
+def _sums(batches: Sequence[PendingBatch]) -> dict[int, _Sum]:
+    found: dict[int, _Sum] = {}
+    position = -1
+    for batch in batches:
+        if batch.lower != position:
+            found[batch.lower] = _Sum(batch.lower, 0, None)
+        before = found[batch.lower]
+        position = batch.upper
+        found[position] = _Sum(before.run, before.digest + batch.footer.digest, batch)
+    return found

@@ -1,0 +1,396 @@
+"""Updates as Arrow tables: what callers give, what is stored, and what they add up to. Pure.
+
+A stored table has the columns of ``CollectionSchema.stored`` and is sorted by ``CollectionSchema.order``,
+then by time. Of one key, later updates come after earlier ones. That also holds for tables of one
+collection behind each other, in the order of their intervals, whatever ``since`` their times were advanced
+to.
+
+``_h`` is a hash of the row: the same on every machine and in every version of the schema, since a null
+contributes nothing and a value's hash does not depend on the width of its type. Other programs need not know
+how it is made. They keep it, and check :func:`digest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from uploader.versioned.schema import DELETED, DIFF, HASH, TIME, CollectionSchema
+from walstore.errors import CorruptionError, InvalidSettingsError
+
+_MODULUS: Final = 1 << 64
+_INDEX: Final = "_i"
+_U64: Final = pa.uint64()
+
+
+def conform(
+    table: pa.Table | pa.RecordBatch, schema: CollectionSchema, *, lower: int, upper: int
+) -> pa.Table:
+    """Return a caller's updates as a stored table, consolidated and sorted.
+
+    ``_t`` is ``lower`` if it is missing, ``_d`` 1, ``_deleted`` false, and a nullable column null. Of two
+    rows with the same key and time in an ``upsert`` collection the last one counts.
+
+    InvalidSettingsError for columns that the schema does not have, missing or null values where there must be
+    one, values that do not fit, and times outside ``[lower, upper)``. TypeError for anything but a table.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if not isinstance(table, pa.Table):
+        raise TypeError(
+            f"updates must be a pyarrow Table or RecordBatch, not {type(table).__name__}"
+        )
+    _check_columns(table, schema)
+    columns = {field.name: _column(table, field) for field in schema.columns}
+    times = _own(table, TIME, _U64, default=lower)
+    if table.num_rows:
+        least, most = pc.min_max(times).values()
+        if least.as_py() < lower or most.as_py() >= upper:
+            raise InvalidSettingsError(
+                f"{TIME} must be in [{lower}, {upper}), not {least.as_py()} to {most.as_py()}"
+            )
+    if schema.kind == "diff":
+        effect = _own(table, DIFF, pa.int64(), default=1)
+        removed = None
+    else:
+        effect = removed = _own(table, DELETED, pa.bool_(), default=False)
+        columns = {
+            name: column
+            if name in schema.key
+            else pc.if_else(removed, pa.scalar(None, column.type), column)
+            for name, column in columns.items()
+        }
+    _check_nulls(columns, schema, removed)
+    hashed = _hash_rows(columns, table.num_rows, removed)
+    rows = pa.Table.from_arrays([*columns.values(), times, effect, hashed], schema=schema.stored)
+    return _consolidated(rows, schema)
+
+
+def _check_columns(table: pa.Table, schema: CollectionSchema) -> None:
+    known = {*schema.columns.names, TIME, schema.effect}
+    names = table.column_names
+    for name in names:
+        if name not in known:
+            raise InvalidSettingsError(
+                f"the collection has no column {name!r}; add it with evolve(), or leave it out"
+            )
+        if names.count(name) > 1:
+            raise InvalidSettingsError(f"the updates have the column {name!r} twice")
+    for field in schema.columns:
+        if field.name in names or field.nullable:
+            continue
+        if schema.kind == "diff" or field.name in schema.key or DELETED not in names:
+            raise InvalidSettingsError(f"the updates have no column {field.name!r}")
+
+
+def _column(table: pa.Table, field: pa.Field) -> pa.Array:
+    """Return a column in the collection's type, floats in their one form for each value."""
+    if field.name not in table.column_names:
+        return pa.nulls(table.num_rows, field.type)
+    found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
+    if not kinds.is_floating(field.type):
+        return found
+    found = pc.add(found, pa.scalar(0.0, field.type))  # no negative zero
+    return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
+
+
+def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) -> pa.Array:
+    if name not in table.column_names:
+        return pa.repeat(pa.scalar(default, kind), table.num_rows)
+    found = _cast(table.column(name).combine_chunks(), kind, name)
+    if found.null_count:
+        raise InvalidSettingsError(f"the column {name!r} must not be null")
+    return found
+
+
+def _cast(found: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.Array:
+    if isinstance(found, pa.ChunkedArray):  # an empty one
+        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+    if kinds.is_dictionary(found.type):
+        found = found.dictionary_decode()
+    if found.type.equals(kind):
+        return found
+    if not kinds.is_null(found.type) and _family(found.type) != _family(kind):
+        raise InvalidSettingsError(f"the column {name!r} must be {kind}, not {found.type}")
+    try:
+        return pc.cast(found, kind, safe=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidSettingsError(f"the column {name!r} does not fit {kind}: {error}") from None
+
+
+def _family(kind: pa.DataType) -> str:
+    """Return a word that types have in common between which values are converted."""
+    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
+        return "number"
+    if kinds.is_string(kind) or kinds.is_large_string(kind):
+        return "text"
+    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
+        return "bytes"
+    return str(kind).partition("[")[0].rstrip("0123456789")
+
+
+def _check_nulls(
+    columns: dict[str, pa.Array], schema: CollectionSchema, removed: pa.Array | None
+) -> None:
+    for field in schema.columns:
+        column = columns[field.name]
+        if field.name in schema.key and schema.kind == "upsert":
+            is_null = column.null_count > 0
+        elif field.nullable:
+            continue
+        elif removed is None:
+            is_null = column.null_count > 0
+        else:
+            is_null = bool(pc.any(pc.and_(pc.is_null(column), pc.invert(removed))).as_py())
+        if is_null:
+            raise InvalidSettingsError(f"the column {field.name!r} must not be null")
+
+
+def digest(table: pa.Table) -> int:
+    """Return the sum of the rows' hashes modulo 2**64; each times its ``_d`` in a ``diff`` collection.
+
+    In a ``diff`` collection neither consolidation nor the advancing of times changes it.
+    """
+    hashes = table.column(HASH)
+    if DIFF in table.column_names:
+        hashes = pc.multiply(hashes, _as_u64(table.column(DIFF).combine_chunks()))
+    total = pc.sum(hashes).as_py()
+    return int(total or 0) % _MODULUS
+
+
+def consolidate(
+    tables: Sequence[pa.Table], schema: CollectionSchema, *, since: int, is_oldest: bool
+) -> pa.Table:
+    """Return the updates of stored tables as one, with the times up to ``since`` advanced to it.
+
+    ``diff``: the counts of equal rows at one time are added up, and rows without a count vanish.
+    ``upsert``: of the updates of a key at one time the last one stays, which after the advancing is one for
+    all times up to ``since``; if ``is_oldest``, removals up to ``since`` vanish: there is nothing before
+    that they remove.
+
+    CorruptionError if the digest of a ``diff`` collection would change, or a count is too large.
+    """
+    table = pa.concat_tables([schema.stored.empty_table(), *tables])
+    before = digest(table)
+    advanced = pc.max_element_wise(table.column(TIME), pa.scalar(since, _U64))
+    table = _replaced(table, TIME, advanced)
+    table = _consolidated(table, schema)
+    if schema.kind == "diff":
+        if digest(table) != before:
+            raise CorruptionError(
+                "the digest of the updates changed in a compaction",
+                path="a merged batch",
+                expected=before,
+                found=digest(table),
+            )
+    elif is_oldest:
+        gone = pc.and_(
+            table.column(DELETED), pc.less_equal(table.column(TIME), pa.scalar(since, _U64))
+        )
+        table = table.filter(pc.invert(gone))
+    return table
+
+
+def between(table: pa.Table, start: int, limit: int) -> pa.Table:
+    """Return the updates at times ``t`` with ``start <= t < limit``."""
+    if not table.num_rows:
+        return table
+    times = table.column(TIME)
+    least, most = (bound.as_py() for bound in pc.min_max(times).values())
+    if start <= least and most < limit:
+        return table
+    later = pc.greater_equal(times, pa.scalar(start, _U64))
+    return table.filter(pc.and_(later, pc.less(times, pa.scalar(limit, _U64))))
+
+
+def upgrade(table: pa.Table, schema: CollectionSchema, *, path: str) -> pa.Table:
+    """Return a stored table of an older schema in this one; the columns that it does not have are null.
+
+    CorruptionError naming ``path`` if it is not of an older schema.
+    """
+    stored = schema.stored
+    if table.schema.equals(stored):
+        return table
+    unknown = [name for name in table.column_names if name not in stored.names]
+    missing = [field.name for field in stored if field.name not in table.column_names]
+    if unknown or any(not stored.field(name).nullable for name in missing):
+        raise CorruptionError(
+            "a batch has other columns than its collection",
+            path=path,
+            expected=stored.names,
+            found=table.column_names,
+        )
+    try:
+        columns = [
+            pa.nulls(table.num_rows, field.type)
+            if field.name in missing
+            else pc.cast(table.column(field.name), field.type)
+            for field in stored
+        ]
+        found = pa.Table.from_arrays(columns, schema=stored)
+        found.validate()
+    except pa.ArrowException as error:
+        raise CorruptionError(
+            f"a batch has columns of other types than its collection ({error})", path=path
+        ) from error
+    return found
+
+
+def snapshot(tables: Sequence[pa.Table], schema: CollectionSchema, *, as_of: int) -> pa.Table:
+    """Return the content at ``as_of`` that stored tables add up to, sorted by key.
+
+    ``diff``: the columns and the count ``_d``. ``upsert``: the columns of the live keys.
+    """
+    table = pa.concat_tables(
+        [schema.stored.empty_table(), *(between(one, 0, as_of + 1) for one in tables)]
+    )
+    table = _replaced(table, TIME, pa.repeat(pa.scalar(0, _U64), table.num_rows))
+    table = _consolidated(table, schema)
+    if schema.kind == "diff":
+        return table.drop_columns([TIME, HASH])
+    live = table.filter(pc.invert(table.column(DELETED))).select(schema.columns.names)
+    return pa.Table.from_arrays(live.columns, schema=schema.columns)
+
+
+def as_updates(content: pa.Table, schema: CollectionSchema, *, at: int) -> pa.Table:
+    """Return a snapshot as updates at one time, as callers see them."""
+    rows = content.num_rows
+    effect = (
+        content.column(DIFF)
+        if schema.kind == "diff"
+        else pa.repeat(pa.scalar(value=False, type=pa.bool_()), rows)
+    )
+    columns = [content.column(name) for name in schema.columns.names]
+    times = pa.repeat(pa.scalar(at, _U64), rows)
+    return pa.Table.from_arrays([*columns, times, effect], schema=_visible(schema))
+
+
+def in_time_order(tables: Sequence[pa.Table], schema: CollectionSchema, *, start: int) -> pa.Table:
+    """Return the updates from ``start`` on, as callers see them, sorted by time and then by key."""
+    table = pa.concat_tables(
+        [schema.stored.empty_table(), *(between(one, start, _MODULUS - 1) for one in tables)]
+    )
+    order = [(TIME, "ascending"), *((name, "ascending") for name in schema.order)]
+    return table.drop_columns([HASH]).take(_sorted(table, order)).cast(_visible(schema))
+
+
+def _visible(schema: CollectionSchema) -> pa.Schema:
+    """Return the columns of updates that callers see; what a removal leaves out may be null."""
+    return pa.schema([field for field in schema.stored if field.name != HASH])
+
+
+def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Add up, or keep the last of, the updates of one row or key at one time; sort."""
+    table = _added_up(table, schema) if schema.kind == "diff" else _last_of_each(table, schema)
+    order = [
+        *((name, "ascending") for name in schema.order),
+        (TIME, "ascending"),
+        (HASH, "ascending"),
+    ]
+    return table.take(_sorted(table, order))
+
+
+def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+    largest = pc.sum(pc.abs(pc.cast(table.column(DIFF), pa.float64()))).as_py() or 0.0
+    if largest >= 2.0**62:
+        raise InvalidSettingsError(f"the counts in {DIFF} add up to more than 64 bits hold")
+    by = [*schema.columns.names, TIME, HASH]
+    sums = table.group_by(by).aggregate([(DIFF, "sum")])
+    sums = sums.rename_columns(
+        [DIFF if name == f"{DIFF}_sum" else name for name in sums.column_names]
+    )
+    sums = sums.filter(pc.not_equal(sums.column(DIFF), pa.scalar(0, pa.int64())))
+    return pa.Table.from_arrays(
+        [sums.column(name) for name in schema.stored.names], schema=schema.stored
+    )
+
+
+def _last_of_each(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+    numbered = table.select([*schema.key, TIME]).append_column(_INDEX, _numbers(table.num_rows))
+    last = numbered.group_by([*schema.key, TIME]).aggregate([(_INDEX, "max")])
+    return table.take(last.column(f"{_INDEX}_max").combine_chunks())
+
+
+def _numbers(count: int) -> pa.Array:
+    """Return 0 to ``count - 1``."""
+    ones = pa.repeat(pa.scalar(1, pa.int64()), count)
+    return pc.subtract(pc.cumulative_sum(ones), pa.scalar(1, pa.int64()))
+
+
+def _sorted(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Array:
+    return pc.sort_indices(table, sort_keys=list(order))
+
+
+def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, table.schema.field(index), column)
+
+
+def _hash_rows(columns: dict[str, pa.Array], rows: int, removed: pa.Array | None) -> pa.Array:
+    """Return the hash of each row; of a removal, that of its key and the fact."""
+    total = pa.repeat(pa.scalar(0, _U64), rows)
+    for name, column in columns.items():
+        seed = pa.scalar(_hash_bytes(name.encode()), _U64)
+        mixed = _mix(pc.bit_wise_xor(_mix(_to_u64(column)), seed))
+        total = pc.add(total, pc.if_else(pc.is_valid(column), mixed, pa.scalar(0, _U64)))
+    if removed is not None:
+        total = pc.add(
+            total,
+            pc.if_else(removed, pa.scalar(_hash_bytes(b"_deleted"), _U64), pa.scalar(0, _U64)),
+        )
+    return _mix(total)
+
+
+def _mix(values: pa.Array) -> pa.Array:
+    """Spread each number over 64 bits: the output function of splitmix64 (Steele, Lea, Flood 2014)."""
+    values = pc.add(values, pa.scalar(0x9E3779B97F4A7C15, _U64))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        shifted = pc.shift_right(values, pa.scalar(shift, _U64))
+        values = pc.multiply(pc.bit_wise_xor(values, shifted), pa.scalar(factor, _U64))
+    return pc.bit_wise_xor(values, pc.shift_right(values, pa.scalar(31, _U64)))
+
+
+def _to_u64(column: pa.Array) -> pa.Array:
+    """Return a number for each value, the same for equal values of a wider type; any number for nulls."""
+    kind = column.type
+    if kinds.is_floating(kind):
+        return _filled(_as_u64(pc.cast(column, pa.float64())))
+    if kinds.is_boolean(kind):
+        return _filled(pc.cast(column, _U64))
+    if kinds.is_integer(kind):
+        return _filled(_as_u64(column if kinds.is_uint64(kind) else pc.cast(column, pa.int64())))
+    if kinds.is_temporal(kind):
+        narrow = kinds.is_date32(kind) or kinds.is_time32(kind)
+        whole = pc.cast(column, pa.int32()) if narrow else column
+        return _filled(_as_u64(pc.cast(whole, pa.int64())))
+    if kinds.is_decimal(kind):
+        column = pc.cast(column, pa.string())
+    elif kinds.is_fixed_size_binary(kind):
+        column = pc.cast(column, pa.binary())
+    found = column.dictionary_encode()
+    hashes = pa.array([_hash_bytes(value) for value in _each_bytes(found.dictionary)], _U64)
+    return _filled(hashes.take(found.indices))
+
+
+def _each_bytes(values: pa.Array) -> Iterator[bytes]:
+    is_text = kinds.is_string(values.type) or kinds.is_large_string(values.type)
+    encode: Callable[[str], bytes] = str.encode
+    return map(encode, values.to_pylist()) if is_text else iter(values.to_pylist())
+
+
+def _hash_bytes(value: bytes) -> int:
+    return int.from_bytes(blake2b(value, digest_size=8).digest(), "little")
+
+
+def _as_u64(column: pa.Array) -> pa.Array:
+    return column.view(_U64)
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    return pc.fill_null(column, pa.scalar(0, _U64))
