@@ -26,6 +26,10 @@ from walstore.ports import Clock
 MOST_ROUNDS: Final = 200
 """So many times a change is applied to a newer head before it gives up."""
 
+_FRESH_SECONDS: Final = 5.0
+"""A change begins with a head that was read since: of an older one more changes may have been made than the
+head remembers."""
+
 Transition = Callable[[Head], Head]
 """Returns the next head, or the same if there is nothing to change; raises what forbids the change."""
 
@@ -116,7 +120,9 @@ class HeadFile:
         OutcomeUnknownError if the store does not report whether it happened, ContentionError if others'
         changes came first :data:`MOST_ROUNDS` times; and whatever ``transition`` raises.
         """
-        seen = self._seen or await self.load()
+        seen = self._seen
+        if seen is None or seen.at.age_seconds(self._clock) >= _FRESH_SECONDS:
+            seen = await self.load()
         for round_ in range(MOST_ROUNDS):
             try:
                 wanted = transition(seen.head)

@@ -106,8 +106,10 @@ class CollectionSchema:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns by which rows are sorted."""
-        return self.key or tuple(self.columns.names)
+        """The columns by which rows are sorted: the key, and in a diff collection all others."""
+        if self.kind == "upsert":
+            return self.key
+        return (*self.key, *(name for name in self.columns.names if name not in self.key))
 
     @property
     def effect(self) -> str:

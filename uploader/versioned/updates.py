@@ -288,11 +288,7 @@ def _visible(schema: CollectionSchema) -> pa.Schema:
 def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Add up, or keep the last of, the updates of one row or key at one time; sort."""
     table = _added_up(table, schema) if schema.kind == "diff" else _last_of_each(table, schema)
-    order = [
-        *((name, "ascending") for name in schema.order),
-        (TIME, "ascending"),
-        (HASH, "ascending"),
-    ]
+    order = [*((name, "ascending") for name in schema.order), (TIME, "ascending")]
     return table.take(_sorted(table, order))
 
 

@@ -1,0 +1,104 @@
+"""The simulation of collections itself: a seed is always the same history, and what is broken is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.sim.collections.history import CollectionHistory, simulate
+from tests.sim.collections.plan import draw
+from tests.sim.collections.truth import COLLECTION_RULES
+from tests.sim.rules import ViolationError
+from uploader.versioned import collection_reader, controller, transitions
+from uploader.versioned.head import Head
+from uploader.versioned.sweep import plan_sweep
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
+def test_histories(first: int) -> None:
+    """A small share of what ``make sim`` runs; odd seeds have upsert collections."""
+    for seed in range(first, first + (20 if first else 3)):
+        simulate(seed)
+
+
+def test_a_seed_is_always_the_same_history() -> None:
+    traces = []
+    for _ in range(2):
+        history = CollectionHistory(draw(2))
+        history.run()
+        traces.append(history.trace)
+    assert len(traces[0]) > 50
+    assert traces[0] == traces[1]
+
+
+def broken(rules: set[str], seeds: range, **changes: Any) -> None:
+    """Check that some history breaks one of these rules."""
+    found = set()
+    for seed in seeds:
+        try:
+            simulate(seed, **changes)
+        except ViolationError as violation:
+            found.add(violation.rule)
+            if violation.rule in rules:
+                return
+    pytest.fail(f"none of {rules} was broken, but {found}")
+
+
+BUSY: dict[str, Any] = {
+    "readers": 3,
+    "controllers": 2,
+    "lives": 2,
+    "calls": 12,
+    "delays": True,
+    "page": 1000,
+}
+
+
+def test_a_compaction_beyond_what_readers_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greatest(head: Head) -> Head:
+        most = max([head.since, *(hold.frontier for hold in head.readers.values())])
+        return dataclasses.replace(head, since=most)
+
+    monkeypatch.setattr(transitions, "advance_since", greatest)
+    broken({"fails-for-a-cause", "as-of"}, range(6), **BUSY)
+
+
+def test_a_collector_that_asks_no_reader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def careless(session: Any, head: Head, *, delete_after_seconds: float) -> Any:
+        return await plan_sweep(
+            session, dataclasses.replace(head, readers={}), delete_after_seconds=0.0
+        )
+
+    monkeypatch.setattr(controller, "plan_sweep", careless)
+    monkeypatch.setattr(transitions, "raise_floors", _any_floors)
+    broken({"holds", "kept"}, range(8), **BUSY)
+
+
+def _any_floors(head: Head, *, epoch: int, gc_floor: int, purged: int) -> Head:
+    return dataclasses.replace(head, gc_floor=gc_floor, purged=purged)
+
+
+def test_a_compaction_that_drops_updates_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge = controller.merge
+
+    def lossy(tables: Any, *args: Any, **options: Any) -> Any:
+        return merge(
+            [table.slice(0, max(table.num_rows - 1, 1)) for table in tables], *args, **options
+        )
+
+    monkeypatch.setattr(controller, "merge", lossy)
+    broken({"as-of", "acknowledged"}, range(4), **BUSY)
+
+
+def test_a_listener_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def greedy(self: Any) -> None:
+        self._frontier = self._session.head.seen.head.upper + 5
+
+    monkeypatch.setattr(collection_reader.CollectionReader, "_renew", greedy)
+    broken({"fails-for-a-cause", "as-of", "listen"}, range(6), **BUSY)
+
+
+def test_every_rule_has_a_sentence() -> None:
+    assert all(rule == rule.lower() and sentence for rule, sentence in COLLECTION_RULES.items())
