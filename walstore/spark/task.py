@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
@@ -37,14 +38,16 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 def read_rows(
-    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
+    partition: InputPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows of the projection.
+    """Yield the partition's rows of the projection; none if it is not one of ours.
 
     If the projection needs no stored column, nothing is read: the plan has the offsets. Raises
     CorruptionError if the stored records are not those of the plan, and OffsetTrimmedError for a file or
     fragment that was removed since; without ``fail_on_data_loss`` it is left out, with a warning.
     """
+    if not isinstance(partition, LogPartition):
+        return  # Spark plans one if there is nothing to read
     rows = RowBuilder(projection, topic=partition.topic, partition=partition.partition)
     if not projection.columns:
         yield from rows.count(partition.start, partition.limit)

@@ -32,11 +32,10 @@ from uploader.stores import ObjectStore
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.hadoop import FastPathError
-from walstore.spark.filters import Narrowed
 from walstore.spark.location import Location
 from walstore.spark.options import ReadOptions
 from walstore.spark.plan import FilePartition, FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.reader import plan_read
+from walstore.spark.reader import Narrowed, plan_read
 from walstore.spark.store import StoreLog, SyncRunner
 
 PARALLEL_FOOTERS: Final = 32

@@ -19,7 +19,6 @@ from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
-from walstore.spark.plan import LogPartition
 from walstore.spark.rows import Projection
 from walstore.spark.streaming.micro_batch import (
     MicroBatches,
@@ -121,8 +120,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
-        if not isinstance(partition, LogPartition):
-            return iter(())
         stream = self._options.stream
         projection = Projection(self._names, None if stream is None else frozenset([stream]))
         return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
