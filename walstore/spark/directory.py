@@ -20,7 +20,7 @@ from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment
 from walstore.format.recovery import Chain
 from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex
-from walstore.spark.location import Location
+from walstore.spark.options import Location
 from walstore.spark.plan import (
     PARTITION_BYTES,
     FileExtent,

@@ -16,7 +16,6 @@ from typing import Final
 
 from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
 from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import Location
 from walstore.spark.log_catalog import (
     Counts,
     LogCatalog,
@@ -24,7 +23,7 @@ from walstore.spark.log_catalog import (
     open_catalog,
     split_partition,
 )
-from walstore.spark.options import Selection
+from walstore.spark.options import Location, Selection
 from walstore.spark.plan import EmptyLog
 from walstore.spark.store import StoreLog
 

@@ -161,9 +161,12 @@ class WalstoreSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader that follows logs, as the columns in ``schema``."""
         require_packages()
-        from walstore.spark.streaming import stream_reader
+        from walstore.spark.options import parse_stream_options
+        from walstore.spark.rows import column_names
+        from walstore.spark.streaming.reader import StreamReader
 
-        return stream_reader(all_options(self.options, schema), schema)
+        options = parse_stream_options(all_options(self.options, schema))
+        return StreamReader(options, column_names(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return a writer that appends rows of ``schema`` once."""

@@ -18,7 +18,7 @@ from uploader.stores import ObjectStore
 from walstore import Batch, LogNotFoundError, WalError
 from walstore.format.segment import parse_file_name
 from walstore.runtime.threads import Worker
-from walstore.spark.location import Location
+from walstore.spark.options import Location
 from walstore.spark.plan import FragmentPart, FragmentPartition, LogPartition, Span, clip, group
 from walstore.spark.rows import Projection
 

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
-from walstore.spark.location import Location
+from walstore.spark.options import Location
 from walstore.spark.plan import (
     FilePart,
     FilePartition,

@@ -26,7 +26,7 @@ from walstore.errors import (
 from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB
 from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import parse_location
+from walstore.spark.options import parse_location
 from walstore.testing import FaultyFileSystem
 
 

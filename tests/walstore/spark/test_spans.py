@@ -13,7 +13,7 @@ from tests import local
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import parse_location
+from walstore.spark.options import parse_location
 from walstore.spark.store import StoreLog, SyncRunner
 
 pytestmark = pytest.mark.slow

@@ -32,8 +32,7 @@ from uploader.stores import ObjectStore
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.hadoop import FastPathError
-from walstore.spark.location import Location
-from walstore.spark.options import ReadOptions
+from walstore.spark.options import Location, ReadOptions
 from walstore.spark.plan import FilePartition, FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.reader import Narrowed, plan_read
 from walstore.spark.store import StoreLog, SyncRunner

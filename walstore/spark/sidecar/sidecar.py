@@ -112,10 +112,8 @@ class Sidecar:
     # -- inside ------------------------------------------------------------------------------
 
     def _find_logs(self) -> list[NamedLog]:
-        from walstore.spark.location import parse_location
         from walstore.spark.logs import find_logs
-        from walstore.spark.options import parse_selection
-        from walstore.spark.values import Options
+        from walstore.spark.options import Options, parse_location, parse_selection
 
         settings = self._settings
         given = {"subscribe": settings.subscribe, "subscribePattern": settings.subscribe_pattern}

@@ -12,8 +12,7 @@ from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES
 from uploader.partitioned.write_id import check_query
 from walstore import InvalidSettingsError
-from walstore.spark.location import Location, parse_location
-from walstore.spark.values import Options
+from walstore.spark.options import Location, Options, parse_location
 
 BATCH_OPTIONS: Final = (
     "path",

@@ -25,9 +25,9 @@ from walstore.spark.features import (
     ReadMaxBytes,
     ReadMaxRows,
 )
+from walstore.spark.options import StreamOptions
 from walstore.spark.plan import EmptyLog, Log, LogPartition, ReadInterval, Span, divide
 from walstore.spark.streaming.poller import PlannedLog, PolledLog
-from walstore.spark.streaming.stream_options import StreamOptions
 
 
 class Budget(NamedTuple):

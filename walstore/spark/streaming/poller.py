@@ -22,8 +22,8 @@ from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName, show
 from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import Location
 from walstore.spark.logs import NamedLog
+from walstore.spark.options import Location
 from walstore.spark.plan import EmptyLog
 from walstore.spark.store import StoreLog, SyncRunner, open_cloud_log
 from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor

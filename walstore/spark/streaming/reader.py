@@ -19,6 +19,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
+from walstore.spark.options import StreamOptions, moves
 from walstore.spark.rows import Projection
 from walstore.spark.streaming.micro_batch import (
     MicroBatches,
@@ -28,7 +29,6 @@ from walstore.spark.streaming.micro_batch import (
 )
 from walstore.spark.streaming.poller import Poller, StoreOpener, make_polled_log
 from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
-from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows
 
 JsonOffsets = dict[str, dict[str, int]]

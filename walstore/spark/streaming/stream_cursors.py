@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from walstore.spark.bounds import Bound, Edge, LogName, Offsets, show
+from walstore.spark.options import StreamOptions
 from walstore.spark.plan import resolve
 from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.cursors import StreamCursor
 from walstore.spark.streaming.poller import PolledLog
-from walstore.spark.streaming.stream_options import StreamOptions
 
 logger = logging.getLogger("walstore.spark")
 
