@@ -58,8 +58,10 @@ def test_names_that_are_no_errors():
             "with the same checkpoint",
         ),
         (
-            "[STREAM_FAILED] Query [id = 1] terminated with exception: Checkpoint location file:/t is in an "
-            "inconsistent state: the metadata file is missing but offset and/or commit logs contain data.",
+            (
+                "[STREAM_FAILED] Query [id = 1] terminated with exception: Checkpoint location file:/t is in an "
+                "inconsistent state: the metadata file is missing but offset and/or commit logs contain data."
+            ),
             "with the same checkpoint",
         ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
