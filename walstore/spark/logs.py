@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
-from walstore.spark.directory import DirectoryLog
 from walstore.spark.log_catalog import (
     Counts,
     LogCatalog,
@@ -24,8 +23,7 @@ from walstore.spark.log_catalog import (
     split_partition,
 )
 from walstore.spark.options import Location, Selection
-from walstore.spark.plan import EmptyLog
-from walstore.spark.store import StoreLog
+from walstore.spark.planned_log import DirectoryLog, PlannedLog, StoreLog
 
 _SHOWN: Final = 5
 """Most names in a message."""
@@ -71,7 +69,7 @@ def find_logs(location: Location, selection: Selection) -> list[NamedLog]:
     return sorted(set(found), key=lambda log: (log.topic, log.partition))
 
 
-def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | EmptyLog:
+def open_log(log: NamedLog, *, use_tier: bool) -> PlannedLog:
     """Return the log, opened for planning; the caller closes it.
 
     A partition of a partitioned log that was never written to is an empty log. Any other missing log raises
@@ -85,7 +83,7 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
             _hint(error, log.location)
             raise
     if not _has_fragments(log.location):
-        return EmptyLog()
+        return StoreLog(log.location.text, log.topic, log.partition)
     try:
         return _open(log, use_tier=use_tier)  # it may have been created meanwhile
     except LogNotFoundError as error:
@@ -95,10 +93,10 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
         ) from error
 
 
-def _open(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog:
+def _open(log: NamedLog, *, use_tier: bool) -> PlannedLog:
     if log.location.is_store:
-        return StoreLog(log.location, partition=log.partition)
-    return DirectoryLog(log.location, partition=log.partition, use_tier=use_tier)
+        return StoreLog.open(log.location.text, log.topic, log.partition)
+    return DirectoryLog(log.location.text, log.topic, log.partition, use_tier=use_tier)
 
 
 def _has_fragments(location: Location) -> bool:

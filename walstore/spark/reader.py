@@ -29,7 +29,8 @@ from walstore.records import to_timestamp_us
 from walstore.spark.features import HAS_FILTERS
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
-from walstore.spark.plan import Log, LogPartition, ReadInterval, divide, resolve
+from walstore.spark.plan import LogPartition, ReadInterval, divide, resolve
+from walstore.spark.planned_log import PlannedLog
 from walstore.spark.rows import Projection
 from walstore.spark.task import read_rows
 
@@ -43,7 +44,7 @@ PARALLEL: Final = 8
 """Logs opened concurrently."""
 
 _T = TypeVar("_T")
-_Read = tuple[Log, ReadInterval]
+_Read = tuple[PlannedLog, ReadInterval]
 
 
 def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
@@ -223,7 +224,7 @@ class Narrowed:
         is_topic = self.topics is None or topic in self.topics
         return is_topic and self.streams != frozenset() and partition in self.partitions
 
-    def interval(self, log: Log, interval: ReadInterval) -> ReadInterval:
+    def interval(self, log: PlannedLog, interval: ReadInterval) -> ReadInterval:
         """Return the part of a log's interval that must be read; may look up times in the log."""
         start = max(interval.start, self.offsets.low)
         limit = _least(interval.limit, self.offsets.limit)

@@ -47,7 +47,7 @@ def finish_commits(url: str) -> int:
     """
     require_packages()
     from uploader.partitioned import finish_commits as finish
-    from walstore.spark.store import SyncRunner
+    from walstore.spark.planned_log import SyncRunner
 
     with closing(SyncRunner()) as runner:
         return runner.run(finish(url))
@@ -60,7 +60,7 @@ def sweep_staging(url: str, older_than_seconds: float = WEEK_SECONDS) -> Swept:
     """
     require_packages()
     from uploader.partitioned import sweep_staging as sweep
-    from walstore.spark.store import SyncRunner
+    from walstore.spark.planned_log import SyncRunner
 
     with closing(SyncRunner()) as runner:
         return runner.run(sweep(url, older_than_seconds=older_than_seconds))

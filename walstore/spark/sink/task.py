@@ -24,9 +24,9 @@ from walstore import WalError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
+from walstore.spark.planned_log import SyncRunner
 from walstore.spark.sink.columns import partition_column, to_records
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.store import SyncRunner
 
 _T = TypeVar("_T")
 

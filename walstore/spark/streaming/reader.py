@@ -21,6 +21,7 @@ from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
 from walstore.spark.options import StreamOptions, moves
 from walstore.spark.rows import Projection
+from walstore.spark.streaming.cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.micro_batch import (
     MicroBatches,
     budget_of,
@@ -28,7 +29,6 @@ from walstore.spark.streaming.micro_batch import (
     default_limit,
 )
 from walstore.spark.streaming.poller import Poller, StoreOpener, make_polled_log
-from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.task import read_rows
 
 JsonOffsets = dict[str, dict[str, int]]

@@ -59,8 +59,9 @@ def test_names_that_are_no_errors():
         ),
         (
             (
-                "[STREAM_FAILED] Query [id = 1] terminated with exception: Checkpoint location file:/t is in an "
-                "inconsistent state: the metadata file is missing but offset and/or commit logs contain data."
+                "[STREAM_FAILED] Query [id = 1] terminated with exception: Checkpoint location file:/t"
+                " is in an inconsistent state: the metadata file is missing but offset and/or commit logs"
+                " contain data."
             ),
             "with the same checkpoint",
         ),
