@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, OffsetTrimmedError
@@ -192,7 +192,7 @@ class MicroBatches:
                     continue
                 _check_forward(name, start.get(name, 1), limit)
                 # One snapshot must decide both what is trimmed and what is planned.
-                planned = opened.enter_context(self._logs[name].plan())
+                planned = opened.enter_context(self._plan(name))
                 if name in start:
                     begin = self._readable(name, planned, start[name], limit)
                 else:
@@ -209,14 +209,14 @@ class MicroBatches:
         if start >= limit:
             return []
         assert budget.size_bytes is not None
-        with self._logs[name].plan() as planned:
+        with self._plan(name) as planned:
             return planned.spans(start, limit, budget.size_bytes)
 
     def _begin(self, name: LogName, start: int, limit: int) -> int:
         """Return the first readable offset of ``[start, limit)``; plans only if it may be trimmed."""
         if start >= self._logs[name].head or start == limit:
             return start
-        with self._logs[name].plan() as planned:
+        with self._plan(name) as planned:
             return self._readable(name, planned, start, limit)
 
     def _readable(self, name: LogName, planned: PlannedLog, start: int, limit: int) -> int:
@@ -272,8 +272,11 @@ class MicroBatches:
         self._warn_once(f"{text}; it is read from its head if it comes back")
 
     def _head(self, name: LogName) -> int:
-        with self._logs[name].plan() as planned:
+        with self._plan(name) as planned:
             return planned.head
+
+    def _plan(self, name: LogName) -> AbstractContextManager[PlannedLog]:
+        return self._logs[name].plan()
 
     def _warn_once(self, text: str) -> None:
         """Log each warning once."""

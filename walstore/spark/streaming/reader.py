@@ -20,6 +20,7 @@ from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
 from walstore.spark.options import StreamOptions, moves
+from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
 from walstore.spark.streaming.cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.micro_batch import (
@@ -28,7 +29,7 @@ from walstore.spark.streaming.micro_batch import (
     check_limits,
     default_limit,
 )
-from walstore.spark.streaming.poller import Poller, StoreOpener, make_polled_log
+from walstore.spark.streaming.poller import Poller, make_polled_log
 from walstore.spark.task import read_rows
 
 JsonOffsets = dict[str, dict[str, int]]
