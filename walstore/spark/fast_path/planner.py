@@ -31,7 +31,7 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
-from walstore.spark.fast_path.hadoop import FastPathError
+from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions
 from walstore.spark.plan import FilePartition, FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.planned_log import StoreLog, SyncRunner
