@@ -45,7 +45,7 @@ StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""
 
 _CUTS: Final = 8
-"""How finely files are looked at, in parts of what is asked for."""
+"""Spans of a file are at most this fraction of the requested bytes."""
 
 
 class SyncRunner:
@@ -235,18 +235,14 @@ class DirectoryLog:
             if (self._directory / "manifest").is_dir():
                 error.add_note(f"a log's store is there: load it as file://{self._directory}")
             raise
-        self._tier_url = self._view.tier_url if use_tier else None
+        self.tier_url = self._view.tier_url if use_tier else None
+        """URL to which the log was last shipped; None if there is none, or the tier is not to be used."""
 
     def close(self) -> None:
         """Release the directory, and the tier's connections, if there are any."""
         self._view.close()
         if "_tier" in self.__dict__ and self._tier is not None:
             self._tier.close()
-
-    @property
-    def tier_url(self) -> str | None:
-        """Where the log was last shipped to; None if nowhere, or if the tier is not to be used."""
-        return self._tier_url
 
     @property
     def head(self) -> int:
@@ -288,20 +284,20 @@ class DirectoryLog:
         parts: list[FilePart] = []
         for source, end, low, high in self._files(start, limit):
             parts += cut_file(self._extent(source, end, most_bytes), low, high, most_bytes)
-        for members in group(parts, most_bytes):
-            found.append(
-                FilePartition(
-                    topic=self._topic,
-                    partition=self._partition,
-                    directory=str(self._directory),
-                    tier_url=self._tier_url,
-                    parts=tuple(members),
-                )
+        found += [
+            FilePartition(
+                topic=self._topic,
+                partition=self._partition,
+                directory=str(self._directory),
+                tier_url=self.tier_url,
+                parts=tuple(members),
             )
+            for members in group(parts, most_bytes)
+        ]
         return found
 
     def spans(self, start: int, limit: int, most_bytes: int) -> list[Span]:
-        """Return what fragments and files hold of ``[start, limit)``, as far as ``most_bytes`` needs."""
+        """Return the spans of ``[start, limit)`` in fragments and files, as many as ``most_bytes`` needs."""
         found: list[Span] = []
         head = self._view.head
         if start < head and self._tier is not None:
@@ -318,12 +314,12 @@ class DirectoryLog:
 
     @cached_property
     def _tier(self) -> StoreLog | None:
-        """The tier, if it holds anything that comes before the files; asked at most once."""
+        """The tier, if it contains records before those of the files; opened at most once."""
         head = self._view.head
-        if self._tier_url is None or head <= 1:
+        if self.tier_url is None or head <= 1:
             return None
         try:
-            tier = StoreLog.open(self._tier_url, self._topic, self._partition)
+            tier = StoreLog.open(self.tier_url, self._topic, self._partition)
         except WalError as error:
             if isinstance(error, LogNotFoundError) and not self._view.uploaded_limit:
                 return None  # nothing has been shipped yet
@@ -335,7 +331,7 @@ class DirectoryLog:
         return None
 
     def _files(self, start: int, limit: int) -> Iterator[tuple[Segment, int, int, int]]:
-        """Yield each segment that holds some of ``[start, limit)``, its end, and what of that it holds."""
+        """Yield each segment with records of ``[start, limit)``, its end, and these records' offsets."""
         for at, source in enumerate(self._view.segments):
             end = self._segment_limit(at)
             low, high = clip((max(source.start, self._view.head), end), start, limit)

@@ -4,7 +4,7 @@ After a crash Spark replays a batch from the two offsets in its checkpoint, so a
 A log that is new to the stream therefore joins it with no records: the batch's end records where it begins,
 and the next batch reads from there.
 
-Limits by rows or bytes are fair between logs: each gets the same share, and what one does not need goes to
+Limits by rows or bytes are fair between logs: each gets the same share, and a log's unused share is given to
 the others. Units that cannot be divided rotate with the position of the stream, so that no log starves.
 Spark 4.0 and 4.1 pass no limit and get all records.
 """
