@@ -136,9 +136,9 @@ def test_lag(benchmark, spark, tmp_path, kind) -> None:
 
 def test_requests_of_an_idle_query(benchmark, places) -> None:
     """Spark's default trigger: fifty calls a second to the source, one request to the store."""
+    from walstore.spark.options import parse_stream_options
     from walstore.spark.rows import column_names, spark_schema
     from walstore.spark.streaming.reader import StreamReader
-    from walstore.spark.streaming.stream_options import parse_stream_options
 
     stores: list[MeteredStore] = []
 

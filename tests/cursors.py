@@ -15,12 +15,13 @@ from walstore import Wal
 from walstore.cursors.consumer import Consumer
 from walstore.cursors.directory import (
     DIRECTORY_NAME,
+    CursorState,
     HeldCursors,
+    decode_cursor,
     hold_cursors,
     list_cursors,
     lowest_pin,
 )
-from walstore.cursors.file import CursorState, decode_cursor
 from walstore.cursors.store import CursorStore
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell

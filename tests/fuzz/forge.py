@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from tests.fuzz import model, values
 from tests.fuzz.model import Column, Frame, Segment
-from walstore.cursors import file as cursor_file
+from walstore.cursors import directory as cursor_directory
 from walstore.files.directory import REPAIR_NAME
 from walstore.format import checkpoint, codec, frame, segment
 from walstore.format.frame import ColumnKind
@@ -259,16 +259,16 @@ def _cell(rng: Random, segments: list[Segment], files: Files) -> str | None:
 
 
 def _cursor(rng: Random, segments: list[Segment], files: Files) -> str:
-    fields: list[Any] = [cursor_file.MAGIC, 0, 1, 4, 3, 1, b"writer 8", 1, 0, 0]
+    fields: list[Any] = [cursor_directory.MAGIC, 0, 1, 4, 3, 1, b"writer 8", 1, 0, 0]
     for at, bits in rng.sample(list(enumerate((0, 0, 16, 16, 64, 64, 0, 64, 64, 64))), 2):
         if bits:
             fields[at] = values.number(rng, bits, fields[at])
     owner = rng.choice((b"test", b"\xff\xfe\xfd\xfc", b"", b"\x1b[2J", b"x" * 70_000))
     if rng.random() < 0.5:
         fields[3] = len(owner) % 65536
-    body = cursor_file.HEADER.pack(*fields)[12:] + owner
+    body = cursor_directory.HEADER.pack(*fields)[12:] + owner
     name = rng.choice(("billing", "new", "-", "a" * 128))
-    files[f"cursors/{name}"] = cursor_file.MAGIC + crc32c(body).to_bytes(4, "little") + body
+    files[f"cursors/{name}"] = cursor_directory.MAGIC + crc32c(body).to_bytes(4, "little") + body
     return "cursor"
 
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from walstore.spark.options import parse_stream_options
 from walstore.spark.rows import column_names
 from walstore.spark.source import WalstoreSource
 from walstore.spark.streaming.reader import JsonOffsets, StreamReader
-from walstore.spark.streaming.stream_options import parse_stream_options
 
 PIPE = "WALSTORE_TEST_PIPE"
 STOP_AT = "WALSTORE_TEST_STOP_AT"

@@ -15,8 +15,7 @@ import pytest
 
 from tests.local import SMALL, copy_log, gather_outcomes, open_descriptors, read_all, segments
 from walstore import DiskFullError, Wal, WalError
-from walstore.cursors.directory import hold_cursors
-from walstore.cursors.file import CursorState
+from walstore.cursors.directory import CursorState, hold_cursors
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import decode_cell
 from walstore.settings import KIB

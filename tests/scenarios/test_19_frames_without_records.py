@@ -13,7 +13,7 @@ from tests.local import SMALL, check_contiguous, stored_batches
 from walstore import Wal
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.batches.concat import ConcatBatch
+from walstore.batches.derived import ConcatBatch
 from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import iter_chunks
 from walstore.format import segment

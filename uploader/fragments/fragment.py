@@ -29,7 +29,7 @@ from uploader.fragments.fragment_builder import setsum_of_column
 from uploader.fragments.fragment_file import Content
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch
-from walstore.batches.selection import SelectedBatch
+from walstore.batches.derived import SelectedBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import NO_HEADERS
 
@@ -346,7 +346,7 @@ class FragmentSelection(SelectedBatch):
     _source: FragmentBatch
 
     def __init__(self, source: FragmentBatch, rows: Sequence[int], start: int, limit: int) -> None:
-        """As :class:`walstore.batches.selection.SelectedBatch`."""
+        """As :class:`walstore.batches.derived.SelectedBatch`."""
         super().__init__(source, rows, start, limit)
         self._taken: FragmentBatch | None = None
 

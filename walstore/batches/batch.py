@@ -2,7 +2,7 @@
 
 Batches are immutable views; columns are decoded on first use. :class:`FrameBatch` is backed by the
 bytes of a local frame; the uploader has one backed by a Parquet fragment. Batches made of others are in
-``concat.py`` and ``selection.py``.
+``derived.py``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Batch(ABC):
     """The records of an interval ``[start, limit)``. Iterating yields :class:`Record`; ``len`` counts them.
 
     It contains all records of the interval, one at each offset, or for a reader of one stream those of
-    the stream (:class:`walstore.batches.selection.SelectedBatch`). Batches may be cut at a reader's
+    the stream (:class:`walstore.batches.derived.SelectedBatch`). Batches may be cut at a reader's
     limits, so the bounds may differ from those of the commit.
     """
 
@@ -99,7 +99,7 @@ class Batch(ABC):
 
     def select_stream(self, name: str) -> Batch:
         """Return the records of stream ``name``, over the same interval; there may be none."""
-        from walstore.batches.selection import select
+        from walstore.batches.derived import select
 
         streams = self.streams
         return select(self, [row for row, stream in enumerate(streams) if stream == name])
@@ -286,7 +286,7 @@ class FrameBatch(Batch):
 
     def select_stream(self, name: str) -> Batch:
         """Return the records of stream ``name``, over the same interval; there may be none."""
-        from walstore.batches.selection import FrameSelection
+        from walstore.batches.derived import FrameSelection
 
         wanted = self.stream_names.get(name)
         rows: Sequence[int] = range(0)

@@ -17,8 +17,13 @@ from walstore.cli.location import check_offset, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cursors.directory import hold_cursors, list_cursors
-from walstore.cursors.file import TAG_BYTES, CursorState, check_name
+from walstore.cursors.directory import (
+    TAG_BYTES,
+    CursorState,
+    check_name,
+    hold_cursors,
+    list_cursors,
+)
 from walstore.cursors.queue import patiently
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process

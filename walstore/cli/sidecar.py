@@ -28,7 +28,7 @@ from walstore.spark.sidecar.settings import (
 
 if TYPE_CHECKING:
     from walstore.spark.bounds import Offsets
-    from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
+    from walstore.spark.sidecar.sidecar import Landed, Observer, Started, Summary
 
 SIDECAR_EXAMPLES = """\b
 Examples:

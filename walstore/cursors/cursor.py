@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from walstore.cursors.directory import HeldCursors
-from walstore.cursors.file import CursorState
+from walstore.cursors.directory import CursorState, HeldCursors
 from walstore.cursors.queue import Act, CursorQueue, CursorRequest
 from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.ports import Clock

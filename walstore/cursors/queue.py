@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursors
-from walstore.cursors.file import CursorState
+from walstore.cursors.directory import CursorState, HeldCursors, describe_cursor, hold_cursors
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error

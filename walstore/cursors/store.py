@@ -19,8 +19,15 @@ from walstore.cursors.cursor import (
     check_retained,
     first_retained,
 )
-from walstore.cursors.directory import CursorInfo, HeldCursors, describe_cursor, list_cursors
-from walstore.cursors.file import TAG_BYTES, CursorState, check_name
+from walstore.cursors.directory import (
+    TAG_BYTES,
+    CursorInfo,
+    CursorState,
+    HeldCursors,
+    check_name,
+    describe_cursor,
+    list_cursors,
+)
 from walstore.cursors.queue import CursorQueue
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
 from walstore.ports import Clock, FileSystem

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch
-from walstore.batches.concat import ConcatBatch, EmptyBatch
-from walstore.batches.selection import covering, spanning
+from walstore.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
 from walstore.validation.arguments import as_int, as_seconds, as_text

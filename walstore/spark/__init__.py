@@ -9,9 +9,9 @@ Spark's own Parquet reader where it can.
 Importing this needs neither PySpark nor Java; :func:`problem` returns what is missing.
 """
 
-from walstore.spark.environment import local_session, problem, register
-from walstore.spark.fast_path import FastPathError, read
-from walstore.spark.writing import finish_commits, partition_rows, sweep_staging
+from walstore.spark.environment import FastPathError, local_session, problem, register
+from walstore.spark.fast_path.reading import read
+from walstore.spark.sink import finish_commits, partition_rows, sweep_staging
 
 __all__ = [
     "FastPathError",

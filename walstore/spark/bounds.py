@@ -7,13 +7,12 @@ for each partition the offset of the next record to read. Spark compares offsets
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, TypeAlias
 
 from walstore import InvalidSettingsError
-from walstore.spark.values import Options, number
 
 _JSON_LATEST: Final = -1
 _JSON_EARLIEST: Final = -2
@@ -103,35 +102,17 @@ STARTING: Final = BoundNames("startingOffsets", "startingTimestamp", "startingOf
 ENDING: Final = BoundNames("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
-def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
-    """Return the bounds that one of the options ``names`` sets; InvalidSettingsError if it is malformed."""
-    found = [(name, value) for name in names.all if (value := given.text(name)) is not None]
-    if len(found) > 1:
-        raise InvalidSettingsError(f"give {found[0][0]} or {found[1][0]}, not both")
-    if not found:
-        return Bounds(default, None, names.offsets)
-    ((name, value),) = found
-    if name == names.time:
-        return Bounds(TimeBound(number(name, value, low=0) * 1000), None, name)
-    if name == names.times:
-        return Bounds(default, _parse_json(name, value, _to_moment), name)
-    text = value.strip()
-    if text.lower() in {"earliest", "latest"}:
-        return Bounds(Edge[text.upper()], None, name)
-    if text.isascii() and text.isdigit():
-        return Bounds(int(text), None, name)
-    return Bounds(default, _parse_json(name, text, _to_bound), name)
-
-
 def offsets_json(offsets: Mapping[LogName, int]) -> str:
     """Return offsets as in options and checkpoints: ``{"orders": {"0": 123}}``, keys sorted."""
     return json.dumps(to_json(offsets), ensure_ascii=False)
 
 
-def _parse_json(
-    name: str, text: str, to_bound: Callable[[int], Bound | None]
-) -> dict[LogName, Bound]:
-    """Parse Kafka's form, ``{"topic": {"partition": number}}``, each log named once."""
+def parse_json_bounds(name: str, text: str, *, is_times: bool) -> dict[LogName, Bound]:
+    """Parse Kafka's form, ``{"topic": {"partition": number}}``, each log named once.
+
+    The numbers are offsets, or times in milliseconds. InvalidSettingsError names the option, ``name``.
+    """
+    to_bound = _to_moment if is_times else _to_bound
     found: dict[LogName, Bound] = {}
     try:
         for topic, partitions in json.loads(text, object_pairs_hook=_pairs).items():
@@ -144,12 +125,12 @@ def _parse_json(
         found = {}
     if not found:
         example = offsets_json({("orders", 0): 23, ("orders", 1): 7})
-        if to_bound is _to_bound:
+        if is_times:
+            words = f"JSON as {example} of milliseconds since 1970"
+        else:
             ends = name == STARTING.offsets
             words = f"{'earliest, ' if ends else ''}latest, an offset, or JSON as {example}"
             words += f" with -1 for latest{' and -2 for earliest' if ends else ''}"
-        else:
-            words = f"JSON as {example} of milliseconds since 1970"
         raise InvalidSettingsError(f"{name} must be {words}, each log named once; not {text}")
     return found
 

@@ -33,6 +33,10 @@ _OTHER_VERSION: Final = "PYTHON_VERSION_MISMATCH"
 _LOCAL_MASTERS: Final = ("local", "local-cluster")
 
 
+class FastPathError(WalError):
+    """The JVM cannot read this log by itself; ``fast_path="auto"`` reads it with Python instead."""
+
+
 def problem() -> str | None:
     """Return why Spark cannot run here and what to install, or None if it can."""
     missing = _missing_packages()

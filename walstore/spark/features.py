@@ -49,16 +49,16 @@ else:
             """Stands in for Spark 4.2's; never instantiated."""
 
         class ReadAllAvailable(ReadLimit):
-            """Stands for Spark 4.2's."""
+            """Stands in for Spark 4.2's."""
 
         class ReadMaxRows(ReadLimit):
-            """Stands for Spark 4.2's."""
+            """Stands in for Spark 4.2's."""
 
         class ReadMaxBytes(ReadLimit):
-            """Stands for Spark 4.2's."""
+            """Stands in for Spark 4.2's."""
 
         class SupportsTriggerAvailableNow:
-            """Stands for Spark 4.2's."""
+            """Stands in for Spark 4.2's."""
 
 
 __all__ = [

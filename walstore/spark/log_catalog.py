@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final, TypeAlias, cast
 
 from uploader import open_store
 from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
@@ -19,8 +19,8 @@ from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrappe
 from uploader.stores.port import ListingOrder, get_bounded
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
-from walstore.spark.location import Location
-from walstore.spark.store import SyncRunner
+from walstore.spark.options import Location
+from walstore.spark.planned_log import SyncRunner
 from walstore.store.directory import directory_of, list_logs
 
 PARALLEL: Final = 16
@@ -41,30 +41,6 @@ Counts = Mapping[str, tuple[int, ...] | None]
 """The partitions of each name; None for a log that is not partitioned."""
 
 
-class LogCatalog(Protocol):
-    """A location that contains logs, each under a name."""
-
-    def counts(self, names: Iterable[str]) -> Counts:
-        """Return the partitions of those names that may exist; others are left out."""
-
-    def names(self, *, most_objects: int | None = None) -> list[str]:
-        """Return the names of all logs and partitioned logs, in order; lists the location.
-
-        With ``most_objects`` at most that many objects of a bucket are listed, so names may be missing.
-        """
-
-    def location_of(self, name: str) -> Location:
-        """Return the location of the log of that name."""
-
-    def close(self) -> None:
-        """Release its resources."""
-
-
-def open_catalog(location: Location) -> LogCatalog:
-    """Return the catalog of a location."""
-    return StoreCatalog(location) if location.is_store else DirectoryCatalog(location)
-
-
 def split_partition(name: str) -> tuple[str, int] | None:
     """Return topic and number if the name has the form of a partition, ``orders/3``."""
     found = _PARTITION.fullmatch(name)
@@ -76,7 +52,7 @@ class DirectoryCatalog:
 
     def __init__(self, location: Location) -> None:
         """Read the directory's names; none if there is no such directory."""
-        self._location = location
+        self.location = location
         try:
             logs = list_logs(PosixFileSystem(), Path(location.text))
         except (FileNotFoundError, NotADirectoryError):
@@ -93,12 +69,12 @@ class DirectoryCatalog:
         return {name: self._counts[name] for name in names if name in self._counts}
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
-        """Return the names of logs and partitioned logs; partitions alone are not among them."""
+        """Return the names of logs and partitioned logs, in order; partitions alone are not among them."""
         return [name for name in _topics(self._counts) if self._is_log(name)]
 
     def location_of(self, name: str) -> Location:
         """Return the log's directory."""
-        return self._location.child(directory_of(name))
+        return self.location.child(directory_of(name))
 
     def _is_log(self, name: str) -> bool:
         """Return whether the directory contains a log; it may be an unrelated directory."""
@@ -119,7 +95,7 @@ class StoreCatalog:
 
     def __init__(self, location: Location) -> None:
         """Open the store at a location; the first request is made by the first call."""
-        self._location = location
+        self.location = location
         self._store = open_store(location.text)
         self._runner = SyncRunner()
 
@@ -134,7 +110,10 @@ class StoreCatalog:
         return self._runner.run(self._counts(found))
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
-        """Return the names of logs and partitioned logs below the location, by one listing."""
+        """Return the names of logs and partitioned logs below the location, in order, by one listing.
+
+        With ``most_objects`` at most that many objects are listed, so names may be missing.
+        """
         return self._runner.run(self._names(most_objects))
 
     def has_fragments(self) -> bool:
@@ -144,7 +123,7 @@ class StoreCatalog:
     def location_of(self, name: str) -> Location:
         """Return the log's URL."""
         directory_of(name)
-        return self._location.child(name)
+        return self.location.child(name)
 
     def close(self) -> None:
         """Release connections and threads."""
@@ -174,6 +153,15 @@ class StoreCatalog:
     async def _names(self, most_objects: int | None) -> list[str]:
         logs, partitioned = await list_names(self._store, most_objects=most_objects)
         return _topics({**dict.fromkeys(logs), **await self._counts(sorted(partitioned))})
+
+
+LogCatalog: TypeAlias = DirectoryCatalog | StoreCatalog
+"""A location that contains logs, each under a name."""
+
+
+def open_catalog(location: Location) -> LogCatalog:
+    """Return the catalog of a location."""
+    return StoreCatalog(location) if location.is_store else DirectoryCatalog(location)
 
 
 class _Below(StoreWrapper):

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
-from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import Location
 from walstore.spark.log_catalog import (
     Counts,
     LogCatalog,
@@ -24,9 +22,8 @@ from walstore.spark.log_catalog import (
     open_catalog,
     split_partition,
 )
-from walstore.spark.options import Selection
-from walstore.spark.plan import EmptyLog
-from walstore.spark.store import StoreLog
+from walstore.spark.options import Location, Selection
+from walstore.spark.planned_log import DirectoryLog, PlannedLog, StoreLog
 
 _SHOWN: Final = 5
 """Most names in a message."""
@@ -62,17 +59,17 @@ def find_logs(location: Location, selection: Selection) -> list[NamedLog]:
         return [NamedLog(location.topic, 0, location)]
     with closing(open_catalog(location)) as catalog:
         if selection.is_whole:
-            return _whole(location, catalog)
+            return _whole(catalog)
         if selection.assigned:
-            found = _assigned(location, catalog, selection)
+            found = _assigned(catalog, selection)
         elif selection.pattern is not None:
-            found = _matching(location, catalog, selection.pattern)
+            found = _matching(catalog, selection.pattern)
         else:
-            found = _named(location, catalog, selection.names)
+            found = _named(catalog, selection.names)
     return sorted(set(found), key=lambda log: (log.topic, log.partition))
 
 
-def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | EmptyLog:
+def open_log(log: NamedLog, *, use_tier: bool) -> PlannedLog:
     """Return the log, opened for planning; the caller closes it.
 
     A partition of a partitioned log that was never written to is an empty log. Any other missing log raises
@@ -86,7 +83,7 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
             _hint(error, log.location)
             raise
     if not _has_fragments(log.location):
-        return EmptyLog()
+        return StoreLog(log.location.text, log.topic, log.partition)
     try:
         return _open(log, use_tier=use_tier)  # it may have been created meanwhile
     except LogNotFoundError as error:
@@ -96,10 +93,10 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
         ) from error
 
 
-def _open(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog:
+def _open(log: NamedLog, *, use_tier: bool) -> PlannedLog:
     if log.location.is_store:
-        return StoreLog(log.location, partition=log.partition)
-    return DirectoryLog(log.location, partition=log.partition, use_tier=use_tier)
+        return StoreLog.open(log.location.text, log.topic, log.partition)
+    return DirectoryLog(log.location.text, log.topic, log.partition, use_tier=use_tier)
 
 
 def _has_fragments(location: Location) -> bool:
@@ -115,8 +112,9 @@ def _hint(error: LogNotFoundError, location: Location) -> None:
             error.add_note(f"there are logs below it, for the option subscribe: {_some(names)}")
 
 
-def _whole(location: Location, catalog: LogCatalog) -> list[NamedLog]:
+def _whole(catalog: LogCatalog) -> list[NamedLog]:
     """Return the log at the location in a store, or its partitions."""
+    location = catalog.location
     partitions = catalog.counts([""])[""]
     if partitions is None:
         return [NamedLog(location.topic, 0, location)]
@@ -125,43 +123,43 @@ def _whole(location: Location, catalog: LogCatalog) -> list[NamedLog]:
     ]
 
 
-def _named(location: Location, catalog: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
+def _named(catalog: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
     """Return the named logs: a log, all partitions of one, or one partition."""
     parts = {name: split_partition(name) for name in names}
     counts = catalog.counts({*parts, *(part[0] for part in parts.values() if part)})
     found: list[NamedLog] = []
     for name, part in parts.items():
         if part and counts.get(part[0]):
-            found += _of_topic(location, catalog, counts, part[0], (part[1],))
+            found += _of_topic(catalog, counts, part[0], (part[1],))
         else:
-            found += _of_topic(location, catalog, counts, name)
+            found += _of_topic(catalog, counts, name)
     return found
 
 
-def _assigned(location: Location, catalog: LogCatalog, selection: Selection) -> list[NamedLog]:
+def _assigned(catalog: LogCatalog, selection: Selection) -> list[NamedLog]:
     assigned = dict(selection.assigned)
     counts = catalog.counts(assigned)
     return [
         log
         for topic, partitions in assigned.items()
-        for log in _of_topic(location, catalog, counts, topic, partitions)
+        for log in _of_topic(catalog, counts, topic, partitions)
     ]
 
 
-def _matching(location: Location, catalog: LogCatalog, pattern: str) -> list[NamedLog]:
+def _matching(catalog: LogCatalog, pattern: str) -> list[NamedLog]:
     names = catalog.names()
     matching = [name for name in names if re.fullmatch(pattern, name)]
     if not matching:
+        where = catalog.location.text
         raise LogNotFoundError(
-            f"no log at {location.text} matches subscribePattern {pattern!r}; there are {_some(names)}",
-            location=location.text,
+            f"no log at {where} matches subscribePattern {pattern!r}; there are {_some(names)}",
+            location=where,
         )
     counts = catalog.counts(matching)
-    return [log for name in matching for log in _of_topic(location, catalog, counts, name)]
+    return [log for name in matching for log in _of_topic(catalog, counts, name)]
 
 
 def _of_topic(
-    location: Location,
     catalog: LogCatalog,
     counts: Counts,
     topic: str,
@@ -169,9 +167,10 @@ def _of_topic(
 ) -> list[NamedLog]:
     """Return the requested partitions of a topic, by default all."""
     if topic not in counts:
+        where = catalog.location.text
         raise LogNotFoundError(
-            f"there is no log {topic!r} at {location.text}; there are {_some(catalog.names())}",
-            location=location.text,
+            f"there is no log {topic!r} at {where}; there are {_some(catalog.names())}",
+            location=where,
         )
     there = counts[topic]
     missing = sorted(set(partitions_wanted or ()) - set(there or (0,)))
@@ -182,7 +181,7 @@ def _of_topic(
     if there is None:
         return [_part(topic, 0, catalog.location_of(topic))]
     return [
-        _part(topic, at, catalog.location_of(f"{topic}/{at}"), is_part=location.is_store)
+        _part(topic, at, catalog.location_of(f"{topic}/{at}"), is_part=catalog.location.is_store)
         for at in there
         if partitions_wanted is None or at in partitions_wanted
     ]

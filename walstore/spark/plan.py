@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -19,6 +19,9 @@ from uploader.format.entries import Fragment
 from walstore import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import SegmentIndex
 from walstore.spark.bounds import Bound, Edge, TimeBound
+
+if TYPE_CHECKING:
+    from walstore.spark.planned_log import PlannedLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +124,6 @@ PARTITION_BYTES: Final = 32 << 20
 """About how many stored bytes a task reads, unless ``minPartitions`` asks for smaller tasks."""
 
 
-class Log(Protocol):
-    """A snapshot of a log for planning, local or stored. It does not change while it is open."""
-
-    @property
-    def head(self) -> int:
-        """First offset that can be read."""
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last one that can be read."""
-
-    def is_trimmed(self, offset: int) -> bool:
-        """Return whether the offset is before :attr:`head`."""
-
-    def offset_at(self, timestamp_us: int) -> int | None:
-        """Return the first offset that is not older than a time, or None."""
-
-    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
-        """Return partitions of about ``most_bytes`` that cover ``[start, limit)``, in order."""
-
-    def close(self) -> None:
-        """Release what it holds."""
-
-
 class _Sized(Protocol):
     @property
     def size_bytes(self) -> int: ...
@@ -163,30 +142,8 @@ class ReadInterval:
     """Requested offsets that are not available, if the options allow to leave them out."""
 
 
-class EmptyLog:
-    """A log that has no records yet."""
-
-    head = 1
-    limit = 1
-
-    def is_trimmed(self, offset: int) -> bool:
-        """Return False: nothing was removed."""
-        return False
-
-    def offset_at(self, timestamp_us: int) -> int | None:
-        """Return None: there is no record."""
-        return None
-
-    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
-        """Return none."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def resolve(
-    log: Log,
+    log: PlannedLog,
     starting: Bound,
     ending: Bound,
     *,
@@ -230,7 +187,7 @@ def resolve(
     return ReadInterval(start, limit, "; ".join(lost) or None)
 
 
-def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
+def start_offset(log: PlannedLog, bound: Bound, *, needs_record: bool = True) -> int:
     """Return where a read starts, which may be before the head or beyond the tail.
 
     A starting time after the last record raises InvalidSettingsError if ``needs_record`` is set; else the
@@ -250,7 +207,7 @@ def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
     return log.limit if bound is Edge.LATEST else max(1, bound)
 
 
-def limit_offset(log: Log, bound: Bound) -> int:
+def limit_offset(log: PlannedLog, bound: Bound) -> int:
     """Return where a read ends, which may be beyond the tail."""
     if isinstance(bound, TimeBound):
         found = log.offset_at(bound.timestamp_us)
@@ -258,7 +215,9 @@ def limit_offset(log: Log, bound: Bound) -> int:
     return log.limit if isinstance(bound, Edge) else max(1, bound)
 
 
-def divide(reads: Sequence[tuple[Log, ReadInterval]], min_partitions: int) -> list[LogPartition]:
+def divide(
+    reads: Sequence[tuple[PlannedLog, ReadInterval]], min_partitions: int
+) -> list[LogPartition]:
     """Return what each task reads, log by log.
 
     If ``min_partitions`` needs more tasks, they are made smaller; larger logs get more of them.
@@ -270,7 +229,7 @@ def divide(reads: Sequence[tuple[Log, ReadInterval]], min_partitions: int) -> li
     return found
 
 
-def _cut(reads: Sequence[tuple[Log, ReadInterval]], most_bytes: int) -> list[LogPartition]:
+def _cut(reads: Sequence[tuple[PlannedLog, ReadInterval]], most_bytes: int) -> list[LogPartition]:
     return [
         partition
         for log, interval in reads

@@ -3,28 +3,34 @@
 Planning finds one or many logs, resolves their bounds and divides them into tasks. Several logs are opened
 concurrently in threads, for a request or two each. Logs that filters exclude by topic or partition are not
 opened.
+
+Only comparisons that reduce what is read are used of Spark's filters. Spark evaluates all filters again, so
+they affect the work but not the result. They are recognised by class name, since Spark 4.0 has no such
+classes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from walstore import WalError
+from walstore.records import to_timestamp_us
 from walstore.spark.features import HAS_FILTERS
-from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
-from walstore.spark.plan import Log, LogPartition, ReadInterval, divide, resolve
+from walstore.spark.plan import LogPartition, ReadInterval, divide, resolve
+from walstore.spark.planned_log import PlannedLog
 from walstore.spark.rows import Projection
 from walstore.spark.task import read_rows
 
@@ -37,7 +43,8 @@ logger = logging.getLogger("walstore.spark")
 PARALLEL: Final = 8
 """Logs opened concurrently."""
 
-_Read = tuple[Log, ReadInterval]
+_T = TypeVar("_T")
+_Read = tuple[PlannedLog, ReadInterval]
 
 
 def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
@@ -46,10 +53,7 @@ def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
     Blocks, also inside a running event loop, as in a notebook. See :func:`walstore.spark.logs.find_logs` and
     :func:`walstore.spark.plan.resolve` for the errors.
     """
-    if not _is_in_loop():
-        return _plan(options, narrowed)
-    with ThreadPoolExecutor(1, "walstore-plan") as thread:
-        return thread.submit(_plan, options, narrowed).result()
+    return _off_loop(partial(_plan, options, narrowed))
 
 
 def check_location(options: ReadOptions) -> None:
@@ -57,11 +61,7 @@ def check_location(options: ReadOptions) -> None:
 
     Opens a single log; of several it looks up only the names. Blocks, as :func:`plan_read`.
     """
-    if not _is_in_loop():
-        _check(options)
-        return
-    with ThreadPoolExecutor(1, "walstore-plan") as thread:
-        thread.submit(_check, options).result()
+    _off_loop(partial(_check, options))
 
 
 def _check(options: ReadOptions) -> None:
@@ -70,12 +70,14 @@ def _check(options: ReadOptions) -> None:
         open_log(named[0], use_tier=False).close()
 
 
-def _is_in_loop() -> bool:
+def _off_loop(call: Callable[[], _T]) -> _T:
+    """Return what a blocking call returns; it runs in a thread if this one runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return call()
+    with ThreadPoolExecutor(1, "walstore-plan") as thread:
+        return thread.submit(call).result()
 
 
 def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
@@ -151,8 +153,6 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
-        if not isinstance(partition, LogPartition):
-            return iter(())  # Spark plans one if there is nothing to read
         projection = Projection(self._names, self._left().streams)
         return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
 
@@ -184,3 +184,123 @@ class FilterTaker:
         """Record the filters and return all of them, so that Spark evaluates them too."""
         self._reader.take_filters(filters)
         return filters
+
+
+_TEXTS: Final = {"topic": "topics", "stream": "streams"}
+_NUMBERS: Final = {"offset": "offsets", "timestamp": "times_us", "partition": "partitions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers in ``[low, limit)``."""
+
+    low: int = 0
+    limit: int | None = None
+    """None for no limit."""
+
+    def both(self, other: Range) -> Range:
+        """Return the intersection."""
+        limits = [limit for limit in (self.limit, other.limit) if limit is not None]
+        return Range(max(self.low, other.low), min(limits, default=None))
+
+    def __contains__(self, value: int) -> bool:
+        return self.low <= value and (self.limit is None or value < self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """What must be read. Everything, unless filters exclude some."""
+
+    topics: frozenset[str] | None = None
+    """Names of logs; None for all."""
+    partitions: Range = Range()
+    offsets: Range = Range()
+    times_us: Range = Range()
+    streams: frozenset[str] | None = None
+    """Streams; None for all records, also those without a stream."""
+
+    def admits(self, topic: str, partition: int) -> bool:
+        """Return whether a log may have matching rows."""
+        is_topic = self.topics is None or topic in self.topics
+        return is_topic and self.streams != frozenset() and partition in self.partitions
+
+    def interval(self, log: PlannedLog, interval: ReadInterval) -> ReadInterval:
+        """Return the part of a log's interval that must be read; may look up times in the log."""
+        start = max(interval.start, self.offsets.low)
+        limit = _least(interval.limit, self.offsets.limit)
+        if start < limit and self.times_us.low:
+            found = log.offset_at(self.times_us.low)
+            start = max(start, log.limit if found is None else found)
+        if start < limit and self.times_us.limit is not None:
+            limit = _least(limit, log.offset_at(max(0, self.times_us.limit)))
+        return replace(interval, start=min(start, limit), limit=limit)
+
+
+def narrow(filters: Iterable[Any]) -> Narrowed:
+    """Return what must be read if every row of the result passes all of the filters.
+
+    Filters that are not recognised exclude nothing.
+    """
+    found: dict[str, Any] = {}
+    for item in filters:
+        attribute: tuple[str, ...] = getattr(item, "attribute", ())
+        column = attribute[0] if len(attribute) == 1 else None
+        if column in _TEXTS:
+            texts, name = _texts(item), _TEXTS[column]
+            if texts is not None:
+                found[name] = texts & found.get(name, texts)
+        elif column in _NUMBERS:
+            range_, name = _range(item), _NUMBERS[column]
+            if range_ is not None:
+                found[name] = range_.both(found.get(name, range_))
+    return Narrowed(**found)
+
+
+def _texts(item: Any) -> frozenset[str] | None:
+    value: Any = getattr(item, "value", ())
+    match type(item).__name__:
+        case "EqualTo" | "EqualNullSafe":
+            return frozenset([value]) if isinstance(value, str) else None
+        case "In":
+            # Null equals nothing.
+            texts = [text for text in value if text is not None]
+            return frozenset(texts) if all(isinstance(text, str) for text in texts) else None
+    return None
+
+
+def _range(item: Any) -> Range | None:
+    kind = type(item).__name__
+    value: Any = getattr(item, "value", ())
+    if kind == "In":
+        numbers = [_number(each) for each in value if each is not None]
+        known = [number for number in numbers if number is not None]
+        if len(known) < len(numbers):
+            return None
+        return Range(min(known), max(known) + 1) if known else Range(0, 0)
+    number = _number(value)
+    if number is None:
+        return None
+    match kind:
+        case "EqualTo" | "EqualNullSafe":
+            return Range(number, number + 1)
+        case "GreaterThan":
+            return Range(number + 1)
+        case "GreaterThanOrEqual":
+            return Range(number)
+        case "LessThan":
+            return Range(0, number)
+        case "LessThanOrEqual":
+            return Range(0, number + 1)
+    return None
+
+
+def _number(value: Any) -> int | None:
+    if type(value) is int:
+        return value
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return to_timestamp_us(value)
+    return None
+
+
+def _least(limit: int, other: int | None) -> int:
+    return limit if other is None else min(limit, other)

@@ -161,14 +161,17 @@ class WalstoreSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader that follows logs, as the columns in ``schema``."""
         require_packages()
-        from walstore.spark.streaming import stream_reader
+        from walstore.spark.options import parse_stream_options
+        from walstore.spark.rows import column_names
+        from walstore.spark.streaming.reader import StreamReader
 
-        return stream_reader(all_options(self.options, schema), schema)
+        options = parse_stream_options(all_options(self.options, schema))
+        return StreamReader(options, column_names(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return a writer that appends rows of ``schema`` once."""
         require_packages()
-        from walstore.spark.sink import batch_writer
+        from walstore.spark.sink.writers import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
@@ -179,6 +182,6 @@ class WalstoreSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return a writer that appends rows of ``schema`` micro-batch by micro-batch."""
         require_packages()
-        from walstore.spark.sink import stream_writer
+        from walstore.spark.sink.writers import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)

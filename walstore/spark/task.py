@@ -6,18 +6,23 @@ local file.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
-from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError
+from uploader import open_store
+from uploader.read.fragment_reader import FragmentReader
+from uploader.stores import ObjectStore
+from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
-from walstore.spark.location import Location
+from walstore.runtime.threads import Worker
 from walstore.spark.plan import (
     FilePart,
     FilePartition,
@@ -25,8 +30,8 @@ from walstore.spark.plan import (
     FragmentPartition,
     LogPartition,
 )
+from walstore.spark.planned_log import StoreLog, SyncRunner
 from walstore.spark.rows import Projection, RowBuilder
-from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")
 
@@ -34,17 +39,22 @@ _PartBatches = tuple[FilePart | FragmentPart, Iterator[Batch]]
 
 CHUNK_BYTES: Final = 4 << 20
 """Size of one read of a local file."""
+FOOTERS_AT_ONCE: Final = 16
+_MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})
+"""Columns that are short next to values, keys and headers, so that reading them alone is worth requests."""
 
 
 def read_rows(
-    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
+    partition: InputPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows of the projection.
+    """Yield the partition's rows of the projection; none if it is not one of ours.
 
     If the projection needs no stored column, nothing is read: the plan has the offsets. Raises
     CorruptionError if the stored records are not those of the plan, and OffsetTrimmedError for a file or
     fragment that was removed since; without ``fail_on_data_loss`` it is left out, with a warning.
     """
+    if not isinstance(partition, LogPartition):
+        return  # Spark plans one if there is nothing to read
     rows = RowBuilder(projection, topic=partition.topic, partition=partition.partition)
     if not projection.columns:
         yield from rows.count(partition.start, partition.limit)
@@ -150,16 +160,74 @@ def _read_tier(partition: FilePartition, part: FilePart, projection: Projection)
     if partition.tier_url is None:
         raise gone
     try:
-        log = StoreLog(Location(partition.tier_url, is_store=True, topic=partition.topic))
+        log = StoreLog.open(partition.tier_url, partition.topic)
     except LogNotFoundError:
         raise gone from None
-    try:
+    with closing(log):
         if log.is_trimmed(part.start) or part.limit > log.limit:
             raise gone
         found = log.partitions(part.start, part.limit, part.size_bytes)
-    finally:
-        log.close()
     for fragments in found:
         if isinstance(fragments, FragmentPartition):
             with FragmentSource(fragments.url, projection) as source:
                 yield from map(source.read, fragments.parts)
+
+
+class FragmentSource:
+    """Reads the fragments of one log. A context manager; the first request is made by the first read.
+
+    Fragments whose footers exclude the requested streams are not read; footers are read some at a time."""
+
+    def __init__(
+        self, url: str, projection: Projection, *, store: ObjectStore | None = None
+    ) -> None:
+        """Read ``projection`` from the store at ``url``, or from ``store``, which is closed with this."""
+        self._projection = projection
+        self._store = store if store is not None else open_store(url)
+        self._worker = Worker("spark")
+        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
+        self._runner = SyncRunner()
+
+    def holding(
+        self, parts: Sequence[FragmentPart]
+    ) -> Generator[tuple[FragmentPart, bool], None, None]:
+        """Yield each part and whether it may contain a record of the projection."""
+        if self._projection.streams is None:
+            yield from ((part, True) for part in parts)
+            return
+        for at in range(0, len(parts), FOOTERS_AT_ONCE):
+            window = parts[at : at + FOOTERS_AT_ONCE]
+            yield from zip(window, self._runner.run(self._ask(window)), strict=True)
+
+    def read(self, part: FragmentPart) -> Batch:
+        """Return the records of a part, with all columns of the projection; others may be null.
+
+        The fragment is checked against its entry (length, offsets). Raises OffsetTrimmedError for a
+        fragment that was collected meanwhile, CorruptionError, StorageUnavailableError.
+        """
+        columns = self._projection.columns
+        if columns <= _MOST_COLUMNS:
+            reading = self._fragments.read_columns(part.entry, columns)
+        else:
+            reading = self._fragments.read(part.entry)
+        return self._runner.run(reading).slice(part.start, part.limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._worker.close()
+            self._runner.run(self._store.aclose())
+        finally:
+            self._runner.close()
+
+    async def _ask(self, parts: Sequence[FragmentPart]) -> list[bool]:
+        return list(await asyncio.gather(*map(self._may_hold, parts)))
+
+    async def _may_hold(self, part: FragmentPart) -> bool:
+        try:
+            streams = (await self._fragments.footers.get(part.entry)).streams
+        except WalError:
+            return True  # reading it raises the error
+        return any(streams.may_hold(name) for name in self._projection.streams or ())

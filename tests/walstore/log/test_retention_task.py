@@ -30,8 +30,7 @@ from walstore import (
     WalError,
     WalLockedError,
 )
-from walstore.cursors.directory import HeldCursors, hold_cursors
-from walstore.cursors.file import CursorState
+from walstore.cursors.directory import CursorState, HeldCursors, hold_cursors
 from walstore.files.posix import PosixFileSystem
 from walstore.log.retention_plan import RetentionHold
 from walstore.settings import KIB

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.local import UnsyncedFileSystem, close_opened, draft_of, open_blocking, read_opened
 from walstore import Record, Settings, Wal
-from walstore.cursors.directory import hold_cursors
-from walstore.cursors.file import CursorState
+from walstore.cursors.directory import CursorState, hold_cursors
 from walstore.errors import (
     CorruptionError,
     DiskFullError,

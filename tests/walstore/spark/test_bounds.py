@@ -19,11 +19,10 @@ from walstore.spark.bounds import (
     TimeBound,
     from_json,
     offsets_json,
-    parse_bounds,
     show,
     to_json,
 )
-from walstore.spark.values import Options
+from walstore.spark.options import Options, parse_bounds
 
 
 def parse(names: BoundNames = STARTING, default: Edge = Edge.EARLIEST, **options: str) -> Bounds:

@@ -24,7 +24,7 @@ from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
 from walstore.spark.plan import FragmentPartition
 from walstore.spark.rows import Projection, spark_schema
-from walstore.spark.store import FragmentSource
+from walstore.spark.task import FragmentSource
 
 ALL = spark_schema(include_headers=True)
 

@@ -25,8 +25,7 @@ from walstore.errors import (
 )
 from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB
-from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import parse_location
+from walstore.spark.planned_log import DirectoryLog
 from walstore.testing import FaultyFileSystem
 
 
@@ -156,7 +155,7 @@ def test_times(log_directory, records):
 
 
 def test_a_file_that_vanishes_while_a_time_is_looked_up(log_directory, records):
-    log = DirectoryLog(parse_location(str(log_directory), {}))
+    log = DirectoryLog(str(log_directory), "log")
     local.segments(log_directory)[0].unlink()
     with pytest.raises(OffsetTrimmedError, match="while the read was planned"):
         log.offset_at(START_US)

@@ -11,8 +11,8 @@ from pyspark.sql import datasource as spark
 
 from tests.walstore.spark.test_plan import FakeLog
 from walstore.spark.features import HAS_FILTERS
-from walstore.spark.filters import Narrowed, Range, narrow
 from walstore.spark.plan import ReadInterval
+from walstore.spark.reader import Narrowed, Range, narrow
 
 if not HAS_FILTERS:
     pytest.skip("Spark 4.0 has no filters for sources", allow_module_level=True)

@@ -18,10 +18,9 @@ from uploader.stores.memory import MemoryStore
 from uploader.stores.metering import MeteredStore
 from uploader.testing import ShuffledStore
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
-from walstore.spark.location import parse_location
 from walstore.spark.log_catalog import DirectoryCatalog, StoreCatalog, list_names
 from walstore.spark.logs import find_logs, open_log
-from walstore.spark.options import Selection
+from walstore.spark.options import Selection, parse_location
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_one_log_that_is_damaged_fails_the_read_and_others_are_closed(bucket, tm
 
 NOTEBOOK = """
 import asyncio, sys
-from walstore.spark.filters import Narrowed
+from walstore.spark.reader import Narrowed
 from walstore.spark.options import parse_options
 from walstore.spark.reader import plan_read
 

@@ -12,9 +12,7 @@ import pytest
 from tests import local
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
-from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import parse_location
-from walstore.spark.store import StoreLog, SyncRunner
+from walstore.spark.planned_log import DirectoryLog, StoreLog, SyncRunner
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +34,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def log(request, places):
     path, url = places
     made = (
-        StoreLog(parse_location(url, {}))
-        if request.param == "store"
-        else DirectoryLog(parse_location(str(path), {}))
+        StoreLog.open(url, "store") if request.param == "store" else DirectoryLog(str(path), "log")
     )
     with closing(made):
         yield made

@@ -31,13 +31,11 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
-from walstore.spark.fast_path.hadoop import FastPathError
-from walstore.spark.filters import Narrowed
-from walstore.spark.location import Location
+from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions
 from walstore.spark.plan import FilePartition, FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.reader import plan_read
-from walstore.spark.store import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.reader import Narrowed, plan_read
 
 PARALLEL_FOOTERS: Final = 32
 """Footers of one log read concurrently."""
@@ -106,11 +104,8 @@ def read_footers(url: str, parts: Sequence[FragmentPart], stream: str | None) ->
     raises, OffsetTrimmedError for a fragment that was collected since the manifest was read, CorruptionError
     for one that is missing or has other records, and the store's errors.
     """
-    runner = SyncRunner()
-    try:
+    with closing(SyncRunner()) as runner:
         return runner.run(_read_footers(open_store(url), parts, stream))
-    finally:
-        runner.close()
 
 
 async def _read_footers(
@@ -286,9 +281,8 @@ def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
     """
     if files.tier_url is None:
         return None
-    location = Location(files.tier_url, is_store=True, topic=files.topic)
     try:
-        with closing(StoreLog(location, partition=files.partition)) as tier:
+        with closing(StoreLog.open(files.tier_url, files.topic, files.partition)) as tier:
             limit = min(limit, tier.limit)
             if start >= limit or tier.is_trimmed(start):
                 return None

@@ -9,7 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
 from walstore import InvalidSettingsError
-from walstore.spark.environment import require_packages
+from walstore.spark.environment import FastPathError, require_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,9 +60,6 @@ def read(
     path = os.fspath(location)
     if fast_path == "never":
         return spark.read.format("walstore").options(**given).load(path)
-
-    from walstore.spark.fast_path.hadoop import FastPathError
-
     try:
         return _read(spark, path, given, is_shared=fast_path == "always")
     except FastPathError as error:
@@ -76,7 +73,6 @@ def _read(
     spark: SparkSession, path: str, given: Mapping[str, str], *, is_shared: bool
 ) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.hadoop import hadoop_store
     from walstore.spark.fast_path.planner import divide, plan
     from walstore.spark.options import parse_options
     from walstore.spark.rows import spark_schema
@@ -84,11 +80,11 @@ def _read(
     options = parse_options({**given, "path": path})
     jvm.require_jvm(spark)
     if options.location.is_store:  # before the log is opened
-        store = hadoop_store(options.location.text, os.environ)
+        store = jvm.hadoop_store(options.location.text, os.environ)
         jvm.require_access(spark, store, is_shared=is_shared)
     planned = plan(options)
     for url in {fragments.url for fragments in planned.fragments}:
-        jvm.require_access(spark, hadoop_store(url, os.environ), is_shared=is_shared)
+        jvm.require_access(spark, jvm.hadoop_store(url, os.environ), is_shared=is_shared)
     slots = max(1, spark.sparkContext.defaultParallelism)
     scans = divide(planned.scans(options.stream), -(-options.min_partitions // slots))
     frames = [_scan(spark, scan, options) for scan in scans]
@@ -100,12 +96,11 @@ def _read(
 
 def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.hadoop import hadoop_store
 
     stored = jvm.scan(
         spark,
         jvm.stored_schema(scan.kind),
-        hadoop_store(scan.url, os.environ),
+        jvm.hadoop_store(scan.url, os.environ),
         [part.entry.path for part in scan.parts],
         size_bytes=scan.size_bytes,
         fail_on_data_loss=options.fail_on_data_loss,

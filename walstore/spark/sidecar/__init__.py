@@ -6,7 +6,7 @@
 Importing this needs neither PySpark nor Java.
 """
 
-from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.sidecar import Landed, Observer, Started, Summary
 
 __all__ = ["Landed", "Observer", "SidecarSettings", "Started", "Summary", "TableFormat"]

@@ -17,7 +17,7 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from walstore import FormatVersionError, InvalidSettingsError, StorageUnavailableError
 from walstore.spark.bounds import LogName, from_json, show
@@ -39,18 +39,8 @@ class LandedBatch:
     """For each log the offset after its last record in the table."""
 
 
-class Folder(Protocol):
-    """A directory in any file system; read-only."""
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names in it, or in a folder of it; none if the folder does not exist."""
-
-    def read(self, name: str) -> str:
-        """Return a small file as text."""
-
-
 class SparkFolder:
-    """A directory in one of Spark's file systems."""
+    """A directory in one of Spark's file systems; read-only."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         """Read nothing yet."""
@@ -60,7 +50,7 @@ class SparkFolder:
         self._files = self._path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder; none if it does not exist."""
+        """Return the sorted names in it, or in a folder of it; none if the folder does not exist."""
         path = self._under(folder)
         if not self._files.exists(path):
             return []
@@ -81,7 +71,7 @@ class SparkFolder:
 class QueryCheckpoint:
     """The checkpoint of a query with one source."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: SparkFolder) -> None:
         """Read from ``folder``."""
         self._folder = folder
 
@@ -131,7 +121,7 @@ def parse_offset_log(text: str) -> dict[LogName, int]:
     return from_json(found)
 
 
-def check_parquet_table(table: Folder, place: str, checkpoint: QueryCheckpoint) -> None:
+def check_parquet_table(table: SparkFolder, place: str, checkpoint: QueryCheckpoint) -> None:
     """Raise InvalidSettingsError unless the table matches the checkpoint.
 
     Spark's file sink skips batches whose numbers the table has, by any query, and readers see only what

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from typing import Final
 
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
-from walstore.spark.store import SyncRunner
-from walstore.spark.streaming.cursors import StreamCursor
-from walstore.spark.streaming.poller import PolledLog, StoreOpener, make_polled_log
+from walstore.spark.planned_log import StoreOpener, SyncRunner
+from walstore.spark.streaming.cursors import StreamCursor, open_cursor
+from walstore.spark.streaming.poller import PolledLog, make_polled_log
 
 _ATTEMPTS: Final = 10
 
@@ -58,7 +57,7 @@ class HeldLogs:
             )
             self._logs[name] = polled_log
             self._runner.run(polled_log.refresh())
-            self._cursors[name] = polled_log.cursor(self._name)
+            self._cursors[name] = open_cursor(polled_log, self._name)
 
     def begins(self) -> dict[LogName, int]:
         """Return where each log begins if nothing has landed; creates no cursor."""
@@ -93,7 +92,7 @@ class HeldLogs:
         }
         for name in self._unmade & due.keys():
             self._runner.run(self._logs[name].refresh())
-            self._cursors[name] = self._logs[name].cursor(self._name)
+            self._cursors[name] = open_cursor(self._logs[name], self._name)
             self._unmade.discard(name)
         failures = self._runner.run(self._advance_all(due))
         if failures:
@@ -166,7 +165,7 @@ class HeldLogs:
         raise AssertionError("unreachable")
 
     def _head(self, name: LogName) -> int:
-        with closing(self._logs[name].plan()) as planned:
+        with self._logs[name].plan() as planned:
             return planned.head
 
     async def _advance_all(self, due: Mapping[LogName, int]) -> list[Exception]:

@@ -12,7 +12,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.spark.bounds import Offsets, show
-from walstore.spark.sidecar.reports import Landed, Started
+from walstore.spark.sidecar.sidecar import Landed, Started
 
 with needs_extra("metrics", "--metrics-port"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -62,7 +62,7 @@ DEFINITIONS: Final = (
 
 
 class SidecarMetrics:
-    """An :class:`~walstore.spark.sidecar.reports.Observer` that exports metrics to Prometheus."""
+    """An :class:`~walstore.spark.sidecar.sidecar.Observer` that exports metrics to Prometheus."""
 
     def __init__(self, registry: CollectorRegistry, *, clock: Clock | None = None) -> None:
         """Show the metrics in ``registry``."""

@@ -11,34 +11,28 @@ It owns the order of steps, which makes it safe to kill at any point:
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from walstore import WalError
+from walstore import InvalidSettingsError, WalError
 from walstore.ports import Clock
+from walstore.spark.bounds import LogName, Offsets, from_json
 from walstore.spark.environment import require_packages
-from walstore.spark.sidecar.reports import (
-    Landed,
-    Observer,
-    Started,
-    Summary,
-    count_records,
-    seconds_of,
-    tails_of,
-)
-from walstore.spark.sidecar.session import spark_errors
+from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, sync_file_systems
+from walstore.spark.sidecar.session import close_session, open_session, spark_errors
 from walstore.spark.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from walstore.spark.bounds import LogName
     from walstore.spark.logs import NamedLog
-    from walstore.spark.sidecar.checkpoint import QueryCheckpoint
     from walstore.spark.sidecar.holding import HeldLogs
+
 
 logger = logging.getLogger("walstore.spark")
 
@@ -48,6 +42,70 @@ RETRY_SECONDS: Final = 5.0
 """Retry interval of cursors that did not move, while nothing lands; each batch retries them too."""
 FINISH_SECONDS: Final = 15.0
 """How long a running batch may continue when the sidecar is stopped; then it is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The query is about to run."""
+
+    positions: Offsets
+    """Where it begins in each log."""
+    is_resumed: bool
+    """Whether it continues an earlier run."""
+    cursor: str
+    """Name of the cursor."""
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A batch is committed to the table."""
+
+    batch: int
+    """Number of the batch, from 0; short batches may be missed, so numbers may be skipped."""
+    records: int
+    """Records since the last report."""
+    positions: Offsets
+    """For each log the offset of the next record to land."""
+    cursors: Offsets
+    """For each log the position of the cursor; behind :attr:`positions` while the store does not answer."""
+    tails: Offsets
+    """The tail of each log as last reported to Spark; logs without a report are missing."""
+    seconds: float | None
+    """How long the batch took, if Spark reports it."""
+
+    @property
+    def lag_records(self) -> int:
+        """Records in the logs that have not landed, for logs with a known tail."""
+        return sum(
+            max(tail - self.positions.get(name, tail), 0) for name, tail in self.tails.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of a run."""
+
+    records: int
+    batches: int
+    """Batches observed to land; short ones may be missed."""
+    positions: Offsets
+    cursors: Offsets
+    is_stopped: bool
+    """Whether it was stopped, rather than done."""
+
+
+class Observer(Protocol):
+    """Receives a sidecar's reports, on the thread that runs it."""
+
+    def started(self, report: Started) -> None:
+        """Called before the query starts."""
+
+    def landed(self, report: Landed) -> None:
+        """Called after a batch has landed."""
+
+    def warned(self, text: str) -> None:
+        """Called for a failure that will be retried."""
 
 
 class Sidecar:
@@ -94,7 +152,6 @@ class Sidecar:
         """
         require_packages()
         from walstore.spark.sidecar.holding import HeldLogs
-        from walstore.spark.sidecar.session import close_session, open_session
 
         held = HeldLogs(self._settings.cursor_name)
         try:
@@ -112,10 +169,8 @@ class Sidecar:
     # -- inside ------------------------------------------------------------------------------
 
     def _find_logs(self) -> list[NamedLog]:
-        from walstore.spark.location import parse_location
         from walstore.spark.logs import find_logs
-        from walstore.spark.options import parse_selection
-        from walstore.spark.values import Options
+        from walstore.spark.options import Options, parse_location, parse_selection
 
         settings = self._settings
         given = {"subscribe": settings.subscribe, "subscribePattern": settings.subscribe_pattern}
@@ -124,7 +179,6 @@ class Sidecar:
         return find_logs(parse_location(settings.location, {}), selection)
 
     def _run(self, spark: SparkSession, held: HeldLogs) -> Summary:
-        from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
         from walstore.spark.sidecar.tables import open_table, start_query
 
         settings = self._settings
@@ -136,7 +190,7 @@ class Sidecar:
         if commit is not None:
             self._batch, self._positions = commit.batch, commit.positions
             checkpoint.check_logs(commit, held.names)
-            self._sync()
+            sync_file_systems(self._local_places())
         start = held.begin(self._positions if commit is not None else None)
         self._positions = {**self._positions, **start}
         self._observer.started(
@@ -227,7 +281,7 @@ class Sidecar:
     def _advance(self, held: HeldLogs) -> None:
         """Move the cursors to what has landed. A failure is reported, and retried later."""
         try:
-            self._sync()
+            sync_file_systems(self._local_places())
             if self._positions.keys() - held.names:
                 held.open(self._find_logs())
             held.advance(self._positions)
@@ -238,13 +292,29 @@ class Sidecar:
             self._is_late = True
             self._retry_at = self._clock.monotonic() + RETRY_SECONDS
 
-    def _sync(self) -> None:
-        from walstore.spark.sidecar.checkpoint import sync_file_systems
-
-        sync_file_systems(self._local_places())
-
 
 def _wait(query: StreamingQuery) -> bool:
     """Wait a moment; return whether the query has ended. Raises its error if it failed."""
     # PySpark accepts fractions of a second, although its types do not allow them.
     return bool(query.awaitTermination(LOOK_SECONDS))  # type: ignore[arg-type]
+
+
+def count_records(before: Mapping[LogName, int], after: Mapping[LogName, int]) -> int:
+    """Return the number of records in between: offsets have no gaps. A log found meanwhile began at 1."""
+    return sum(position - before.get(name, 1) for name, position in after.items())
+
+
+def tails_of(progress: Mapping[str, Any], before: dict[LogName, int]) -> dict[LogName, int]:
+    """Return the logs' tails as the source reported them to Spark, or else ``before``."""
+    sources = progress["sources"]
+    latest = sources[0].get("latestOffset") if sources else None
+    try:
+        return from_json(json.loads(latest) if isinstance(latest, str) else latest)
+    except (ValueError, InvalidSettingsError):
+        return before
+
+
+def seconds_of(progress: Mapping[str, Any] | None) -> float | None:
+    """Return how long the last batch took, or None if Spark does not report it."""
+    duration = None if progress is None else progress["durationMs"].get("triggerExecution")
+    return None if duration is None else float(duration) / 1000

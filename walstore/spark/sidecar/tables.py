@@ -9,7 +9,7 @@ table has, an old one does not continue in another table, and the columns are th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName, Offsets, offsets_json, show
@@ -35,29 +35,6 @@ if TYPE_CHECKING:
 
 _MADE_COLUMNS: Final = {"date": "date", "hour": "int"}
 _SESSION_CATALOG: Final = "spark_catalog"
-
-
-class Table(Protocol):
-    """The table of a sidecar, in any format. Blocking."""
-
-    def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
-        """Raise InvalidSettingsError unless the logs can land in it with this checkpoint.
-
-        ``begins`` returns where each log begins if nothing has landed.
-        """
-
-    def arrange(self, stream: DataFrame) -> DataFrame:
-        """Return the stream with its columns in the table's order."""
-
-    def local_places(self) -> tuple[str, ...]:
-        """Return the directories of table and checkpoint on this machine; none if they are elsewhere."""
-
-
-def open_table(spark: SparkSession, settings: SidecarSettings) -> Table:
-    """Return the table; reads nothing yet."""
-    if settings.table_format is TableFormat.PARQUET:
-        return ParquetTable(spark, settings)
-    return LakeTable(spark, settings)
 
 
 class ParquetTable:
@@ -93,7 +70,10 @@ class LakeTable:
         self._location: str | None = None
 
     def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
-        """Raise InvalidSettingsError for other columns, other records, or the checkpoint of another table."""
+        """Raise InvalidSettingsError for other columns, other records, or the checkpoint of another table.
+
+        ``begins`` returns where each log begins if nothing has landed.
+        """
         is_begun, commit = checkpoint.is_begun(), checkpoint.commit()
         rows = self._rows(is_begun=is_begun)
         if rows is None:
@@ -214,6 +194,16 @@ class LakeTable:
             f"the checkpoint has landed {commit.batch + 1} batches of {logs}, and {self._place} has none of "
             "that: name the table that it was made for, or another checkpoint"
         )
+
+
+Table: TypeAlias = ParquetTable | LakeTable
+
+
+def open_table(spark: SparkSession, settings: SidecarSettings) -> Table:
+    """Return the table; reads nothing yet."""
+    if settings.table_format is TableFormat.PARQUET:
+        return ParquetTable(spark, settings)
+    return LakeTable(spark, settings)
 
 
 def columns_of(settings: SidecarSettings) -> dict[str, str]:

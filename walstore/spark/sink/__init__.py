@@ -1,47 +1,71 @@
 """The sink: ``df.write.format("walstore")`` and ``writeStream``, into partitioned logs, exactly once.
 
-docs/spark_sink.md is its manual. Tasks stage fragments, the driver commits them (``uploader.partitioned``).
+docs/spark_sink.md is its manual. Tasks stage fragments (``staging.py``), the driver commits them
+(``writers.py``, ``uploader.partitioned``). Here are the functions for programs that write; this module can be
+imported without PySpark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
-from pyspark.sql.types import StructType
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 
 from walstore import InvalidSettingsError
-from walstore.spark.sink.columns import check_columns
-from walstore.spark.sink.options import BATCH_OPTIONS, STREAM_OPTIONS, parse_sink_options
-from walstore.spark.sink.writers import BatchWriter, make_stream_writer
+from walstore.spark.environment import require_packages
 
-__all__ = ["batch_writer", "stream_writer"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from uploader.partitioned import Swept
+
+WEEK_SECONDS: Final = 7 * 86_400.0
 
 
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, *, overwrite: bool
-) -> DataSourceWriter:
-    """Return a writer that appends the rows of one job; opens the partitioned log, or creates it.
+def partition_rows(df: DataFrame, partitions: int, by: str = "key") -> DataFrame:
+    """Return the rows with a column ``partition``, all rows of one partition in one task.
 
-    Raises InvalidSettingsError for invalid options and columns, and for ``overwrite``; else as
-    :func:`uploader.partitioned.open_partitions`.
+    Then one task writes each log of a partitioned log, which is the sink's fastest case. The partition is
+    ``pmod(crc32(by), partitions)``, the same that the sink computes for a key. Rows in which ``by`` is null
+    use their ``value``. An existing column ``partition`` is replaced. ``by`` is a column of binary or text;
+    InvalidSettingsError if it does not exist.
     """
-    _check_append(overwrite=overwrite)
-    found = parse_sink_options(options, BATCH_OPTIONS)
-    return BatchWriter.open(found, check_columns(schema, found.partition_by))
+    require_packages()
+    from pyspark.sql import functions as f
 
-
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, *, overwrite: bool
-) -> DataSourceStreamWriter:
-    """Return a writer that appends the rows of a micro-batch. Raises as :func:`batch_writer`."""
-    _check_append(overwrite=overwrite)
-    found = parse_sink_options(options, STREAM_OPTIONS)
-    return make_stream_writer(found, check_columns(schema, found.partition_by))
-
-
-def _check_append(*, overwrite: bool) -> None:
-    if overwrite:
+    if partitions < 1:
+        raise InvalidSettingsError(f"partitions must be at least 1, not {partitions}")
+    missing = sorted({by, "value"} - set(df.columns))
+    if missing:
         raise InvalidSettingsError(
-            'a log can only be appended to: use mode("append"), or outputMode("append") for a stream'
+            f"there is no column {missing[0]!r}; there are {', '.join(df.columns)}"
         )
+    source = f.coalesce(f.col(by).cast("binary"), f.col("value").cast("binary"))
+    number = f.pmod(f.crc32(source), f.lit(partitions)).cast("int")
+    return df.withColumn("partition", number).repartition(partitions, "partition")
+
+
+def finish_commits(url: str) -> int:
+    """Publish writes that were committed under ``url`` and are not in the logs yet; return how many.
+
+    For writes whose driver died and is not restarted; see :func:`uploader.partitioned.finish_commits`.
+    Blocks.
+    """
+    require_packages()
+    from uploader.partitioned import finish_commits as finish
+    from walstore.spark.planned_log import SyncRunner
+
+    with closing(SyncRunner()) as runner:
+        return runner.run(finish(url))
+
+
+def sweep_staging(url: str, older_than_seconds: float = WEEK_SECONDS) -> Swept:
+    """Finish committed writes under ``url``, and delete what was staged that long ago and never committed.
+
+    As :func:`uploader.partitioned.sweep_staging`; blocks.
+    """
+    require_packages()
+    from uploader.partitioned import sweep_staging as sweep
+    from walstore.spark.planned_log import SyncRunner
+
+    with closing(SyncRunner()) as runner:
+        return runner.run(sweep(url, older_than_seconds=older_than_seconds))

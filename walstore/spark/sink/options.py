@@ -12,8 +12,7 @@ from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES
 from uploader.partitioned.write_id import check_query
 from walstore import InvalidSettingsError
-from walstore.spark.location import Location, parse_location
-from walstore.spark.values import Options
+from walstore.spark.options import Location, Options, parse_location
 
 BATCH_OPTIONS: Final = (
     "path",
@@ -78,10 +77,13 @@ def parse_sink_options(options: Mapping[str, str], known: Sequence[str]) -> Sink
     epoch = given.number("epoch", low=0)
     if epoch is not None and query is None:
         raise InvalidSettingsError("epoch counts the writes of a queryId: give both, or neither")
+    partition_by = given.text("partitionBy")
     return SinkOptions(
         location=location,
         partitions=_partitions(given),
-        partition_by=None if given.text("partitionBy") is None else _partition_by(given),
+        partition_by=None
+        if partition_by is None
+        else given.word("partitionBy", _BY, default="task"),
         query=None if query is None else check_query(query),
         epoch=epoch or 0,
         layout=None if layout == "any" else cast(Layout, layout),
@@ -94,10 +96,6 @@ def _partitions(given: Options) -> int | None:
     if found is not None and found > MOST_PARTITIONS:
         raise InvalidSettingsError(f"partitions must be 1 to {MOST_PARTITIONS}, not {found}")
     return found
-
-
-def _partition_by(given: Options) -> str:
-    return given.word("partitionBy", _BY, default="task")
 
 
 def _fragment_bytes(given: Options) -> int:

@@ -8,22 +8,29 @@ their messages, since the process that commits does not get them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamWriter,
+    DataSourceWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 
 from uploader.partitioned import WriteId, job_name
-from walstore import WalError
+from walstore import InvalidSettingsError, WalError
 from walstore.runtime.clock import SystemClock
 from walstore.spark.features import DataSourceStreamArrowWriter
-from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.task import Sink, SinkStore, merge, prepare, run_in_store
+from walstore.spark.sink.options import (
+    BATCH_OPTIONS,
+    STREAM_OPTIONS,
+    SinkOptions,
+    parse_sink_options,
+)
+from walstore.spark.sink.staging import Sink, check_columns, merge, prepare, run_in_store
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -54,19 +61,13 @@ class BatchWriter(DataSourceArrowWriter):
         if None in messages:
             raise WalError("a task did not report what it staged; nothing was written")
         _, staged = merge(messages)
-
-        async def act(target: SinkStore) -> bool:
-            return await target.committer.commit(self._write, staged)
-
-        run_in_store(self._sink.options, act)
+        run_in_store(
+            self._sink.options, lambda target: target.committer.commit(self._write, staged)
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete what was staged, unless it is committed: then a later run finishes it."""
-
-        async def act(target: SinkStore) -> bool:
-            return await target.committer.abort(self._write)
-
-        run_in_store(self._sink.options, act)
+        run_in_store(self._sink.options, lambda target: target.committer.abort(self._write))
 
 
 def new_job() -> str:
@@ -118,12 +119,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             raise WalError("a task did not report what it staged; nothing was written")
         if write.epoch != batchId:
             raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
-        found = write
-
-        async def act(target: SinkStore) -> bool:
-            return await target.committer.commit(found, staged)
-
-        run_in_store(self.sink.options, act)
+        run_in_store(self.sink.options, lambda target: target.committer.commit(write, staged))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Delete what was staged, unless it is committed: then the next run finishes it.
@@ -132,16 +128,35 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         """
         del batchId
         write, _ = merge(messages)
-        if write is None:
-            return
-        found = write
-
-        async def act(target: SinkStore) -> bool:
-            return await target.committer.abort(found)
-
-        run_in_store(self.sink.options, act)
+        if write is not None:
+            run_in_store(self.sink.options, lambda target: target.committer.abort(write))
 
 
-def make_stream_writer(options: SinkOptions, names: tuple[str, ...]) -> StreamWriter:
-    """Return a writer for one micro-batch, after opening the partitioned log; blocks."""
-    return StreamWriter(Sink(options, names, prepare(options)), new_job())
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceWriter:
+    """Return a writer that appends the rows of one job; opens the partitioned log, or creates it.
+
+    Raises InvalidSettingsError for invalid options and columns, and for ``overwrite``; else as
+    :func:`uploader.partitioned.open_partitions`.
+    """
+    _check_append(overwrite=overwrite)
+    found = parse_sink_options(options, BATCH_OPTIONS)
+    return BatchWriter.open(found, check_columns(schema, found.partition_by))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceStreamWriter:
+    """Return a writer that appends the rows of a micro-batch. Raises as :func:`batch_writer`."""
+    _check_append(overwrite=overwrite)
+    found = parse_sink_options(options, STREAM_OPTIONS)
+    names = check_columns(schema, found.partition_by)
+    return StreamWriter(Sink(found, names, prepare(found)), new_job())
+
+
+def _check_append(*, overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidSettingsError(
+            'a log can only be appended to: use mode("append"), or outputMode("append") for a stream'
+        )

@@ -4,7 +4,7 @@ After a crash Spark replays a batch from the two offsets in its checkpoint, so a
 A log that is new to the stream therefore joins it with no records: the batch's end records where it begins,
 and the next batch reads from there.
 
-Limits by rows or bytes are fair between logs: each gets the same share, and what one does not need goes to
+Limits by rows or bytes are fair between logs: each gets the same share, and a log's unused share is given to
 the others. Units that cannot be divided rotate with the position of the stream, so that no log starves.
 Spark 4.0 and 4.1 pass no limit and get all records.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, OffsetTrimmedError
@@ -25,9 +25,10 @@ from walstore.spark.features import (
     ReadMaxBytes,
     ReadMaxRows,
 )
-from walstore.spark.plan import EmptyLog, Log, LogPartition, ReadInterval, Span, divide
-from walstore.spark.streaming.poller import PlannedLog, PolledLog
-from walstore.spark.streaming.stream_options import StreamOptions
+from walstore.spark.options import StreamOptions
+from walstore.spark.plan import LogPartition, ReadInterval, Span, divide
+from walstore.spark.planned_log import PlannedLog
+from walstore.spark.streaming.poller import PolledLog
 
 
 class Budget(NamedTuple):
@@ -184,14 +185,14 @@ class MicroBatches:
         """Return what the tasks of a batch read. Raises as :meth:`end`."""
         self._check_all_there(end)
         self._check_none_forgotten(start, end)
-        reads: list[tuple[Log, ReadInterval]] = []
+        reads: list[tuple[PlannedLog, ReadInterval]] = []
         with ExitStack() as opened:
             for name, limit in sorted(end.items()):
                 if name not in self._logs or start.get(name) == limit:
                     continue
                 _check_forward(name, start.get(name, 1), limit)
                 # One snapshot must decide both what is trimmed and what is planned.
-                planned = opened.enter_context(closing(self._plan(name)))
+                planned = opened.enter_context(self._plan(name))
                 if name in start:
                     begin = self._readable(name, planned, start[name], limit)
                 else:
@@ -208,16 +209,14 @@ class MicroBatches:
         if start >= limit:
             return []
         assert budget.size_bytes is not None
-        with closing(self._plan(name)) as planned:
-            if isinstance(planned, EmptyLog):
-                return []
+        with self._plan(name) as planned:
             return planned.spans(start, limit, budget.size_bytes)
 
     def _begin(self, name: LogName, start: int, limit: int) -> int:
         """Return the first readable offset of ``[start, limit)``; plans only if it may be trimmed."""
         if start >= self._logs[name].head or start == limit:
             return start
-        with closing(self._plan(name)) as planned:
+        with self._plan(name) as planned:
             return self._readable(name, planned, start, limit)
 
     def _readable(self, name: LogName, planned: PlannedLog, start: int, limit: int) -> int:
@@ -273,10 +272,10 @@ class MicroBatches:
         self._warn_once(f"{text}; it is read from its head if it comes back")
 
     def _head(self, name: LogName) -> int:
-        with closing(self._plan(name)) as planned:
+        with self._plan(name) as planned:
             return planned.head
 
-    def _plan(self, name: LogName) -> PlannedLog:
+    def _plan(self, name: LogName) -> AbstractContextManager[PlannedLog]:
         return self._logs[name].plan()
 
     def _warn_once(self, text: str) -> None:
@@ -299,7 +298,7 @@ def _check_forward(name: LogName, start: int, limit: int) -> None:
         )
 
 
-def _check_whole(reads: list[tuple[Log, ReadInterval]], found: list[LogPartition]) -> None:
+def _check_whole(reads: list[tuple[PlannedLog, ReadInterval]], found: list[LogPartition]) -> None:
     """Check that the tasks cover every record of the batch: a committed batch is never read again."""
     wanted = sum(interval.limit - interval.start for _, interval in reads)
     planned = sum(partition.limit - partition.start for partition in found)

@@ -10,115 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
-from uploader import CloudLog
-from uploader.stores import ObjectStore
 from walstore import CorruptionError, LogNotFoundError, ReadonlyWal, Wal, WalError
 from walstore.files.directory import peek_log_id
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName, show
-from walstore.spark.directory import DirectoryLog
-from walstore.spark.location import Location
 from walstore.spark.logs import NamedLog
-from walstore.spark.plan import EmptyLog
-from walstore.spark.store import StoreLog, SyncRunner, open_cloud_log
-from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor
-
-StoreOpener = Callable[[str], ObjectStore]
-"""Opens the store at a URL."""
-
-PlannedLog = StoreLog | DirectoryLog | EmptyLog
-
-
-class PolledLog(Protocol):
-    """One log of a stream."""
-
-    @property
-    def name(self) -> LogName:
-        """Topic and partition."""
-
-    @property
-    def head(self) -> int:
-        """First offset that can certainly be read; cheap. Earlier records may be in a tier."""
-
-    @property
-    def limit(self) -> int:
-        """Last known offset after the last one that can be read; cheap."""
-
-    async def refresh(self) -> None:
-        """Update what is known of the log; the first call opens it.
-
-        Raises LogNotFoundError, CorruptionError, StorageUnavailableError.
-        """
-
-    def plan(self) -> PlannedLog:
-        """Return a snapshot for planning, which the caller closes. Blocking: not on the event loop."""
-
-    def cursor(self, name: str) -> StreamCursor:
-        """Return the log's cursor of that name; call :meth:`refresh` first."""
-
-    async def aclose(self) -> None:
-        """Release connections and threads."""
-
-
-class PolledStore:
-    """A log in an object store. A refresh costs one request if nothing is new."""
-
-    def __init__(self, log: NamedLog, runner: SyncRunner, open_store: StoreOpener) -> None:
-        """Poll ``log`` on ``runner``."""
-        self.name = (log.topic, log.partition)
-        self._named = log
-        self._runner = runner
-        self._open_store = open_store
-        self._log: CloudLog | None = None
-
-    @property
-    def head(self) -> int:
-        """First retained offset."""
-        return 1 if self._log is None else self._log.head
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last one in the manifest that was read last."""
-        return 1 if self._log is None else self._log.tail
-
-    async def refresh(self) -> None:
-        """Read the manifest; a partition without records may have none yet."""
-        if self._log is not None:
-            await self._log.refresh()
-            return
-        url = self._named.location.text
-        try:
-            self._log = await open_cloud_log(url, store=self._open())
-        except LogNotFoundError:
-            if not self._named.is_part:
-                raise
-
-    def plan(self) -> PlannedLog:
-        """Return the log as of the manifest that was read last."""
-        if self._log is None:
-            return EmptyLog()
-        return StoreLog(
-            _location(self._named), partition=self.name[1], log=self._log, runner=self._runner
-        )
-
-    def cursor(self, name: str) -> StreamCursor:
-        """Return a cursor in the store."""
-        if self._log is None:
-            return StoreCursor.without_log(self._open(), name)
-        return StoreCursor(self._log.cursors, name)
-
-    async def aclose(self) -> None:
-        """Release connections and threads."""
-        if self._log is not None:
-            await self._log.aclose()
-
-    def _open(self) -> ObjectStore:
-        return self._open_store(self._named.location.text)
+from walstore.spark.planned_log import DirectoryLog, StoreLog, StoreOpener, SyncRunner
 
 
 class PolledDirectory:
@@ -130,10 +32,16 @@ class PolledDirectory:
     def __init__(self, log: NamedLog, runner: SyncRunner, *, use_tier: bool) -> None:
         """Poll ``log`` on ``runner``."""
         self.name = (log.topic, log.partition)
-        self._named = log
+        self._path = log.location.text
         self._runner = runner
         self._use_tier = use_tier
         self._log: ReadonlyWal | None = None
+
+    @property
+    def wal(self) -> ReadonlyWal:
+        """The open log; call :meth:`refresh` first."""
+        assert self._log is not None
+        return self._log
 
     @property
     def head(self) -> int:
@@ -148,14 +56,14 @@ class PolledDirectory:
     async def refresh(self) -> None:
         """Refresh the log, and check that the directory still contains it."""
         if self._log is None:
-            self._log = await Wal.open_readonly(self._named.location.text)
+            self._log = await Wal.open_readonly(self._path)
         else:
             await self._log.refresh()
             await asyncio.to_thread(self._check_location, self._log)
 
     def _check_location(self, log: ReadonlyWal) -> None:
         """Check that the path still leads to this log, since tasks read it by its path."""
-        path = Path(self._named.location.text)
+        path = Path(self._path)
         found = peek_log_id(PosixFileSystem(), path)
         if found is None:
             raise LogNotFoundError(f"there is no log at {path} any more", location=str(path))
@@ -167,17 +75,9 @@ class PolledDirectory:
                 found=found.hex(),
             )
 
-    def plan(self) -> PlannedLog:
-        """Return a new snapshot of the directory."""
-        return DirectoryLog(_location(self._named), partition=self.name[1], use_tier=self._use_tier)
-
-    def cursor(self, name: str) -> StreamCursor:
-        """Return a cursor in the tier, if there is one, or else in the directory."""
-        assert self._log is not None
-        planned = self.plan()
-        assert isinstance(planned, DirectoryLog)
-        planned.close()
-        return DirectoryCursor(self._log, planned.tier_url, name)
+    def plan(self) -> AbstractContextManager[DirectoryLog]:
+        """Return a new snapshot of the directory, for a ``with`` block. Blocking: not on the event loop."""
+        return closing(DirectoryLog(self._path, *self.name, use_tier=self._use_tier))
 
     async def aclose(self) -> None:
         """Release the thread and the file descriptors."""
@@ -185,17 +85,23 @@ class PolledDirectory:
             await self._log.aclose()
 
 
+PolledLog: TypeAlias = StoreLog | PolledDirectory
+
+
 def make_polled_log(
     log: NamedLog, runner: SyncRunner, *, use_tier: bool, open_store: StoreOpener
 ) -> PolledLog:
     """Return a log to poll; nothing is opened yet."""
-    if log.location.is_store:
-        return PolledStore(log, runner, open_store)
-    return PolledDirectory(log, runner, use_tier=use_tier)
-
-
-def _location(log: NamedLog) -> Location:
-    return replace(log.location, topic=log.topic)
+    if not log.location.is_store:
+        return PolledDirectory(log, runner, use_tier=use_tier)
+    return StoreLog(
+        log.location.text,
+        log.topic,
+        log.partition,
+        may_be_new=log.is_part,
+        runner=runner,
+        open_store=open_store,
+    )
 
 
 async def _head(log: ReadonlyWal) -> int:

@@ -19,17 +19,17 @@ from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
-from walstore.spark.plan import LogPartition
+from walstore.spark.options import StreamOptions, moves
+from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
+from walstore.spark.streaming.cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.micro_batch import (
     MicroBatches,
     budget_of,
     check_limits,
     default_limit,
 )
-from walstore.spark.streaming.poller import Poller, StoreOpener, make_polled_log
-from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
-from walstore.spark.streaming.stream_options import StreamOptions, moves
+from walstore.spark.streaming.poller import Poller, make_polled_log
 from walstore.spark.task import read_rows
 
 JsonOffsets = dict[str, dict[str, int]]
@@ -121,8 +121,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
-        if not isinstance(partition, LogPartition):
-            return iter(())
         stream = self._options.stream
         projection = Projection(self._names, None if stream is None else frozenset([stream]))
         return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)

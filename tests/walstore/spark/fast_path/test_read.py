@@ -30,7 +30,7 @@ from walstore.errors import (
 )
 from walstore.spark import FastPathError, read
 from walstore.spark.fast_path import jvm
-from walstore.spark.fast_path.hadoop import hadoop_store
+from walstore.spark.fast_path.jvm import hadoop_store
 
 
 @pytest.fixture

@@ -21,9 +21,8 @@ from walstore.errors import (
     OffsetTrimmedError,
     StorageUnavailableError,
 )
-from walstore.spark.location import parse_location
 from walstore.spark.logs import NamedLog, find_logs
-from walstore.spark.options import Selection
+from walstore.spark.options import Selection, parse_location
 from walstore.spark.sidecar.holding import HeldLogs
 
 NAME = "sidecar"

@@ -18,9 +18,9 @@ from tests.walstore.spark.versions import NO_LIMITS
 from uploader import open_store
 from uploader.stores.port import ObjectStore
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadLimit
+from walstore.spark.options import StreamOptions, parse_stream_options
 from walstore.spark.rows import column_names, spark_schema
 from walstore.spark.streaming.reader import StreamReader
-from walstore.spark.streaming.stream_options import StreamOptions, parse_stream_options
 from walstore.testing import ManualClock
 
 Row = dict[str, Any]

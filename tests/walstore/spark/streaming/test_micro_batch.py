@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from walstore.spark.options import parse_stream_options
 from walstore.spark.plan import Span
 from walstore.spark.streaming.micro_batch import (
     Budget,
@@ -21,7 +22,6 @@ from walstore.spark.streaming.micro_batch import (
     check_limits,
     share,
 )
-from walstore.spark.streaming.stream_options import parse_stream_options
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
 amounts = st.lists(st.integers(0, 1000), max_size=8)
@@ -147,13 +147,13 @@ OLDER = """
 import sys
 import pyspark.sql.datasource  # this version's needs them itself
 sys.modules["pyspark.sql.streaming.datasource"] = None  # as before Spark 4.2
-from walstore.spark.streaming import stream_reader
+from walstore.spark.source import WalstoreSource
 from walstore.spark.rows import spark_schema
 schema = spark_schema(include_headers=False)
-reader = stream_reader({"path": "/tmp/none"}, schema)
+reader = WalstoreSource({"path": "/tmp/none"}).streamReader(schema)
 assert not hasattr(reader, "pushFilters")
 try:
-    stream_reader({"path": "/tmp/none", "maxOffsetsPerTrigger": "5"}, schema)
+    WalstoreSource({"path": "/tmp/none", "maxOffsetsPerTrigger": "5"}).streamReader(schema)
 except ValueError as error:
     print(error)
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.test_docs import ROOT
-from walstore.spark.streaming.stream_options import KNOWN
+from walstore.spark.options import STREAM_KNOWN
 
 PAGE = (ROOT / "docs" / "spark_streaming.md").read_text()
 
@@ -13,4 +13,4 @@ PAGE = (ROOT / "docs" / "spark_streaming.md").read_text()
 def test_every_option_is_told():
     table = PAGE.partition("## Options")[2].partition("\n## ")[0]
     told = set(re.findall(r"`(\w+)`", table))
-    assert set(KNOWN) - {"path"} <= told
+    assert set(STREAM_KNOWN) - {"path"} <= told

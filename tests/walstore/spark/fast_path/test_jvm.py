@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.fast_path.hadoop import hadoop_store
+from walstore.spark.fast_path.jvm import hadoop_store
 
 
 @pytest.mark.parametrize(

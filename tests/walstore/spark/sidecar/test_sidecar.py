@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.sidecar.reports import count_records, seconds_of, tails_of
+from walstore.spark.sidecar.sidecar import count_records, seconds_of, tails_of
 
 A, B = ("orders", 0), ("orders", 1)
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.batches.concat import ConcatBatch, EmptyBatch
-from walstore.batches.selection import FrameSelection, SelectedBatch, covering, select, spanning
+from walstore.batches.derived import (
+    ConcatBatch,
+    EmptyBatch,
+    FrameSelection,
+    SelectedBatch,
+    covering,
+    select,
+    spanning,
+)
 from walstore.records import NO_HEADERS, Record
 
 MIXED = [

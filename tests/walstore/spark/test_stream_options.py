@@ -7,7 +7,7 @@ import pytest
 from tests.cases import case
 from walstore.errors import InvalidSettingsError
 from walstore.spark.bounds import Edge, TimeBound
-from walstore.spark.streaming.stream_options import parse_stream_options
+from walstore.spark.options import parse_stream_options
 
 PATH = "s3://bucket/orders"
 
