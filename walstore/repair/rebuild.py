@@ -14,7 +14,6 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain as chained
 from itertools import product
 from typing import Final
 
@@ -23,6 +22,7 @@ from crc32c import crc32c
 
 from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder, marks_column, split
+from walstore.batches.concat import ConcatBatch
 from walstore.format import codec, frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, StreamInfo
@@ -245,9 +245,8 @@ class Rebuilder:
 
     def _draft(self, limit: int) -> BatchBuilder | None:
         """Return the records up to an offset."""
-        draft = BatchBuilder(self.next_offset)
-        for batch in self.read(self.next_offset, limit) if limit > self.next_offset else ():
-            draft = _joined(draft, _to_draft(batch))
+        batches = list(self.read(self.next_offset, limit)) if limit > self.next_offset else []
+        draft = _to_draft(ConcatBatch(batches)) if batches else BatchBuilder(self.next_offset)
         return draft if draft.limit == limit else None
 
     # -- new ---------------------------------------------------------------------------------
@@ -383,25 +382,4 @@ def _to_draft(batch: Batch) -> BatchBuilder:
         streams if any(name is not None for name in streams) else None,
         headers if any(headers) else None,
         list(batch.timestamps_us),
-    )
-
-
-def _joined(first: BatchBuilder, second: BatchBuilder) -> BatchBuilder:
-    """Return the records of both; ``second`` follows directly."""
-    if not first.values:
-        return second
-    rows, more = len(first.values), len(second.values)
-
-    def join(before: list | None, after: list | None) -> list | None:  # type: ignore[type-arg]
-        if before is None and after is None:
-            return None
-        return list(chained(before or [None] * rows, after or [None] * more))
-
-    return BatchBuilder(
-        first.start,
-        first.values + second.values,
-        join(first.keys, second.keys),
-        join(first.streams, second.streams),
-        join(first.headers, second.headers),
-        join(first.timestamps_us, second.timestamps_us),
     )

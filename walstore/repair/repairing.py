@@ -52,7 +52,6 @@ from walstore.repair.plan import (
     STAGED_NAME,
     Actions,
     Damage,
-    Interval,
     Output,
     RepairKind,
     RepairPlan,
@@ -63,18 +62,6 @@ from walstore.repair.plan import (
 from walstore.repair.planner import decide
 from walstore.repair.runs import Keep
 from walstore.repair.survey import survey_log
-
-__all__ = [
-    "Copy",
-    "Damage",
-    "Interval",
-    "Keep",
-    "RepairKind",
-    "RepairPlan",
-    "Step",
-    "apply_repair",
-    "plan_repair",
-]
 
 _SPARE_NAME: Final = "repair.tmp"
 _CHUNK_BYTES: Final = 1 << 20
