@@ -1,6 +1,6 @@
 """The parent of the demo: two lives of the writing process with a kill between them, and the check.
 
-``python -m walstore.cli.demo.run URL`` is the process in which Spark counts.
+As a program, it is the process in which Spark counts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from rich.status import Status
 
 from uploader import CloudLog
 from walstore import Batch, CorruptionError, Reader, Wal, WalError, spark
-from walstore.cli.child_process import receive, start_child
+from walstore.cli.child_process import child_process, receive
 from walstore.cli.demo.checks import (
     OPENED,
     ReadBack,
@@ -101,11 +100,9 @@ class Demo:
         SIGKILL ends it ``kill_seconds`` after it opened the log; without them it ends after the job's time.
         WalError if it ends in any other way.
         """
-        process = await start_child("walstore.cli.demo.writer", job.to_json())
-        loop = asyncio.get_running_loop()
-        killing = loop.call_later(_START_SECONDS, _kill, process)
-        is_open = False
-        try:
+        loop, is_open = asyncio.get_running_loop(), False
+        async with child_process("walstore.cli.demo.writer", dataclasses.asdict(job)) as process:
+            killing = loop.call_later(_START_SECONDS, _kill, process)
             assert process.stdout is not None
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(process))
@@ -119,10 +116,7 @@ class Demo:
                         killing = loop.call_later(seconds, _kill, process)
             self._story.end_life()
             code = await process.wait()
-        finally:
             killing.cancel()
-            _kill(process)
-            await process.wait()
         if not is_open:
             what = "did not open the log"
         elif kill_seconds is not None:
@@ -252,17 +246,12 @@ async def _compare(tally: ReadTally, batch: Batch, on_disk: Reader) -> Reader | 
 
 async def count_by_stream(url: str) -> SparkTotals:
     """Let Spark read the log at ``url``. WalError with Spark's last line if it fails."""
-    process = await start_child("walstore.cli.demo.run", url)
-    try:
-        async with asyncio.timeout(_SPARK_SECONDS):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise WalError(f"Spark did not finish within {_SPARK_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the JVM is in its group
-            await process.wait()
+    async with child_process("walstore.cli.demo.run", {"url": url}) as process:  # and its JVM
+        try:
+            async with asyncio.timeout(_SPARK_SECONDS):
+                out, err = await process.communicate()
+        except TimeoutError:
+            raise WalError(f"Spark did not finish within {_SPARK_SECONDS:.0f} s") from None
     for line in out.decode("utf-8", "replace").splitlines():
         if line.startswith(_MARK):
             version, rows, head, limit = json.loads(line.removeprefix(_MARK))
@@ -301,4 +290,4 @@ def _count(url: str) -> None:
 
 
 if __name__ == "__main__":
-    _count(sys.argv[1])
+    _count(**json.loads(sys.argv[1]))
