@@ -19,7 +19,6 @@ from walstore.cli import (
     copying,
     cursors,
     demo,
-    ending,
     inspect,
     records,
     removal,
@@ -164,8 +163,8 @@ _add(MOVING, copying.fork, "a new stored log that begins with what another one h
 _add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
-_add(ENDING, ending.seal, "a stored log that takes no more records")
-_add(ENDING, ending.destroy, "remove a stored log for good")
+_add(ENDING, removal.seal, "a stored log that takes no more records")
+_add(ENDING, removal.destroy, "remove a stored log for good")
 _add(TRYING, bench.bench, "how fast this disk is, and the log on it")
 _add(TRYING, demo.demo, "the whole path once, with a kill in the middle")
 _add(TRYING, soak.soak, "a load with kills and collections, every record checked")
