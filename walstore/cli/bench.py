@@ -36,9 +36,7 @@ Examples:
 def bench(
     directory: Annotated[
         str,
-        typer.Argument(
-            metavar="DIRECTORY", help="Where to write; on the disk in question.", show_default=False
-        ),
+        typer.Argument(metavar="DIRECTORY", help="Where to write; on the disk in question."),
     ],
     *,
     seconds: Annotated[

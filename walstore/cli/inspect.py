@@ -18,6 +18,7 @@ from walstore.cli.output import (
     print_table,
 )
 from walstore.cli.running import run_async
+from walstore.cli.stored import live_bytes
 from walstore.errors import CorruptionError
 from walstore.files.directory import LOCK_NAME
 from walstore.files.locks import STORE_NAME
@@ -130,8 +131,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "head": log.head,
             "tail": log.tail,
             "records": log.tail - log.head,
-            "bytes": sum(entry.num_bytes for entry in manifest.snapshots)
-            + sum(entry.num_bytes for entry in manifest.fragments),
+            "bytes": live_bytes(manifest),
             "appended_bytes": manifest.acc_bytes,
             "snapshots": len(manifest.snapshots),
             "fragments": len(manifest.fragments),

@@ -25,6 +25,7 @@ from walstore.cli.output import (
     progress_bar,
 )
 from walstore.cli.running import run_async
+from walstore.cli.stored import live_bytes
 from walstore.cursors.directory import list_cursors
 from walstore.files.log_files import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
@@ -51,7 +52,6 @@ def trim(
             "--before",
             metavar="PLACE",
             help="First record to stay: an offset, a time, -N for the last N, latest.",
-            show_default=False,
         ),
     ],
     confirm: Confirm = False,
@@ -154,9 +154,7 @@ def gc(
     action: Annotated[
         Action,
         typer.Argument(
-            metavar="ACTION",
-            help="'plan' shows what would be removed, 'apply' removes it.",
-            show_default=False,
+            metavar="ACTION", help="'plan' shows what would be removed, 'apply' removes it."
         ),
     ],
     url: StoredAt,
@@ -405,14 +403,12 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
             raise UsageError(
                 f"{location} is not sealed and may be in use; seal it first, or give --unsealed"
             )
-        live_bytes = sum(one.num_bytes for one in manifest.snapshots)
-        live_bytes += sum(one.num_bytes for one in manifest.fragments)
     done: dict[str, Any] = {
         "location": location,
         "applied": is_confirmed,
         "head": manifest.oldest_offset if is_known else None,
         "tail": manifest.next_offset if is_known else None,
-        "bytes": live_bytes if is_known else None,
+        "bytes": live_bytes(manifest) if is_known else None,
         "objects": None,
         "object_bytes": None,
         "left": [],

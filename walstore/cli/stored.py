@@ -25,7 +25,7 @@ from walstore.cli.running import run_async
 from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
-    from uploader.format.entries import Fragment
+    from uploader.format.entries import Entry, Fragment
     from uploader.format.manifest import Manifest
     from uploader.read.fragment_ranges import FragmentFooters
 
@@ -80,39 +80,39 @@ def _manifest_json(location: str, found: Manifest) -> dict[str, Any]:
         "collected": found.collected.hexdigest(),
         "appended_bytes": found.acc_bytes,
         "snapshots": [
-            {
-                "path": one.path_to_snapshot,
-                "depth": one.depth,
-                "start": one.start,
-                "limit": one.limit,
-                "bytes": one.num_bytes,
-                "setsum": one.setsum.hexdigest(),
-            }
-            for one in found.snapshots
+            _entry_json(one, path=one.path_to_snapshot, depth=one.depth) for one in found.snapshots
         ],
         "fragments": [
-            {
-                "path": one.path,
-                "seq_no": one.seq_no,
-                "start": one.start,
-                "limit": one.limit,
-                "bytes": one.num_bytes,
-                "setsum": one.setsum.hexdigest(),
-            }
-            for one in found.fragments
+            _entry_json(one, path=one.path, seq_no=one.seq_no) for one in found.fragments
         ],
     }
 
 
+def _entry_json(one: Entry, **names: object) -> dict[str, Any]:
+    return {
+        **names,
+        "start": one.start,
+        "limit": one.limit,
+        "bytes": one.num_bytes,
+        "setsum": one.setsum.hexdigest(),
+    }
+
+
+def live_bytes(found: Manifest) -> int:
+    """Return the bytes of all fragments that a manifest holds."""
+    return sum(one.num_bytes for one in (*found.snapshots, *found.fragments))
+
+
 def _print_manifest(location: str, found: Manifest) -> None:
-    live_bytes = sum(one.num_bytes for one in found.snapshots)
-    live_bytes += sum(one.num_bytes for one in found.fragments)
     print_fields(
         [
             ("location", location),
             ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
             ("records", format_count(found.next_offset - found.oldest_offset)),
-            ("size", f"{format_bytes(live_bytes)}, {format_bytes(found.acc_bytes)} ever added"),
+            (
+                "size",
+                f"{format_bytes(live_bytes(found))}, {format_bytes(found.acc_bytes)} ever added",
+            ),
             ("next fragment", found.next_seq_no),
             ("setsum", found.setsum.hexdigest()),
             ("collected", found.collected.hexdigest()),

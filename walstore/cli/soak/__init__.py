@@ -34,7 +34,6 @@ def soak(
         typer.Argument(
             metavar="LOCATION",
             help="An empty directory, or a store URL to write straight to; otherwise a temporary one.",
-            show_default=False,
         ),
     ] = None,
     *,
