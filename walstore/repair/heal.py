@@ -126,15 +126,13 @@ class _Healing:
                 self._fill_missing(start, one)
             self._before.limit = start
             self._heal(one, following)
-        if self._before.limit < self._situation.limit and not self._is_open(segments):
+        # If the last segment was not sealed, all that follows belongs to it.
+        is_open = bool(segments) and self._summary_of(segments[-1]) is None
+        if self._before.limit < self._situation.limit and not is_open:
             self._fill_missing(self._situation.limit, None)
         known = {one.name for one in segments}
         others = [one for one in self._survey.segments if one.name not in known]
         return dataclasses.replace(self._survey, segments=[*others, *self._made])
-
-    def _is_open(self, segments: list[SegmentSurvey]) -> bool:
-        """Return whether the last segment was not sealed, so that all that follows belongs to it."""
-        return bool(segments) and self._summary_of(segments[-1]) is None
 
     # -- one segment -------------------------------------------------------------------------
 

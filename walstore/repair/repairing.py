@@ -322,13 +322,10 @@ def _copy(fs: FileSystem, directory: Path, kept: Path, target: File, output: Out
                 raise CorruptionError("the file became shorter", path=str(path), position=at)
             for patch in output.patches:
                 if at <= patch.position < at + len(data):
-                    data = _patched(data, patch.position - at, patch.value)
+                    position = patch.position - at
+                    data = data[:position] + bytes([patch.value]) + data[position + 1 :]
             target.pwrite([data], segment.HEADER_BYTES + at - output.position)
             at += len(data)
-
-
-def _patched(data: bytes, position: int, value: int) -> bytes:
-    return data[:position] + bytes([value]) + data[position + 1 :]
 
 
 def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
@@ -351,16 +348,13 @@ def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
 def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
     """Write the checkpoint and the cell, from the segments as they are now."""
     *before, last = actions.segments
-    sealed = []
-    for start in before:
-        summary, _, _, _ = _end_of(fs, directory, start)
-        sealed.append(summary)
+    sealed = tuple(_end_of(fs, directory, start)[0] for start in before)
     summary, index, epoch, salt = _end_of(fs, directory, last)
     hint = Checkpoint(
         log_id=bytes.fromhex(actions.log_id),
         epoch=max(actions.epoch, epoch),
         head=actions.head,
-        sealed=tuple(sealed),
+        sealed=sealed,
         tail_start=last,
         tail_position=summary.data_bytes,
         tail_index=index,

@@ -147,7 +147,8 @@ class SegmentWalk:
             end = self._walk(chain, end, mark)
             self._compare(chain, end)
         end = self._walk(chain, end, self._end)
-        self._add(at, end, first, chain, self._last_synced_limit(end))
+        last = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
+        self._add(at, end, first, chain, last.synced_limit if last is not None else 0)
         return end, chain
 
     def _add(
@@ -234,10 +235,6 @@ class SegmentWalk:
                 self._ledger.apply(Marks.decode(hint.ledger))
             self._is_exact = True
 
-    def _last_synced_limit(self, end: int) -> int:
-        header = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
-        return header.synced_limit if header is not None else 0
-
     def _is_unfinished(self, at: int, chain: Chain) -> bool:
         """Return whether opening the log would cut off the bytes at ``at``, or find nothing there."""
         if not self._is_last or self._found.was_sealed:
@@ -322,14 +319,11 @@ class Links:
         """
         return (
             self._scan.salt is not None
-            or self._stored_crc(damage) == headers[0].previous_crc
+            or int.from_bytes(self._file.pread(4, damage + _CRC_AT), "little")
+            == headers[0].previous_crc
             or self._trailers_reach(damage, position)
             or self._is_marked(position, headers)
         )
-
-    def _stored_crc(self, position: int) -> int:
-        """Return the CRC stored in the damaged frame at ``position``."""
-        return int.from_bytes(self._file.pread(4, position + _CRC_AT), "little")
 
     def _trailers_reach(self, damage: int, position: int) -> bool:
         """Return whether the bytes between are frames by their trailers, whatever they contain."""
