@@ -85,7 +85,9 @@ class _Verb(TyperCommand):
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(text, str) and not (_is_utf8(text) or _is_path(parameter, text)):
+                if not isinstance(text, str) or _is_utf8(text):
+                    continue
+                if parameter.metavar not in _PATHS or is_url(text):
                     name = parameter.metavar if parameter.opts[0][0] != "-" else parameter.opts[0]
                     raise UsageError(f"{name} must be UTF-8, not {os.fsencode(text)!r}")
         return super().invoke(ctx)
@@ -98,10 +100,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_path(parameter: Any, text: str) -> bool:
-    return parameter.metavar in _PATHS and not is_url(text)
 
 
 _PATHS: Final = frozenset(("LOCATION", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))

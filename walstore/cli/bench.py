@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -164,27 +165,16 @@ async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> list
     for name, producers in (("1 producer", 1), (f"{plan.producers} producers", plan.producers)):
         on_part(name)
         async with Wal.open(plan.place / f"log-{len(results)}") as wal:
-            results.append(await _produce(plan, clock, name, producers, _appender(wal, value)))
+            append = partial(wal.append, value, durability="disk")
+            results.append(await _produce(plan, clock, name, producers, append))
     name = f"append_many, {GROUP_RECORDS} records"
     on_part(name)
     async with Wal.open(plan.place / "log-groups") as wal:
-        group = [value] * GROUP_RECORDS
-
-        async def append_group() -> int:
-            return len(await wal.append_many(group, durability="disk"))
-
-        results.append(await _produce(plan, clock, name, 1, append_group))
+        append_group = partial(wal.append_many, [value] * GROUP_RECORDS, durability="disk")
+        results.append(await _produce(plan, clock, name, 1, append_group, GROUP_RECORDS))
     on_part("catching up")
     results.append(await _catch_up(plan, clock, value))
     return results
-
-
-def _appender(wal: Wal, value: bytes) -> Callable[[], Awaitable[int]]:
-    async def append() -> int:
-        await wal.append(value, durability="disk")
-        return 1
-
-    return append
 
 
 def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
@@ -208,19 +198,21 @@ def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
 
 
 async def _produce(
-    plan: MeasurePlan, clock: Clock, name: str, producers: int, append: Callable[[], Awaitable[int]]
+    plan: MeasurePlan,
+    clock: Clock,
+    name: str,
+    producers: int,
+    append: Callable[[], Awaitable[object]],
+    rows: int = 1,
 ) -> Measured:
-    """Let tasks append until the time is over, each waiting for every append."""
+    """Let tasks append ``rows`` records at a time until the time is over, each waiting for every append."""
     begin = clock.monotonic()
     samples: list[float] = []
-    records = 0
 
     async def produce() -> None:
-        nonlocal records
         now = clock.monotonic()
         while now < begin + plan.part_seconds:
-            appended = await append()  # first, since other tasks count meanwhile
-            records += appended
+            await append()
             after = clock.monotonic()
             samples.append(after - now)
             now = after
@@ -228,7 +220,7 @@ async def _produce(
     async with asyncio.TaskGroup() as group:
         for _ in range(producers):
             group.create_task(produce())
-    return _measured(name, records, clock.monotonic() - begin, samples)
+    return _measured(name, rows * len(samples), clock.monotonic() - begin, samples)
 
 
 async def _catch_up(plan: MeasurePlan, clock: Clock, value: bytes) -> Measured:

@@ -214,7 +214,14 @@ def gc(
     )
     found = _gc_json(location, plan, done)
     print_result(found, _gc_fields(found), as_json=as_json)
-    _conclude_gc(found, action, is_confirmed=confirm)
+    for finding in found["findings"]:
+        complain(f"refused: {finding}")
+    if found["due_us"] is not None and found["applied"]:
+        complain(
+            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
+        )
+    if action is Action.APPLY and not confirm:
+        complain("nothing was changed; give --confirm to do this")
 
 
 async def _collect(
@@ -256,17 +263,6 @@ async def _write_lines(path: Path, lines: asyncio.Queue[str | None]) -> None:
         while (line := await lines.get()) is not None:
             await file.write(f"{line}\n")
             await file.flush()
-
-
-def _conclude_gc(found: dict[str, Any], action: Action, *, is_confirmed: bool) -> None:
-    for finding in found["findings"]:
-        complain(f"refused: {finding}")
-    if found["due_us"] is not None and found["applied"]:
-        complain(
-            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
-        )
-    if action is Action.APPLY and not is_confirmed:
-        complain("nothing was changed; give --confirm to do this")
 
 
 def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: 
             complain(f"more is damaged than that repair knew ({again.damages[0]}); repair again")
             raise typer.Exit(CORRUPTION)
         return
-    if plan.source is None and plan.tier_url and _could_heal(plan):
+    could_heal = any(one.start < plan.uploaded_limit for one in plan.unreadable)
+    if plan.source is None and plan.tier_url and could_heal:
         complain(f"with --from-tier the records come from {plan.tier_url}")
     if plan.needs_choice:
         complain(
@@ -157,11 +158,6 @@ def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: 
     else:
         complain("nothing was changed; give --confirm to do this")
     raise typer.Exit(CORRUPTION)
-
-
-def _could_heal(plan: RepairPlan) -> bool:
-    """Return whether the tier holds some of the records that cannot be read."""
-    return any(one.start < plan.uploaded_limit for one in plan.unreadable)
 
 
 def _print_repair(plan: RepairPlan, path: Path) -> None:

@@ -139,6 +139,7 @@ Examples:
 
 _AT_ONCE: Final = 16
 _NAMES: Final = ("fragment", "start", "limit", "records", "bytes", "path")
+_TIMES: Final = ("min_timestamp_us", "max_timestamp_us")
 
 
 def fragments(
@@ -186,10 +187,12 @@ async def _list_fragments(
             async for part in _parts(found):
                 times = await _read_times(footers, part) if with_times else [()] * len(part)
                 for entry, bounds in zip(part, times, strict=True):
+                    shown = _fragment_json(entry)
                     if as_json:
-                        print_json(_fragment_json(entry, bounds))
+                        print_json(shown | dict(zip(_TIMES, bounds, strict=False)))
                     else:
-                        _write_line(_cells(entry), map(format_time, bounds))
+                        cells = [shown[name] for name in ("seq_no", *_NAMES[1:])]
+                        _write_line(cells, map(format_time, bounds))
     finally:
         worker.close()
 
@@ -217,8 +220,8 @@ async def _read_times(
     return [task.result().times_us or (None, None) for task in reading]
 
 
-def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, Any]:
-    found = {
+def _fragment_json(entry: Fragment) -> dict[str, Any]:
+    return {
         "seq_no": entry.seq_no,
         "start": entry.start,
         "limit": entry.limit,
@@ -227,13 +230,6 @@ def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, A
         "path": entry.path,
         "setsum": entry.setsum.hexdigest(),
     }
-    names = ("min_timestamp_us", "max_timestamp_us")
-    return found | dict(zip(names, bounds, strict=False))
-
-
-def _cells(entry: Fragment) -> tuple[object, ...]:
-    records = entry.limit - entry.start
-    return entry.seq_no, entry.start, entry.limit, records, entry.num_bytes, entry.path
 
 
 def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:
