@@ -141,13 +141,13 @@ def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
     if situation.log_id is None:
         yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
     first = min((one.start for one in situation.segments), default=situation.head)
-    if survey.cell is not None and not situation.is_hint_trusted and situation.head < first:
+    if survey.cell is not None and situation.hint is None and situation.head < first:
         yield (
             f"only the durable cell says that the log began at offset {situation.head}; if "
             f"[{situation.head}, {first}) had been trimmed since it was written, nothing of it is lost"
         )
     torn = any(one.torn_bytes for one in situation.segments)
-    if torn and not situation.is_hint_trusted and survey.cell is None:
+    if torn and situation.hint is None and survey.cell is None:
         yield (
             "whether the bytes behind the last batch had been acknowledged cannot be determined "
             "without checkpoint and durable cell"

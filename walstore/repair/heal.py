@@ -110,14 +110,12 @@ class _Healing:
         self._situation = situation
         self._copy = copy
         self._staging = staging
-        hint = survey.hint if situation.is_hint_trusted else None
-        self._noted = {one.start: one for one in hint.sealed} if hint else {}
+        self._noted = {one.start: one for one in situation.hint.sealed} if situation.hint else {}
         first_epoch = min((one.header.epoch for one in survey.segments if one.header), default=1)
         self._before = _Before(situation.head, None, first_epoch, 0, b"")
         self._made: list[SegmentSurvey] = []
 
     def run(self) -> LogSurvey:
-        """Walk the log in order."""
         segments = self._situation.segments
         for at, one in enumerate(segments):
             following = segments[at + 1] if at + 1 < len(segments) else None
@@ -261,7 +259,7 @@ class _Healing:
 
     def _ledger_at(self, limit: int) -> bytes:
         """Return the checkpoint's ledger if it was written at that offset; else nothing."""
-        hint = self._survey.hint if self._situation.is_hint_trusted else None
+        hint = self._situation.hint
         return hint.ledger if hint is not None and hint.next_offset == limit else b""
 
     def _finish(
@@ -302,12 +300,12 @@ class _Healing:
         healed = [*previous.healed, Healed(Interval(run.start, run.start), is_exact=False)]
         begin = previous.runs[0].position
         is_there = previous.name in self._survey.names
-        file = self._fs.open(self._survey.path / previous.name, "r") if is_there else None
-        try:
+        with contextlib.ExitStack() as stack:
+            file = None
+            if is_there:
+                file = self._fs.open(self._survey.path / previous.name, "r")
+                stack.callback(file.close)
             self._finish(previous, file, made, begin, healed)
-        finally:
-            if file is not None:
-                file.close()
 
     # -- segments that are gone --------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +58,7 @@ from walstore.repair.plan import (
     decode_plan,
     encode_plan,
 )
-from walstore.repair.planner import decide
+from walstore.repair.planner import Planner
 from walstore.repair.runs import Keep
 from walstore.repair.survey import survey_log
 
@@ -99,11 +98,7 @@ def plan_repair(
 
 
 def apply_repair(
-    plan: RepairPlan,
-    *,
-    copy: Copy | None = None,
-    fs: FileSystem | None = None,
-    make_log_id: Callable[[], bytes] = lambda: os.urandom(16),
+    plan: RepairPlan, *, copy: Copy | None = None, fs: FileSystem | None = None
 ) -> None:
     """Apply ``plan``, under the log's lock. If it is killed, plan and apply again to finish.
 
@@ -140,7 +135,7 @@ def apply_repair(
         if current != plan:
             raise WalError(f"the log changed since the repair was planned; plan again: {path}")
         _check_space(fs, path, plan, staging)
-        run_actions(fs, path, interrupted or plan, make_log_id().hex(), staging)
+        _run_actions(fs, path, interrupted or plan, staging)
 
 
 def _plan(
@@ -149,9 +144,9 @@ def _plan(
     survey = survey_log(fs, path)
     kept = fs.list(path / KEPT_NAME) if KEPT_NAME in survey.names else []
     if copy is None:
-        return decide(survey, keep, kept)
+        return Planner(survey, keep, kept).plan()
     healed = heal(fs, survey, copy, staging)
-    return decide(survey, keep, kept, healed=healed, source=copy.url)
+    return Planner(survey, keep, kept, healed=healed, source=copy.url).plan()
 
 
 def _to_finish(interrupted: RepairPlan, path: Path) -> RepairPlan:
@@ -195,9 +190,7 @@ def load_interrupted(fs: FileSystem, directory: Path) -> RepairPlan | None:
         return None
 
 
-def run_actions(
-    fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str, staging: Staging
-) -> None:
+def _run_actions(fs: FileSystem, directory: Path, plan: RepairPlan, staging: Staging) -> None:
     """Carry out a plan, or the rest of it if it was interrupted. Under the log's lock; OSError.
 
     ``staging`` has the bytes that the plan takes from a copy, if it was not interrupted.
@@ -205,7 +198,7 @@ def run_actions(
     actions = plan.actions
     assert actions is not None
     if not actions.log_id:
-        actions = dataclasses.replace(actions, log_id=new_log_id)
+        actions = dataclasses.replace(actions, log_id=os.urandom(16).hex())
         plan = dataclasses.replace(plan, actions=actions)
     kept = directory / KEPT_NAME
     fs.make_directory(kept)

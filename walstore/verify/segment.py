@@ -69,16 +69,16 @@ def message_of(error: CorruptionError) -> str:
     return str(error).partition(f": {error.path}")[0]
 
 
+@dataclass(slots=True)
 class IndexCheck:
     """Compares a sparse index with the frames in order."""
 
-    def __init__(self, path: Path, index: SegmentIndex, name: str, findings: Findings) -> None:
-        """``name`` says in messages which index it is."""
-        self._path = path
-        self._findings = findings
-        self._index = index
-        self._name = name
-        self._next = 0
+    _path: Path
+    _index: SegmentIndex
+    _name: str
+    """Says in messages which index it is."""
+    _findings: Findings
+    _next: int = 0
 
     def see(self, header: FrameHeader, position: int) -> None:
         """Take a whole frame at ``position`` into account."""
