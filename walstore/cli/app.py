@@ -66,7 +66,6 @@ class _Grouped(TyperGroup):
     """Lists the verbs under headings, in the order in which they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs of each heading with what they do."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             text = command.get_short_help_str(_HELP_CHARS)
@@ -81,7 +80,6 @@ class _Verb(TyperCommand):
     """Refuses values that are not UTF-8, before anything is opened; paths may be any bytes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Check the values and run the verb."""
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else (value,):

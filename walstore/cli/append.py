@@ -263,14 +263,10 @@ class _Appending:
         try:
             values.extend(found)  # what came before an error stays
         finally:
-            await self._add(group, values)
-
-    async def _add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
-        if not values:
-            return
-        if len(self._under_way) == _GROUPS:
-            await asyncio.wait([self._under_way.popleft()])
-        self._under_way.append(group.create_task(self._append(values)))
+            if values:
+                if len(self._under_way) == _GROUPS:
+                    await asyncio.wait([self._under_way.popleft()])
+                self._under_way.append(group.create_task(self._append(values)))
 
     async def _append(self, values: list[bytes]) -> None:
         found = await self._log.append_many(values, **self._options)

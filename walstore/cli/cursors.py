@@ -168,7 +168,6 @@ class _LocalCursors:
         )
 
     async def to_json(self) -> dict[str, Any]:
-        """Return the cursors as the verb's JSON."""
         head, limit = self.bounds
         found = await asyncio.to_thread(self._list)
         entries = [_local_entry(one, limit) for one in found]
@@ -273,7 +272,6 @@ class _StoredCursors:
             complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
 
     async def to_json(self) -> dict[str, Any]:
-        """Return the cursors as the verb's JSON."""
         (head, tail), now_us = self.bounds, self._found.clock.now_us()
         entries = [_stored_entry(one, tail, now_us) for one in await self._cursors.list()]
         return {"location": self.location, "head": head, "tail": tail, "cursors": entries}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +263,7 @@ def _describe_segment(view: LogSnapshot, source: Segment) -> dict[str, Any] | No
         file = view.fs.open(source.path, "r")
     except FileNotFoundError:
         return None
-    try:
+    with contextlib.closing(file):
         summary = source.summary
         limit = view.durable_limit if summary is None else summary.limit
         batches, first_us, last_us = _count_batches(file, source.path, source.start, limit)
@@ -277,8 +278,6 @@ def _describe_segment(view: LogSnapshot, source: Segment) -> dict[str, Any] | No
             "max_timestamp_us": last_us,
             "sealed": summary is not None,
         }
-    finally:
-        file.close()
 
 
 def _count_batches(

@@ -100,7 +100,8 @@ def _entry_json(one: Entry, **names: object) -> dict[str, Any]:
 
 def live_bytes(found: Manifest) -> int:
     """Return the bytes of all fragments that a manifest holds."""
-    return sum(one.num_bytes for one in (*found.snapshots, *found.fragments))
+    entries: tuple[Entry, ...] = (*found.snapshots, *found.fragments)
+    return sum(one.num_bytes for one in entries)
 
 
 def _print_manifest(location: str, found: Manifest) -> None:

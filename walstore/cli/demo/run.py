@@ -154,10 +154,11 @@ class Demo:
                 CloudLog.open(self._job.store_url) as log,
             ):
                 verified = await log.verify()
-                on_disk: Reader | None = disk.reader("earliest", follow=False)
+                on_disk, difference = disk.reader("earliest", follow=False), None
                 async for batch in log.reader("earliest").batches():
                     await asyncio.to_thread(tally.take, batch)
-                    on_disk = on_disk and await _compare(tally, batch, on_disk)
+                    if difference is None and (difference := await _difference(batch, on_disk)):
+                        tally.complain(difference)
                     self._status.update(f"read back {format_count(tally.records)} records")
                 if tally.records != verified.records or verified.records != log.tail - log.head:
                     tally.complain(
@@ -221,27 +222,21 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _compare(tally: ReadTally, batch: Batch, on_disk: Reader) -> Reader | None:
-    """Compare a batch of the store with the disk, where the disk still has it.
-
-    Returns the reader of the disk; None once it differs or cannot be read.
-    """
+async def _difference(batch: Batch, on_disk: Reader) -> str | None:
+    """Return how the disk differs from a batch of the store, where it still has it; None if it does not."""
     if on_disk.position < batch.start:
         on_disk.seek(batch.start)
     try:
         while (at := on_disk.position) < batch.limit:
             piece = await on_disk.fetch(max_records=batch.limit - at)
             if piece.limit == at:
-                tally.complain(f"[{at}, {batch.limit}) is in the cloud, but not on disk")
-                return None
+                return f"[{at}, {batch.limit}) is in the cloud, but not on disk"
             difference = compare_batches(batch.slice(at, piece.limit), piece)
             if difference:
-                tally.complain(f"cloud and disk: {difference}")
-                return None
+                return f"cloud and disk: {difference}"
     except CorruptionError as error:
-        tally.complain(f"on disk: {error}")
-        return None
-    return on_disk
+        return f"on disk: {error}"
+    return None
 
 
 async def count_by_stream(url: str) -> SparkTotals:

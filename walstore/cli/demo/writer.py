@@ -127,7 +127,6 @@ class _Producer:
         self._checksum = 0
 
     def key(self, values: list[bytes]) -> bytes:
-        """Return the key of the next records."""
         first, self._count = self._count, self._count + len(values)
         self._checksum = digest(values, self._checksum)
         return KEY.pack(self._number, first, len(values), self._checksum)

@@ -265,7 +265,6 @@ class Writing:
             await self._advance_to(log.tail, reader)
 
     async def _advance_to(self, limit: int, reader: Reader) -> None:
-        """Check all records below ``limit``."""
         async with reader:
             while self._checker.position < limit:
                 await advance(self._checker, reader)

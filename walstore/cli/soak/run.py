@@ -193,7 +193,6 @@ class Soak:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self, actor: Actor, kind: str, items: list[Any]) -> None:
-        """Take a message of a process into account."""
         if kind == child.BEGUN:
             stream, self._pending[stream] = items
             self._tried[stream] = max(self._tried[stream], items[1])
