@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore.errors import CorruptionError, LogNotFoundError
@@ -74,17 +74,15 @@ def verify_directory(
         return _Verification(path, anchored, on_progress).run()
 
 
+@dataclass(slots=True)
 class _Verification:
     """One run over one directory."""
 
-    def __init__(
-        self, path: Path, fs: FileSystem, on_progress: Callable[[Path], None] | None
-    ) -> None:
-        self._path = path
-        self._fs = fs
-        self._on_progress = on_progress
-        self._findings = Findings()
-        self._log_id: bytes | None = None
+    _path: Path
+    _fs: FileSystem
+    _on_progress: Callable[[Path], None] | None
+    _findings: Findings = field(default_factory=Findings)
+    _log_id: bytes | None = None
 
     def run(self) -> VerifyReport:
         # The order matters next to a live writer: what the checkpoint names was durable when the cell was
