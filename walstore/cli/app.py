@@ -41,10 +41,10 @@ from walstore.cli.errors import (
 from walstore.cli.location import is_url
 from walstore.cli.output import (
     complain,
-    flush_stdout,
     forget_stdout,
     prepare_streams,
     send_logs_to_stderr,
+    writing,
 )
 
 PROGRAM: Final = "walstore"
@@ -200,10 +200,15 @@ def run(arguments: Sequence[str]) -> int:
         complain(str(error))
         return FAILED
     code = _run(arguments)
-    problem = flush_stdout()
-    if problem is not None and code == OK:
-        complain(problem)
-        return FAILED
+    try:
+        with writing():
+            pass  # flushes stdout, since Python would show a traceback
+    except BrokenPipeError:
+        forget_stdout()
+    except OutputError as error:
+        if code == OK:
+            complain(str(error))
+            return FAILED
     return code
 
 

@@ -32,7 +32,7 @@ from walstore.log.retention_plan import Pin, plan_trim
 from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from uploader import Collected, CollectorSettings, Plan, Progress
+    from uploader import Collected, CollectorSettings, Plan
     from uploader.gc.collection import AuditCallback
 
 TRIM_EXAMPLES = """\b
@@ -234,12 +234,10 @@ async def _collect(
         if not is_applied:
             return collector.url, plan, None
         with progress_bar("collecting") as show:
-
-            def on_progress(at: Progress) -> None:
-                show(at.done, at.total, at.phase)
-
             async with _noting(audit) as note:
-                done = await collector.collect(progress=on_progress, audit=note)
+                done = await collector.collect(
+                    progress=lambda at: show(at.done, at.total, at.phase), audit=note
+                )
         return collector.url, plan, done
 
 
