@@ -21,7 +21,8 @@ from walstore.errors import CorruptionError, WalError
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.repair.plan import STAGED_NAME
-from walstore.repair.repairing import Keep, apply_repair, plan_repair
+from walstore.repair.repairing import apply_repair, plan_repair
+from walstore.repair.runs import Keep
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -19,7 +19,6 @@ from walstore.cli import (
     copying,
     cursors,
     demo,
-    ending,
     inspect,
     records,
     removal,
@@ -42,10 +41,10 @@ from walstore.cli.errors import (
 from walstore.cli.location import is_url
 from walstore.cli.output import (
     complain,
-    flush_stdout,
     forget_stdout,
     prepare_streams,
     send_logs_to_stderr,
+    writing,
 )
 
 PROGRAM: Final = "walstore"
@@ -67,7 +66,6 @@ class _Grouped(TyperGroup):
     """Lists the verbs under headings, in the order in which they were added."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs of each heading with what they do."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             text = command.get_short_help_str(_HELP_CHARS)
@@ -82,11 +80,12 @@ class _Verb(TyperCommand):
     """Refuses values that are not UTF-8, before anything is opened; paths may be any bytes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Check the values and run the verb."""
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
             for text in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(text, str) and not (_is_utf8(text) or _is_path(parameter, text)):
+                if not isinstance(text, str) or _is_utf8(text):
+                    continue
+                if parameter.metavar not in _PATHS or is_url(text):
                     name = parameter.metavar if parameter.opts[0][0] != "-" else parameter.opts[0]
                     raise UsageError(f"{name} must be UTF-8, not {os.fsencode(text)!r}")
         return super().invoke(ctx)
@@ -99,10 +98,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _is_path(parameter: Any, text: str) -> bool:
-    return parameter.metavar in _PATHS and not is_url(text)
 
 
 _PATHS: Final = frozenset(("LOCATION", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
@@ -164,8 +159,8 @@ _add(MOVING, copying.fork, "a new stored log that begins with what another one h
 _add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
-_add(ENDING, ending.seal, "a stored log that takes no more records")
-_add(ENDING, ending.destroy, "remove a stored log for good")
+_add(ENDING, removal.seal, "a stored log that takes no more records")
+_add(ENDING, removal.destroy, "remove a stored log for good")
 _add(TRYING, bench.bench, "how fast this disk is, and the log on it")
 _add(TRYING, demo.demo, "the whole path once, with a kill in the middle")
 _add(TRYING, soak.soak, "a load with kills and collections, every record checked")
@@ -205,10 +200,15 @@ def run(arguments: Sequence[str]) -> int:
         complain(str(error))
         return FAILED
     code = _run(arguments)
-    problem = flush_stdout()
-    if problem is not None and code == OK:
-        complain(problem)
-        return FAILED
+    try:
+        with writing():
+            pass  # flushes stdout, since Python would show a traceback
+    except BrokenPipeError:
+        forget_stdout()
+    except OutputError as error:
+        if code == OK:
+            complain(str(error))
+            return FAILED
     return code
 
 

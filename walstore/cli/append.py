@@ -244,18 +244,18 @@ async def append_to_store(
         }
 
 
+@dataclasses.dataclass(slots=True)
 class _Appending:
     """The records that were read and are being appended, in order."""
 
-    def __init__(self, log: CloudWriter, options: dict[str, Any]) -> None:
-        self._log = log
-        self._options = options
-        self._under_way: deque[asyncio.Task[None]] = deque()
-        self.records = 0
-        """Records that are committed."""
-        self.size_bytes = 0
-        self.span: tuple[int, int] | None = None
-        """From the first to the last of them. Other writers may have appended some of the records between."""
+    _log: CloudWriter
+    _options: dict[str, Any]
+    _under_way: deque[asyncio.Task[None]] = dataclasses.field(default_factory=deque)
+    records: int = 0
+    """Records that are committed."""
+    size_bytes: int = 0
+    span: tuple[int, int] | None = None
+    """From the first to the last of them. Other writers may have appended some of the records between."""
 
     async def add(self, group: asyncio.TaskGroup, found: Iterator[bytes]) -> None:
         """Append values together, also those before an error; waits while enough groups are in flight."""
@@ -263,14 +263,10 @@ class _Appending:
         try:
             values.extend(found)  # what came before an error stays
         finally:
-            await self._add(group, values)
-
-    async def _add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
-        if not values:
-            return
-        if len(self._under_way) == _GROUPS:
-            await asyncio.wait([self._under_way.popleft()])
-        self._under_way.append(group.create_task(self._append(values)))
+            if values:
+                if len(self._under_way) == _GROUPS:
+                    await asyncio.wait([self._under_way.popleft()])
+                self._under_way.append(group.create_task(self._append(values)))
 
     async def _append(self, values: list[bytes]) -> None:
         found = await self._log.append_many(values, **self._options)

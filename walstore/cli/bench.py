@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,8 +24,6 @@ from walstore.errors import LogNotFoundError
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import FILE_NAME
 from walstore.format.segment import SUFFIX
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 
 BENCH_EXAMPLES = """\b
 Examples:
@@ -36,9 +36,7 @@ Examples:
 def bench(
     directory: Annotated[
         str,
-        typer.Argument(
-            metavar="DIRECTORY", help="Where to write; on the disk in question.", show_default=False
-        ),
+        typer.Argument(metavar="DIRECTORY", help="Where to write; on the disk in question."),
     ],
     *,
     seconds: Annotated[
@@ -159,37 +157,25 @@ class Measured:
 
 async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> list[Measured]:
     """Run all parts one after another. ``on_part`` is called with the name of each before it begins."""
-    clock = SystemClock()
     on_part("write + fdatasync")
-    results = [await asyncio.to_thread(_raw, plan, clock)]
+    results = [await asyncio.to_thread(_raw, plan)]
     value = bytes(plan.record_bytes)
     for name, producers in (("1 producer", 1), (f"{plan.producers} producers", plan.producers)):
         on_part(name)
         async with Wal.open(plan.place / f"log-{len(results)}") as wal:
-            results.append(await _produce(plan, clock, name, producers, _appender(wal, value)))
+            append = partial(wal.append, value, durability="disk")
+            results.append(await _produce(plan, name, producers, append))
     name = f"append_many, {GROUP_RECORDS} records"
     on_part(name)
     async with Wal.open(plan.place / "log-groups") as wal:
-        group = [value] * GROUP_RECORDS
-
-        async def append_group() -> int:
-            return len(await wal.append_many(group, durability="disk"))
-
-        results.append(await _produce(plan, clock, name, 1, append_group))
+        append_group = partial(wal.append_many, [value] * GROUP_RECORDS, durability="disk")
+        results.append(await _produce(plan, name, 1, append_group, GROUP_RECORDS))
     on_part("catching up")
-    results.append(await _catch_up(plan, clock, value))
+    results.append(await _catch_up(plan, value))
     return results
 
 
-def _appender(wal: Wal, value: bytes) -> Callable[[], Awaitable[int]]:
-    async def append() -> int:
-        await wal.append(value, durability="disk")
-        return 1
-
-    return append
-
-
-def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
+def _raw(plan: MeasurePlan) -> Measured:
     """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
     file = PosixFileSystem().open(plan.place / "raw", "x")
     samples: list[float] = []
@@ -197,11 +183,11 @@ def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
     try:
         file.allocate(_RAW_BYTES)
         file.datasync()
-        begin = now = clock.monotonic()
+        begin = now = time.monotonic()
         while now < begin + plan.part_seconds:
             file.pwrite([data], len(samples) * len(data) % (_RAW_BYTES - len(data)))
             file.datasync()
-            after = clock.monotonic()
+            after = time.monotonic()
             samples.append(after - now)
             now = after
     finally:
@@ -210,42 +196,43 @@ def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
 
 
 async def _produce(
-    plan: MeasurePlan, clock: Clock, name: str, producers: int, append: Callable[[], Awaitable[int]]
+    plan: MeasurePlan,
+    name: str,
+    producers: int,
+    append: Callable[[], Awaitable[object]],
+    rows: int = 1,
 ) -> Measured:
-    """Let tasks append until the time is over, each waiting for every append."""
-    begin = clock.monotonic()
+    """Let tasks append ``rows`` records at a time until the time is over, each waiting for every append."""
+    begin = time.monotonic()
     samples: list[float] = []
-    records = 0
 
     async def produce() -> None:
-        nonlocal records
-        now = clock.monotonic()
+        now = time.monotonic()
         while now < begin + plan.part_seconds:
-            appended = await append()  # first, since other tasks count meanwhile
-            records += appended
-            after = clock.monotonic()
+            await append()
+            after = time.monotonic()
             samples.append(after - now)
             now = after
 
     async with asyncio.TaskGroup() as group:
         for _ in range(producers):
             group.create_task(produce())
-    return _measured(name, records, clock.monotonic() - begin, samples)
+    return _measured(name, rows * len(samples), time.monotonic() - begin, samples)
 
 
-async def _catch_up(plan: MeasurePlan, clock: Clock, value: bytes) -> Measured:
+async def _catch_up(plan: MeasurePlan, value: bytes) -> Measured:
     """Read a log from its beginning after it was opened again, so that nothing is in memory."""
     path = plan.place / "log-read"
     async with Wal.open(path) as wal:
         for _ in range(_READ_RECORDS // GROUP_RECORDS):
             await wal.append_many([value] * GROUP_RECORDS, durability="memory")
     async with Wal.open(path) as wal:
-        begin = clock.monotonic()
+        begin = time.monotonic()
         records = 0
         async with wal.reader(follow=False) as reader:
             async for batch in reader.batches():
                 records += len(batch.values)
-        return Measured("catching up", records, clock.monotonic() - begin)
+        return Measured("catching up", records, time.monotonic() - begin)
 
 
 def _measured(name: str, records: int, seconds: float, samples: list[float]) -> Measured:

@@ -1,41 +1,48 @@
-"""Child processes of the demo and the soak: their start, their messages to the parent, and latencies."""
+"""Child processes of the demo and the soak: their life, their messages to the parent, and latencies."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import random
+import signal
 import sys
 from array import array
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import IO, Any, Final
 
 import msgpack
 
+from walstore.cli.errors import exit_code, explain, is_expected, unwrap
+from walstore.cli.output import complain, send_logs_to_stderr
+
 RESERVOIR: Final = 200_000
 
 
-async def start_child(
-    module: str, argument: str, *, stderr: int | IO[Any] = asyncio.subprocess.PIPE
-) -> asyncio.subprocess.Process:
-    """Start ``python -m module argument`` with a pipe as its stdout."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, argument),
+@contextlib.asynccontextmanager
+async def child_process(
+    module: str, arguments: dict[str, Any], *, stderr: int | IO[Any] = asyncio.subprocess.PIPE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``python -m module`` with a pipe as its stdout, and its arguments as JSON.
+
+    What is left of its process group at the end of the block is killed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", module, json.dumps(arguments)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
         start_new_session=True,  # Ctrl-C is the parent's to handle
     )
-
-
-def say(*message: Any) -> None:
-    """Write a message to the parent, and return once the pipe contains it.
-
-    The child's next step begins after that. BrokenPipeError if the parent has ended.
-    """
-    data = memoryview(msgpack.packb(message))
-    while data:
-        data = data[os.write(1, data) :]
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 async def receive(reader: asyncio.StreamReader) -> AsyncIterator[list[Any]]:
@@ -48,6 +55,33 @@ async def receive(reader: asyncio.StreamReader) -> AsyncIterator[list[Any]]:
         unpacker.feed(data)
         for message in unpacker:
             yield message
+
+
+def run_child(
+    main: Callable[..., Coroutine[Any, Any, None]],
+    *,
+    code_of: Callable[[BaseException], int] = exit_code,
+) -> None:
+    """Run ``main`` with the arguments from the parent; end with ``code_of`` an expected error."""
+    send_logs_to_stderr()
+    try:
+        asyncio.run(main(**json.loads(sys.argv[1])))
+    except Exception as error:
+        cause = unwrap(error)
+        if not is_expected(cause):
+            raise
+        complain(explain(cause))
+        sys.exit(code_of(cause))
+
+
+def say(*message: Any) -> None:
+    """Write a message to the parent, and return once the pipe contains it.
+
+    The child's next step begins after that. BrokenPipeError if the parent has ended.
+    """
+    data = memoryview(msgpack.packb(message))
+    while data:
+        data = data[os.write(1, data) :]
 
 
 class LatencySamples:

@@ -125,11 +125,7 @@ def restore(
     url: StoredAt,
     directory: Annotated[
         str,
-        typer.Argument(
-            metavar="DIRECTORY",
-            help="Where to make the log; empty or not there yet.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="DIRECTORY", help="Where to make the log; empty or not there yet."),
     ],
     *,
     to_offset: Annotated[
@@ -213,11 +209,11 @@ Examples:
 def fork(
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="URL of the log to copy.", show_default=False),
+        typer.Argument(metavar="SOURCE", help="URL of the log to copy."),
     ],
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="URL of the new log.", show_default=False),
+        typer.Argument(metavar="TARGET", help="URL of the new log."),
     ],
     *,
     from_: Annotated[

@@ -32,7 +32,6 @@ from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from uploader import CloudCursor
-    from uploader.format.manifest import Manifest
     from uploader.layouts.log_session import LogSession
 
 CURSORS_EXAMPLES = """\b
@@ -100,7 +99,7 @@ async def _change(
             before = await log.position(name)
             check_offset(offset, *log.bounds, beyond=log.beyond)
             if is_confirmed:
-                await log.move(name, offset, lease_seconds)
+                await log.change(name, offset, lease_seconds)
             else:
                 _complain_unchanged(f"set cursor {name!r} to {offset}", before)
         elif delete is not None:
@@ -116,7 +115,7 @@ async def _change(
                     f"there is no cursor {delete!r} {log.where}", location=log.location
                 )
             if is_confirmed:
-                await log.remove(delete)
+                await log.change(delete, None)
             else:
                 _complain_unchanged(f"remove cursor {delete!r}", before)
         return await log.to_json()
@@ -160,25 +159,24 @@ class _LocalCursors:
         found = await asyncio.to_thread(self._find, name)
         return None if found is None else found.position
 
-    async def move(self, name: str, offset: int, _lease_seconds: float | None) -> None:
-        """Set a cursor; it keeps its lease, which is extended. A damaged one is replaced."""
-        await self._change_patiently(name, offset)
+    async def change(
+        self, name: str, offset: int | None, _lease_seconds: float | None = None
+    ) -> None:
+        """Set a cursor, or remove it if ``offset`` is None; damaged or not. It keeps its lease, extended.
 
-    async def remove(self, name: str) -> None:
-        """Remove a cursor, damaged or not."""
-        await self._change_patiently(name, None)
+        Waits while other processes hold the cursors, which takes milliseconds.
+        """
+        await patiently(
+            SystemClock(),
+            lambda: asyncio.to_thread(self._change, name, offset),
+            seconds=_PATIENCE_SECONDS,
+        )
 
     async def to_json(self) -> dict[str, Any]:
-        """Return the cursors as the verb's JSON."""
         head, limit = self.bounds
         found = await asyncio.to_thread(self._list)
         entries = [_local_entry(one, limit) for one in found]
-        return {
-            "location": self.location,
-            "head": head,
-            "durable_limit": limit,
-            "cursors": entries,
-        }
+        return {"location": self.location, "head": head, "durable_limit": limit, "cursors": entries}
 
     def _list(self) -> list[CursorInfo]:
         return list_cursors(self._view.fs, self._view.path, SystemClock().now_us())
@@ -186,16 +184,7 @@ class _LocalCursors:
     def _find(self, name: str) -> CursorInfo | None:
         return next((one for one in self._list() if one.name == name), None)
 
-    async def _change_patiently(self, name: str, offset: int | None) -> None:
-        """Change a cursor; wait while other processes hold the cursors, which takes milliseconds."""
-        await patiently(
-            SystemClock(),
-            lambda: asyncio.to_thread(self._change, name, offset),
-            seconds=_PATIENCE_SECONDS,
-        )
-
     def _change(self, name: str, offset: int | None) -> None:
-        """Move a cursor, or remove it if ``offset`` is None."""
         view, owner = self._view, f"walstore cursors, {this_process()}"
         with hold_cursors(view.fs, view.path, owner=owner) as held:
             if offset is None:
@@ -238,14 +227,10 @@ class _StoredCursors:
     def __init__(self, found: LogSession) -> None:
         from uploader import CloudCursors
 
-        async def newest() -> Manifest:
-            await found.root.load()
-            return found.root.manifest
-
         self._found = found
         self._cursors = CloudCursors(
             found.store,
-            newest=newest,
+            newest=found.newest,
             retry=found.retry,
             clock=found.clock,
             writer=f"walstore cursors, {this_process()}",
@@ -264,16 +249,16 @@ class _StoredCursors:
         found = await self._cursors.load(name)
         return None if found is None else found.position
 
-    async def move(self, name: str, offset: int, lease_seconds: float | None) -> None:
-        """Set a cursor, for some time or for good."""
-        if lease_seconds is None:
+    async def change(
+        self, name: str, offset: int | None, lease_seconds: float | None = None
+    ) -> None:
+        """Set a cursor, for some time or for good; remove one that can be read if ``offset`` is None."""
+        if offset is None:
+            await self._cursors.delete(name)
+        elif lease_seconds is None:
             await self._cursors.rewind(name, offset)
         else:
             await self._cursors.pin(name, offset, seconds=lease_seconds)
-
-    async def remove(self, name: str) -> None:
-        """Remove a cursor that can be read."""
-        await self._cursors.delete(name)
 
     async def remove_damaged(
         self, name: str, error: CorruptionError, *, is_confirmed: bool
@@ -292,7 +277,6 @@ class _StoredCursors:
             complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
 
     async def to_json(self) -> dict[str, Any]:
-        """Return the cursors as the verb's JSON."""
         (head, tail), now_us = self.bounds, self._found.clock.now_us()
         entries = [_stored_entry(one, tail, now_us) for one in await self._cursors.list()]
         return {"location": self.location, "head": head, "tail": tail, "cursors": entries}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from walstore.cli.output import (
     print_table,
 )
 from walstore.cli.running import run_async
+from walstore.cli.stored import live_bytes
 from walstore.errors import CorruptionError
 from walstore.files.directory import LOCK_NAME
 from walstore.files.locks import STORE_NAME
@@ -130,8 +132,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "head": log.head,
             "tail": log.tail,
             "records": log.tail - log.head,
-            "bytes": sum(entry.num_bytes for entry in manifest.snapshots)
-            + sum(entry.num_bytes for entry in manifest.fragments),
+            "bytes": live_bytes(manifest),
             "appended_bytes": manifest.acc_bytes,
             "snapshots": len(manifest.snapshots),
             "fragments": len(manifest.fragments),
@@ -262,7 +263,7 @@ def _describe_segment(view: LogSnapshot, source: Segment) -> dict[str, Any] | No
         file = view.fs.open(source.path, "r")
     except FileNotFoundError:
         return None
-    try:
+    with contextlib.closing(file):
         summary = source.summary
         limit = view.durable_limit if summary is None else summary.limit
         batches, first_us, last_us = _count_batches(file, source.path, source.start, limit)
@@ -277,8 +278,6 @@ def _describe_segment(view: LogSnapshot, source: Segment) -> dict[str, Any] | No
             "max_timestamp_us": last_us,
             "sealed": summary is not None,
         }
-    finally:
-        file.close()
 
 
 def _count_batches(

@@ -17,29 +17,22 @@ Location = Annotated[
     typer.Argument(
         metavar="LOCATION",
         help="A log directory, or a store URL: s3://bucket/prefix, file:///directory.",
-        show_default=False,
     ),
 ]
 
-Directory = Annotated[
-    str, typer.Argument(metavar="DIRECTORY", help="A log directory.", show_default=False)
-]
+Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="A log directory.")]
 
 StoreUrl = Annotated[
     str,
     typer.Argument(
-        metavar="URL",
-        help="Where to ship to: s3://bucket/prefix or file:///directory.",
-        show_default=False,
+        metavar="URL", help="Where to ship to: s3://bucket/prefix or file:///directory."
     ),
 ]
 
 StoredAt = Annotated[
     str,
     typer.Argument(
-        metavar="URL",
-        help="Where the log is: s3://bucket/prefix or file:///directory.",
-        show_default=False,
+        metavar="URL", help="Where the log is: s3://bucket/prefix or file:///directory."
     ),
 ]
 
@@ -49,7 +42,6 @@ Stream = Annotated[
         "--stream",
         metavar="NAME",
         help="Records of this stream only. -N then means its last N records.",
-        show_default=False,
     ),
 ]
 
@@ -83,7 +75,6 @@ LayoutOption = Annotated[
     typer.Option(
         "--layout",
         help="Layout of a new stored log; swap, wal3's, unless given. Else it must have this one.",
-        show_default=False,
     ),
 ]
 
@@ -93,7 +84,6 @@ Alpha = Annotated[
         "--alpha",
         metavar="N",
         help="Manifests of a chain under way at once, 1 to 32; 8 unless given.",
-        show_default=False,
     ),
 ]
 
@@ -103,7 +93,6 @@ Shards = Annotated[
         "--shards",
         metavar="N",
         help="Prefixes that a chain's fragments are spread over, 1 to 12; 1 unless given.",
-        show_default=False,
     ),
 ]
 

@@ -162,18 +162,6 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def flush_stdout() -> str | None:
-    """Flush stdout, since Python would show a traceback; return why that failed, or None."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        forget_stdout()
-    except OSError as error:
-        forget_stdout()
-        return f"stdout cannot be written: {(error.strerror or str(error)).lower()}"
-    return None
-
-
 def send_logs_to_stderr() -> None:
     """Let warnings of the library appear on stderr, one line each."""
     logger = logging.getLogger("walstore")

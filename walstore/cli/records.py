@@ -66,6 +66,13 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+_First = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
+    ),
+]
+
 TAIL_EXAMPLES = """\b
 Examples:
   walstore tail data/orders
@@ -80,12 +87,7 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
     ] = False,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
-        ),
-    ] = "-10",
+    start: _First = "-10",
     stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
@@ -136,12 +138,7 @@ Examples:
 def dump(
     location: Location,
     *,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
-        ),
-    ] = "earliest",
+    start: _First = "earliest",
     stop: Annotated[
         str, typer.Option("--to", metavar="PLACE", help="Record before which to stop; as --from.")
     ] = "latest",

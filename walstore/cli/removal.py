@@ -1,4 +1,4 @@
-"""walstore trim and gc: records removed from the beginning of a log."""
+"""walstore trim, gc, seal and destroy: records removed from a log, and the end of a stored one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from walstore.cli.output import (
     progress_bar,
 )
 from walstore.cli.running import run_async
+from walstore.cli.stored import live_bytes
 from walstore.cursors.directory import list_cursors
 from walstore.files.log_files import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
 from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from uploader import Collected, CollectorSettings, Plan, Progress
+    from uploader import Collected, CollectorSettings, Plan
     from uploader.gc.collection import AuditCallback
 
 TRIM_EXAMPLES = """\b
@@ -51,7 +52,6 @@ def trim(
             "--before",
             metavar="PLACE",
             help="First record to stay: an offset, a time, -N for the last N, latest.",
-            show_default=False,
         ),
     ],
     confirm: Confirm = False,
@@ -154,9 +154,7 @@ def gc(
     action: Annotated[
         Action,
         typer.Argument(
-            metavar="ACTION",
-            help="'plan' shows what would be removed, 'apply' removes it.",
-            show_default=False,
+            metavar="ACTION", help="'plan' shows what would be removed, 'apply' removes it."
         ),
     ],
     url: StoredAt,
@@ -216,7 +214,14 @@ def gc(
     )
     found = _gc_json(location, plan, done)
     print_result(found, _gc_fields(found), as_json=as_json)
-    _conclude_gc(found, action, is_confirmed=confirm)
+    for finding in found["findings"]:
+        complain(f"refused: {finding}")
+    if found["due_us"] is not None and found["applied"]:
+        complain(
+            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
+        )
+    if action is Action.APPLY and not confirm:
+        complain("nothing was changed; give --confirm to do this")
 
 
 async def _collect(
@@ -229,12 +234,10 @@ async def _collect(
         if not is_applied:
             return collector.url, plan, None
         with progress_bar("collecting") as show:
-
-            def on_progress(at: Progress) -> None:
-                show(at.done, at.total, at.phase)
-
             async with _noting(audit) as note:
-                done = await collector.collect(progress=on_progress, audit=note)
+                done = await collector.collect(
+                    progress=lambda at: show(at.done, at.total, at.phase), audit=note
+                )
         return collector.url, plan, done
 
 
@@ -258,17 +261,6 @@ async def _write_lines(path: Path, lines: asyncio.Queue[str | None]) -> None:
         while (line := await lines.get()) is not None:
             await file.write(f"{line}\n")
             await file.flush()
-
-
-def _conclude_gc(found: dict[str, Any], action: Action, *, is_confirmed: bool) -> None:
-    for finding in found["findings"]:
-        complain(f"refused: {finding}")
-    if found["due_us"] is not None and found["applied"]:
-        complain(
-            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
-        )
-    if action is Action.APPLY and not is_confirmed:
-        complain("nothing was changed; give --confirm to do this")
 
 
 def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
@@ -314,4 +306,123 @@ def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     fields += [("cursor", f"{one['name']} at {one['position']}") for one in found["cursors"]]
     if found["applied"]:
         fields.append(("deleted", f"{len(found['deleted'])} objects"))
+    return fields
+
+
+SEAL_EXAMPLES = """\b
+Examples:
+  walstore seal s3://bucket/orders
+  walstore seal s3://bucket/orders --confirm
+  walstore seal file:///srv/bucket/orders --confirm --json
+"""
+
+
+def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+    """Let a stored log take no more records, for good. A dry run without --confirm.
+
+    No append commits afterwards, whoever makes it; there is no way back. It can be read, collected, forked
+    and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
+    """
+    done = run_async(_seal(to_url(url, "seal"), is_confirmed=confirm))
+    fields = [
+        ("location", done["location"]),
+        ("offsets", f"[{done['head']}, {done['tail']})"),
+        ("records", format_count(done["tail"] - done["head"])),
+        ("sealed", "yes" if done["sealed"] else "no"),
+    ]
+    print_result(done, fields, as_json=as_json)
+    if not confirm and not done["sealed"]:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
+    from uploader import seal
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(url) as found:
+        found.check_found()
+        if is_confirmed:
+            await seal(url)
+            await found.root.load()
+        manifest = found.root.manifest
+        return {
+            "location": found.store.url,
+            "applied": is_confirmed,
+            "head": manifest.oldest_offset,
+            "tail": manifest.next_offset,
+            "sealed": manifest.is_sealed,
+        }
+
+
+DESTROY_EXAMPLES = """\b
+Examples:
+  walstore destroy s3://bucket/orders
+  walstore seal s3://bucket/orders --confirm && walstore destroy s3://bucket/orders --confirm
+  walstore destroy s3://bucket/scratch --unsealed --confirm --json
+"""
+
+
+def destroy(
+    url: StoredAt,
+    *,
+    unsealed: Annotated[
+        bool, typer.Option("--unsealed", help="Also if the log is not sealed: it is sealed first.")
+    ] = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a stored log and all its objects for good. A dry run without --confirm.
+
+    Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
+    stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
+    After an interruption, the same command continues.
+    """
+    done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
+    print_result(done, _destroyed_fields(done), as_json=as_json)
+    if not confirm:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
+    from uploader.format import layout
+    from uploader.layouts.log_session import open_session
+
+    async with open_session(url) as found:
+        manifest = found.root.manifest
+        location, is_known = found.store.url, found.root.is_known
+        if not is_confirmed:
+            found.check_found()
+        is_buried = await found.store.head(layout.TOMBSTONE) is not None
+        if is_known and not (manifest.is_sealed or even_unsealed or is_buried):
+            raise UsageError(
+                f"{location} is not sealed and may be in use; seal it first, or give --unsealed"
+            )
+    done: dict[str, Any] = {
+        "location": location,
+        "applied": is_confirmed,
+        "head": manifest.oldest_offset if is_known else None,
+        "tail": manifest.next_offset if is_known else None,
+        "bytes": live_bytes(manifest) if is_known else None,
+        "objects": None,
+        "object_bytes": None,
+        "left": [],
+    }
+    if is_confirmed:
+        from uploader import destroy
+
+        removed = await destroy(url, confirm=even_unsealed)
+        done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
+        done["left"] = list(removed.left)
+    return done
+
+
+def _destroyed_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    fields: list[tuple[str, Any]] = [("location", done["location"])]
+    if done["head"] is not None:
+        fields.append(("offsets", f"[{done['head']}, {done['tail']})"))
+        fields.append(("fragments", format_bytes(done["bytes"])))
+    if done["applied"]:
+        size = format_bytes(done["object_bytes"])
+        fields.append(("removed", f"{format_count(done['objects'])} objects, {size}"))
+    fields += [("left", key) for key in done["left"]]
     return fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -146,7 +147,8 @@ def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: 
             complain(f"more is damaged than that repair knew ({again.damages[0]}); repair again")
             raise typer.Exit(CORRUPTION)
         return
-    if plan.source is None and plan.tier_url and _could_heal(plan):
+    could_heal = any(one.start < plan.uploaded_limit for one in plan.unreadable)
+    if plan.source is None and plan.tier_url and could_heal:
         complain(f"with --from-tier the records come from {plan.tier_url}")
     if plan.needs_choice:
         complain(
@@ -156,11 +158,6 @@ def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: 
     else:
         complain("nothing was changed; give --confirm to do this")
     raise typer.Exit(CORRUPTION)
-
-
-def _could_heal(plan: RepairPlan) -> bool:
-    """Return whether the tier holds some of the records that cannot be read."""
-    return any(one.start < plan.uploaded_limit for one in plan.unreadable)
 
 
 def _print_repair(plan: RepairPlan, path: Path) -> None:
@@ -186,25 +183,14 @@ def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
         "applied": is_applied,
         "keep": plan.keep,
         "needs_choice": plan.needs_choice,
-        "damages": [
-            {"path": one.path, "position": one.position, "message": one.message}
-            for one in plan.damages
-        ],
-        "unreadable": _intervals(plan.unreadable),
-        "choices": _intervals(plan.choices),
-        "steps": [
-            {
-                "kind": str(one.kind),
-                "path": one.path,
-                "message": one.message,
-                "lossy": one.is_lossy,
-            }
-            for one in plan.steps
-        ],
+        "damages": [asdict(one) for one in plan.damages],
+        "unreadable": [asdict(one) for one in plan.unreadable],
+        "choices": [asdict(one) for one in plan.choices],
+        "steps": [{**asdict(one), "lossy": one.is_lossy} for one in plan.steps],
         "from": plan.source,
-        "restored": _intervals(plan.restored),
-        "lost": _intervals(plan.lost),
-        "reassigned": _intervals([plan.reassigned])[0] if plan.reassigned else None,
+        "restored": [asdict(one) for one in plan.restored],
+        "lost": [asdict(one) for one in plan.lost],
+        "reassigned": asdict(plan.reassigned) if plan.reassigned else None,
         "head": plan.head,
         "limit": plan.limit,
         "epoch": plan.epoch,
@@ -213,10 +199,6 @@ def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
         "notes": list(plan.notes),
         "kept_in": str(Path(plan.path) / KEPT_NAME) if plan.is_needed else None,
     }
-
-
-def _intervals(found: Any) -> list[dict[str, int]]:
-    return [{"start": one.start, "limit": one.limit} for one in found]
 
 
 REBUILD_EXAMPLES = """\b
@@ -243,7 +225,6 @@ def rebuild(
             metavar="WHAT",
             help="Records to keep around a hole: before it, which is the default, after it, or those "
             "around an offset.",
-            show_default=False,
         ),
     ] = None,
     exclude: Annotated[

@@ -26,7 +26,6 @@ class _Interrupts:
         self._task = task
 
     def __call__(self) -> None:
-        """Take a signal."""
         if self.stop is not None and not self.stop.is_set():
             self.is_stopped = True
             self.stop.set()

@@ -54,13 +54,12 @@ def sidecar(
         typer.Argument(
             metavar="LOCATION",
             help="A log directory or a store URL; with --subscribe the parent of several logs.",
-            show_default=False,
         ),
     ],
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="TABLE", help="Path or URL of the table.", show_default=False),
+        typer.Option("--to", metavar="TABLE", help="Path or URL of the table."),
     ],
     checkpoint: Annotated[
         str | None,
@@ -186,7 +185,7 @@ def _run(
             metrics, port = stack.enter_context(serving(metrics_port))
             observers.append(metrics)
             complain(f"metrics at port {port}")
-        everybody = Several(observers)
+        everybody = _Several(observers)
         running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
         everybody.on_start = stack.enter_context(_stopping_on_signal(running.stop))
         return running.run()
@@ -260,27 +259,23 @@ def add_packages(config: dict[str, str], given: list[str]) -> dict[str, str]:
     return {**config, _PACKAGES: ",".join(named)} if named else config
 
 
-class Several:
-    """Tells several observers, and takes the signals back once Spark is there."""
+class _Several:
+    """Several observers, called in their order. Takes the signals back once Spark is there."""
 
     def __init__(self, observers: list[Observer]) -> None:
-        """Tell them in that order."""
         self._observers = observers
         self.on_start: Callable[[], None] = lambda: None
 
     def started(self, report: Started) -> None:
-        """Tell where it begins."""
         self.on_start()
         for one in self._observers:
             one.started(report)
 
     def landed(self, report: Landed) -> None:
-        """Tell what has landed."""
         for one in self._observers:
             one.landed(report)
 
     def warned(self, text: str) -> None:
-        """Tell what will be tried again."""
         for one in self._observers:
             one.warned(text)
 
@@ -298,7 +293,19 @@ def showing(*, as_json: bool) -> Iterator[Observer]:
         yield _PlainLines()
 
 
-class _JsonLines:
+class _PlainLines:
+    def started(self, report: Started) -> None:
+        how = "continues" if report.is_resumed else "begins"
+        complain(f"{how} at {brief(report.positions)}, cursor {report.cursor}")
+
+    def landed(self, report: Landed) -> None:
+        complain(_line(report))
+
+    def warned(self, text: str) -> None:
+        complain(text)
+
+
+class _JsonLines(_PlainLines):
     def started(self, report: Started) -> None:
         print_json(
             {
@@ -323,23 +330,8 @@ class _JsonLines:
             }
         )
 
-    def warned(self, text: str) -> None:
-        complain(text)
 
-
-class _PlainLines:
-    def started(self, report: Started) -> None:
-        how = "continues" if report.is_resumed else "begins"
-        complain(f"{how} at {brief(report.positions)}, cursor {report.cursor}")
-
-    def landed(self, report: Landed) -> None:
-        complain(_line(report))
-
-    def warned(self, text: str) -> None:
-        complain(text)
-
-
-class _Moving:
+class _Moving(_PlainLines):
     def __init__(self, status: Status) -> None:
         self._status = status
         self._records = 0
@@ -350,9 +342,6 @@ class _Moving:
     def landed(self, report: Landed) -> None:
         self._records += report.records
         self._status.update(f"{format_count(self._records)} records; {_line(report)}")
-
-    def warned(self, text: str) -> None:
-        complain(text)
 
 
 def _line(report: Landed) -> str:

@@ -25,7 +25,7 @@ from walstore.cli.running import run_async
 from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
-    from uploader.format.entries import Fragment
+    from uploader.format.entries import Entry, Fragment
     from uploader.format.manifest import Manifest
     from uploader.read.fragment_ranges import FragmentFooters
 
@@ -80,39 +80,40 @@ def _manifest_json(location: str, found: Manifest) -> dict[str, Any]:
         "collected": found.collected.hexdigest(),
         "appended_bytes": found.acc_bytes,
         "snapshots": [
-            {
-                "path": one.path_to_snapshot,
-                "depth": one.depth,
-                "start": one.start,
-                "limit": one.limit,
-                "bytes": one.num_bytes,
-                "setsum": one.setsum.hexdigest(),
-            }
-            for one in found.snapshots
+            _entry_json(one, path=one.path_to_snapshot, depth=one.depth) for one in found.snapshots
         ],
         "fragments": [
-            {
-                "path": one.path,
-                "seq_no": one.seq_no,
-                "start": one.start,
-                "limit": one.limit,
-                "bytes": one.num_bytes,
-                "setsum": one.setsum.hexdigest(),
-            }
-            for one in found.fragments
+            _entry_json(one, path=one.path, seq_no=one.seq_no) for one in found.fragments
         ],
     }
 
 
+def _entry_json(one: Entry, **names: object) -> dict[str, Any]:
+    return {
+        **names,
+        "start": one.start,
+        "limit": one.limit,
+        "bytes": one.num_bytes,
+        "setsum": one.setsum.hexdigest(),
+    }
+
+
+def live_bytes(found: Manifest) -> int:
+    """Return the bytes of all fragments that a manifest holds."""
+    entries: tuple[Entry, ...] = (*found.snapshots, *found.fragments)
+    return sum(one.num_bytes for one in entries)
+
+
 def _print_manifest(location: str, found: Manifest) -> None:
-    live_bytes = sum(one.num_bytes for one in found.snapshots)
-    live_bytes += sum(one.num_bytes for one in found.fragments)
     print_fields(
         [
             ("location", location),
             ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
             ("records", format_count(found.next_offset - found.oldest_offset)),
-            ("size", f"{format_bytes(live_bytes)}, {format_bytes(found.acc_bytes)} ever added"),
+            (
+                "size",
+                f"{format_bytes(live_bytes(found))}, {format_bytes(found.acc_bytes)} ever added",
+            ),
             ("next fragment", found.next_seq_no),
             ("setsum", found.setsum.hexdigest()),
             ("collected", found.collected.hexdigest()),
@@ -139,6 +140,7 @@ Examples:
 
 _AT_ONCE: Final = 16
 _NAMES: Final = ("fragment", "start", "limit", "records", "bytes", "path")
+_TIMES: Final = ("min_timestamp_us", "max_timestamp_us")
 
 
 def fragments(
@@ -186,10 +188,12 @@ async def _list_fragments(
             async for part in _parts(found):
                 times = await _read_times(footers, part) if with_times else [()] * len(part)
                 for entry, bounds in zip(part, times, strict=True):
+                    shown = _fragment_json(entry)
                     if as_json:
-                        print_json(_fragment_json(entry, bounds))
+                        print_json(shown | dict(zip(_TIMES, bounds, strict=False)))
                     else:
-                        _write_line(_cells(entry), map(format_time, bounds))
+                        cells = [shown[name] for name in ("seq_no", *_NAMES[1:])]
+                        _write_line(cells, map(format_time, bounds))
     finally:
         worker.close()
 
@@ -217,8 +221,8 @@ async def _read_times(
     return [task.result().times_us or (None, None) for task in reading]
 
 
-def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, Any]:
-    found = {
+def _fragment_json(entry: Fragment) -> dict[str, Any]:
+    return {
         "seq_no": entry.seq_no,
         "start": entry.start,
         "limit": entry.limit,
@@ -227,13 +231,6 @@ def _fragment_json(entry: Fragment, bounds: Sequence[int | None]) -> dict[str, A
         "path": entry.path,
         "setsum": entry.setsum.hexdigest(),
     }
-    names = ("min_timestamp_us", "max_timestamp_us")
-    return found | dict(zip(names, bounds, strict=False))
-
-
-def _cells(entry: Fragment) -> tuple[object, ...]:
-    records = entry.limit - entry.start
-    return entry.seq_no, entry.start, entry.limit, records, entry.num_bytes, entry.path
 
 
 def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:

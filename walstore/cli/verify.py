@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -83,10 +84,7 @@ def _verify_directory(path: Path) -> dict[str, Any]:
         "bytes": report.size_bytes,
         "unfinished_bytes": report.unfinished_bytes,
         "problem_count": report.problem_count,
-        "problems": [
-            {"path": problem.path, "position": problem.position, "message": problem.message}
-            for problem in report.problems
-        ],
+        "problems": [asdict(problem) for problem in report.problems],
         "tier_url": tier_url,
         "healable": healable,
     }

@@ -185,7 +185,8 @@ class Collection:
             live += readings
             together = (*group.retired, *readings)
             logs[label] = readings[0] if len(together) == 1 else _merge(together)
-        return MetricsLook(_sum_process(live, retired), logs)
+        process = [metric for metric in METRICS if metric.scope is Scope.PROCESS]
+        return MetricsLook(_merge_metrics(process, (*retired, *live)), logs)
 
 
 def _merge(readings: Sequence[MetricsReading]) -> MetricsReading:
@@ -193,11 +194,14 @@ def _merge(readings: Sequence[MetricsReading]) -> MetricsReading:
     histograms = [Histogram(metric.bounds) for metric in HISTOGRAMS]
     for at, histogram in enumerate(histograms):
         histogram.merge(reading.histograms[at] for reading in readings)
-    values = {
+    return MetricsReading(_merge_metrics(METRICS, readings), histograms)
+
+
+def _merge_metrics(metrics: Iterable[Metric], readings: Sequence[MetricsReading]) -> Values:
+    return {
         metric: _merge_values(metric, [reading.values.get(metric, {}) for reading in readings])
-        for metric in METRICS
+        for metric in metrics
     }
-    return MetricsReading(values, histograms)
 
 
 def _merge_values(metric: Metric, many: Sequence[dict[Labels, float]]) -> dict[Labels, float]:
@@ -219,11 +223,3 @@ def _retire(reading: MetricsReading) -> MetricsReading:
     """Return the part of a reading that outlives its log: counters and histograms."""
     counters = {m: values for m, values in reading.values.items() if m.kind is MetricKind.COUNTER}
     return MetricsReading(counters, reading.histograms)
-
-
-def _sum_process(live: list[MetricsReading], retired: Sequence[MetricsReading]) -> Values:
-    return {
-        metric: _merge_values(metric, [found.values.get(metric, {}) for found in (*retired, *live)])
-        for metric in METRICS
-        if metric.scope is Scope.PROCESS
-    }

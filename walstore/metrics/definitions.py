@@ -147,7 +147,7 @@ HISTOGRAMS: Final = (
 )
 """In the order of ``Observation``, which feeds them."""
 
-_PROCESS: Final = (
+METRICS: Final = (
     _gauge("logs", "Logs open now.", lambda _: {(): 1}, scope=Scope.PROCESS),
     _counter("openings", "Logs opened.", lambda _: {(): 1}, scope=Scope.PROCESS),
     _counter(
@@ -168,9 +168,6 @@ _PROCESS: Final = (
         labels=("type",),
         scope=Scope.PROCESS,
     ),
-)
-
-_LOG: Final = (
     _gauge(
         "failed",
         "1 if the log has failed and must be opened again, else 0.",
@@ -247,6 +244,4 @@ _LOG: Final = (
         "spilled_bytes",
     ),
 )
-
-METRICS: Final[tuple[Metric, ...]] = (*_PROCESS, *_LOG)
 """All but the histograms; those about the process come first."""

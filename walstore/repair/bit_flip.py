@@ -131,10 +131,5 @@ def _flipped(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
             changed[position] ^= 1 << bit
 
 
-def _make_table() -> list[int]:
-    """Return the contribution of each last byte to a CRC."""
-    none = crc32c(b"\0")
-    return [crc32c(bytes([byte])) ^ none for byte in range(256)]
-
-
-_TABLE: Final = _make_table()
+_TABLE: Final = [crc32c(bytes([byte])) ^ crc32c(b"\0") for byte in range(256)]
+"""Contribution of each last byte to a CRC."""

@@ -21,27 +21,24 @@ def find_damages(survey: LogSurvey, situation: Situation) -> list[Damage]:
     """Return what is not as it was written, in the order of the log."""
     damages = list(situation.damages)
     if situation.forgotten:
-        path = str(survey.path / checkpoint.FILE_NAME)
         names = ", ".join(one.name for one in situation.forgotten)
-        damages.append(
-            Damage(path, None, f"the checkpoint is gone, which says that {names} was to be removed")
-        )
-    for name in survey.foreign:
-        damages.append(Damage(str(survey.path / name), None, _FOREIGN.get(name, _FOREIGN[""])))
+        text = f"the checkpoint is gone, which says that {names} was to be removed"
+        damages.append(_damage(survey, text, checkpoint.FILE_NAME))
+    damages += [_damage(survey, _FOREIGN.get(name, _FOREIGN[""]), name) for name in survey.foreign]
     damages += [
-        Damage(str(survey.path / one.name), 0, "the segment belongs to another log")
+        _damage(survey, "the segment belongs to another log", one.name, 0)
         for one in situation.strangers
     ]
     expected = situation.head
     previous_crc: int | None = None
     for at, one in enumerate(situation.segments):
         is_last = at + 1 == len(situation.segments)
-        path = str(survey.path / one.name)
         if max(one.first_offset, one.start) > expected and one.start > expected:
-            damages.append(_missing(survey, expected, one.start))
+            text = f"the offsets [{expected}, {one.start}) are missing: a segment is gone"
+            damages.append(_damage(survey, text))
             previous_crc = None
         damages += [
-            Damage(path, position, message)
+            _damage(survey, message, one.name, position)
             for position, message in _inside(one, previous_crc, is_last=is_last)
         ]
         if one.runs:
@@ -54,25 +51,24 @@ def find_damages(survey: LogSurvey, situation: Situation) -> list[Damage]:
         is_torn_off = one.rest_bytes > one.torn_bytes and one.footer is None
         if is_torn_off and expected < following:
             position = one.runs[-1].end if one.runs else segment.HEADER_BYTES
-            damages.append(Damage(path, position, _damaged(expected)))
+            damages.append(_damage(survey, _damaged(expected), one.name, position))
             expected, previous_crc = following, None
         elif is_last and one.lost_marks and expected == following:
-            damages.append(Damage(path, one.runs[-1].end, _lost_marks(one, expected)))
+            text = _lost_marks(one, expected)
+            damages.append(_damage(survey, text, one.name, one.runs[-1].end))
     if not situation.segments and expected == situation.limit:
         text = f"the segment is gone that begins at offset {expected}; it held no records"
-        damages.append(Damage(str(survey.path), None, text))
+        damages.append(_damage(survey, text))
     if expected < situation.limit:
-        damages.append(
-            Damage(
-                str(survey.path),
-                None,
-                f"the log ends at offset {expected}, but offsets below {situation.limit} had been "
-                "synced",
-            )
-        )
+        text = f"the log ends at offset {expected}, but offsets below {situation.limit} had been synced"
+        damages.append(_damage(survey, text))
     if not damages and (situation.unreadable or len(situation.readable) > 1):
-        damages.append(Damage(str(survey.path), None, "the batches do not continue each other"))
+        damages.append(_damage(survey, "the batches do not continue each other"))
     return damages
+
+
+def _damage(survey: LogSurvey, message: str, name: str = "", position: int | None = None) -> Damage:
+    return Damage(str(survey.path / name), position, message)
 
 
 def _inside(
@@ -140,24 +136,18 @@ def _damaged(offset: int) -> str:
     return f"the batch at offset {offset} is damaged"
 
 
-def _missing(survey: LogSurvey, start: int, limit: int) -> Damage:
-    return Damage(
-        str(survey.path), None, f"the offsets [{start}, {limit}) are missing: a segment is gone"
-    )
-
-
 def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
     """Yield the notes that do not depend on what is kept."""
     if situation.log_id is None:
         yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
     first = min((one.start for one in situation.segments), default=situation.head)
-    if survey.cell is not None and not situation.is_hint_trusted and situation.head < first:
+    if survey.cell is not None and situation.hint is None and situation.head < first:
         yield (
             f"only the durable cell says that the log began at offset {situation.head}; if "
             f"[{situation.head}, {first}) had been trimmed since it was written, nothing of it is lost"
         )
     torn = any(one.torn_bytes for one in situation.segments)
-    if torn and not situation.is_hint_trusted and survey.cell is None:
+    if torn and situation.hint is None and survey.cell is None:
         yield (
             "whether the bytes behind the last batch had been acknowledged cannot be determined "
             "without checkpoint and durable cell"

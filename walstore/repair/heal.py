@@ -23,7 +23,7 @@ from walstore.repair.overlay import ExtentList, Overlay, OverlayBytes, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
 from walstore.repair.runs import FrameRun, Healed, LogSurvey, SegmentSurvey, Situation, understand
-from walstore.repair.survey import survey_file
+from walstore.repair.survey import SegmentWalk
 
 
 class Copy(Protocol):
@@ -81,6 +81,23 @@ class _Before:
     def after(cls, run: FrameRun) -> _Before:
         return cls(run.limit, run.last_crc, run.epoch, run.timestamp_us, run.ledger)
 
+    def gap(
+        self, position: int, limit: int, wanted_crc: int | None, next_epoch: int, synced_limit: int
+    ) -> Gap:
+        """Return the gap from here to ``limit``, which begins at byte ``position`` of its segment."""
+        return Gap(
+            position=position,
+            start=self.limit,
+            limit=limit,
+            previous_crc=self.last_crc or 0,
+            wanted_crc=wanted_crc,
+            epoch=self.epoch,
+            next_epoch=next_epoch,
+            timestamp_us=self.timestamp_us,
+            ledger=self.ledger,
+            synced_limit=synced_limit,
+        )
+
 
 class _Healing:
     """One log while it is healed."""
@@ -93,14 +110,12 @@ class _Healing:
         self._situation = situation
         self._copy = copy
         self._staging = staging
-        hint = survey.hint if situation.is_hint_trusted else None
-        self._noted = {one.start: one for one in hint.sealed} if hint else {}
+        self._noted = {one.start: one for one in situation.hint.sealed} if situation.hint else {}
         first_epoch = min((one.header.epoch for one in survey.segments if one.header), default=1)
         self._before = _Before(situation.head, None, first_epoch, 0, b"")
         self._made: list[SegmentSurvey] = []
 
     def run(self) -> LogSurvey:
-        """Walk the log in order."""
         segments = self._situation.segments
         for at, one in enumerate(segments):
             following = segments[at + 1] if at + 1 < len(segments) else None
@@ -109,15 +124,13 @@ class _Healing:
                 self._fill_missing(start, one)
             self._before.limit = start
             self._heal(one, following)
-        if self._before.limit < self._situation.limit and not self._is_open(segments):
+        # If the last segment was not sealed, all that follows belongs to it.
+        is_open = bool(segments) and self._summary_of(segments[-1]) is None
+        if self._before.limit < self._situation.limit and not is_open:
             self._fill_missing(self._situation.limit, None)
         known = {one.name for one in segments}
         others = [one for one in self._survey.segments if one.name not in known]
         return dataclasses.replace(self._survey, segments=[*others, *self._made])
-
-    def _is_open(self, segments: list[SegmentSurvey]) -> bool:
-        """Return whether the last segment was not sealed, so that all that follows belongs to it."""
-        return bool(segments) and self._summary_of(segments[-1]) is None
 
     # -- one segment -------------------------------------------------------------------------
 
@@ -144,50 +157,22 @@ class _Healing:
             before.last_crc = one.header.previous_crc
             before.epoch = max(before.epoch, one.header.epoch)
         position: int = segment.HEADER_BYTES
-        offset = _start_of(one)
         for at, run in enumerate(one.runs):
             if run.position > position:
-                size = run.position - position
-                yield (
-                    at,
-                    self._gap(
-                        one, before, position, size, offset, run.start, run.previous_crc, run
-                    ),
+                gap = before.gap(
+                    position, run.start, run.previous_crc, run.first_epoch, _start_of(one)
                 )
-            before = _Before.after(run)
-            position, offset = run.end, run.limit
+                gap.size = run.position - position
+                yield at, gap
+            before, position = _Before.after(run), run.end
         end = summary.data_bytes if summary is not None else None
-        if offset < limit or (end is not None and position < end):
+        if before.limit < limit or (end is not None and position < end):
             crc = summary.last_crc if summary is not None else _previous_crc(following)
-            left = None if end is None else end - position
-            gap = self._gap(one, before, position, left, offset, limit, crc, None)
+            epoch = max(self._situation.epoch, 1)
+            gap = before.gap(position, limit, crc, epoch, _start_of(one))
+            gap.size = None if end is None else end - position
             gap.is_last = following is None
             yield len(one.runs), gap
-
-    def _gap(
-        self,
-        one: SegmentSurvey,
-        before: _Before,
-        position: int,
-        size: int | None,
-        start: int,
-        limit: int,
-        wanted_crc: int | None,
-        following: FrameRun | None,
-    ) -> Gap:
-        return Gap(
-            position=position,
-            size=size,
-            start=start,
-            limit=limit,
-            previous_crc=before.last_crc or 0,
-            wanted_crc=wanted_crc,
-            epoch=before.epoch,
-            next_epoch=following.first_epoch if following else max(self._situation.epoch, 1),
-            timestamp_us=before.timestamp_us,
-            ledger=before.ledger,
-            synced_limit=_start_of(one),
-        )
 
     def _can_fill(self, gap: Gap) -> bool:
         copy = self._copy
@@ -274,7 +259,7 @@ class _Healing:
 
     def _ledger_at(self, limit: int) -> bytes:
         """Return the checkpoint's ledger if it was written at that offset; else nothing."""
-        hint = self._survey.hint if self._situation.is_hint_trusted else None
+        hint = self._situation.hint
         return hint.ledger if hint is not None and hint.next_offset == limit else b""
 
     def _finish(
@@ -288,7 +273,9 @@ class _Healing:
         """Survey the new segment as if it were in the directory."""
         path = self._survey.path / one.name
         overlay = Overlay(made.extents, file, self._staging)
-        found = survey_file(overlay, path, one.start, self._survey.hint, None, [], is_last=False)
+        found = SegmentWalk(
+            overlay, path, one.start, self._survey.hint, None, [], is_last=False
+        ).run()
         runs = [run for run in found.runs if run.position >= begin]
         self._made.append(
             dataclasses.replace(found, runs=runs, extents=tuple(made.extents), healed=tuple(healed))
@@ -305,29 +292,20 @@ class _Healing:
         last = previous.runs[-1]
         made = ExtentList(self._staging)
         made.add(previous.extents or (OverlayBytes(0, last.end, is_staged=False, at=0),), last.end)
-        gap = Gap(
-            position=last.end,
-            start=last.limit,
-            limit=last.limit,
-            previous_crc=last.last_crc,
-            wanted_crc=run.previous_crc,
-            epoch=last.epoch,
-            next_epoch=run.first_epoch,
-            timestamp_us=last.timestamp_us,
-            ledger=last.ledger,
-            synced_limit=previous.start,
-            salt=previous.salt,
+        gap = _Before.after(last).gap(
+            last.end, last.limit, run.previous_crc, run.first_epoch, previous.start
         )
+        gap.salt = previous.salt
         made.stage(Rebuilder(gap, self._copy.read).new())
         healed = [*previous.healed, Healed(Interval(run.start, run.start), is_exact=False)]
         begin = previous.runs[0].position
         is_there = previous.name in self._survey.names
-        file = self._fs.open(self._survey.path / previous.name, "r") if is_there else None
-        try:
+        with contextlib.ExitStack() as stack:
+            file = None
+            if is_there:
+                file = self._fs.open(self._survey.path / previous.name, "r")
+                stack.callback(file.close)
             self._finish(previous, file, made, begin, healed)
-        finally:
-            if file is not None:
-                file.close()
 
     # -- segments that are gone --------------------------------------------------------------
 
@@ -343,19 +321,9 @@ class _Healing:
         header = SegmentHeader(self._situation.log_id, start, before.epoch, 0, previous, salt)
         made = ExtentList(self._staging)
         made.stage([segment.encode_header(header)])
-        gap = Gap(
-            position=segment.HEADER_BYTES,
-            start=start,
-            limit=limit,
-            previous_crc=previous,
-            wanted_crc=_previous_crc(following),
-            epoch=before.epoch,
-            next_epoch=before.epoch,
-            timestamp_us=before.timestamp_us,
-            ledger=before.ledger,
-            synced_limit=start,
-            salt=salt,
-        )
+        wanted_crc = _previous_crc(following)
+        gap = before.gap(segment.HEADER_BYTES, limit, wanted_crc, before.epoch, start)
+        gap.salt = salt
         rebuilder = Rebuilder(gap, copy.read)
         made.stage(rebuilder.remember(before.ledger))
         made.stage(rebuilder.new())
@@ -363,7 +331,7 @@ class _Healing:
             made.stage(rebuilder.remember(self._ledger_at(limit)))
         path = self._survey.path / segment.file_name(start)
         overlay = Overlay(made.extents, None, self._staging)
-        found = survey_file(overlay, path, start, None, None, [], is_last=False)
+        found = SegmentWalk(overlay, path, start, None, None, [], is_last=False).run()
         healed = (Healed(Interval(start, limit), is_exact=False),)
         self._made.append(dataclasses.replace(found, extents=tuple(made.extents), healed=healed))
         self._before = _Before.after(found.runs[-1])

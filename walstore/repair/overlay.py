@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from tempfile import SpooledTemporaryFile
-from typing import IO, Final
+from typing import IO, Final, NoReturn
 
 from walstore.ports import Buffer, File
 
@@ -89,21 +89,10 @@ class Overlay:
     def close(self) -> None:
         """Do nothing: the caller owns the files."""
 
-    def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
-        """Raise UnsupportedOperation."""
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise io.UnsupportedOperation("an overlay is only read")
 
-    def datasync(self) -> None:
-        """Raise UnsupportedOperation."""
-        raise io.UnsupportedOperation("an overlay is only read")
-
-    def allocate(self, size: int) -> None:
-        """Raise UnsupportedOperation."""
-        raise io.UnsupportedOperation("an overlay is only read")
-
-    def truncate(self, size: int) -> None:
-        """Raise UnsupportedOperation."""
-        raise io.UnsupportedOperation("an overlay is only read")
+    pwrite = datasync = allocate = truncate = _refuse
 
 
 class ExtentList:

@@ -59,9 +59,6 @@ class RepairKind(StrEnum):
     """Begin the log after the damage. Lossy."""
 
 
-LOSSY: Final = frozenset({RepairKind.TRUNCATE, RepairKind.ADVANCE_HEAD})
-
-
 @dataclass(frozen=True, slots=True)
 class Damage(Problem):
     """Something in the log's directory that is not as it was written."""
@@ -78,7 +75,7 @@ class Step:
     @property
     def is_lossy(self) -> bool:
         """Whether records are given up by it."""
-        return self.kind in LOSSY
+        return self.kind in (RepairKind.TRUNCATE, RepairKind.ADVANCE_HEAD)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"

@@ -36,23 +36,7 @@ from walstore.repair.runs import (
 )
 
 
-def decide(
-    survey: LogSurvey,
-    keep: Keep | None,
-    kept_names: Iterable[str],
-    *,
-    healed: LogSurvey | None = None,
-    source: str | None = None,
-) -> RepairPlan:
-    """Return the plan for a survey. ``kept_names`` are names in use in the directory ``damaged``.
-
-    ``healed`` is the survey with its gaps filled from the copy at ``source``, if there is one.
-    InvalidSettingsError if ``keep`` is an offset that is not readable.
-    """
-    return _Decision(survey, keep, kept_names, healed or survey, source).plan()
-
-
-class _Decision:
+class Planner:
     """Collects the steps and actions of one plan."""
 
     def __init__(
@@ -60,11 +44,16 @@ class _Decision:
         found: LogSurvey,
         keep: Keep | None,
         kept_names: Iterable[str],
-        survey: LogSurvey,
-        source: str | None,
+        *,
+        healed: LogSurvey | None = None,
+        source: str | None = None,
     ) -> None:
+        """``kept_names`` are names in use in the directory ``damaged``.
+
+        ``healed`` is the survey ``found`` with its gaps filled from the copy at ``source``, if there is one.
+        """
         self._found = found
-        self._survey = survey
+        self._survey = survey = healed or found
         self._source = source
         self._keep = keep
         self._taken = set(kept_names)
@@ -75,7 +64,7 @@ class _Decision:
         self._outputs: list[Output] = []
 
     def plan(self) -> RepairPlan:
-        """Decide."""
+        """Decide. InvalidSettingsError if ``keep`` is an offset that is not readable."""
         situation = self._situation
         before = understand(self._found)
         damages = find_damages(self._found, before)
@@ -88,7 +77,6 @@ class _Decision:
         head = self._head if not needs_choice else situation.head
         lost = self._lost() if not needs_choice else situation.unreadable
         restored = self._restored() if actions is not None else ()
-        hint = self._survey.hint if situation.is_hint_trusted else None
         return RepairPlan(
             path=str(self._survey.path),
             log_id=situation.log_id.hex() if situation.log_id else None,
@@ -107,7 +95,7 @@ class _Decision:
             lost=lost,
             reassigned=Interval(limit, situation.limit) if limit < situation.limit else None,
             epoch=situation.epoch + 1 if damages else situation.epoch,
-            uploaded_limit=hint.uploaded_limit if hint else 0,
+            uploaded_limit=situation.hint.uploaded_limit if situation.hint else 0,
             tier_url=self._survey.hint.tier_url if self._survey.hint else None,
             notes=() if not damages else tuple(self._notes(lost, is_decided=not needs_choice)),
             actions=actions,
@@ -138,7 +126,7 @@ class _Decision:
     def _ledger(self) -> tuple[bytes, bool]:
         """Return the repaired log's ledger, and whether no change of it can have been lost."""
         survey, situation = self._survey, self._situation
-        hint = survey.hint if situation.is_hint_trusted else None
+        hint = situation.hint
         if self._chosen is not None:
             pieces = self._chosen.pieces
             source, run = pieces[-1]
@@ -192,7 +180,7 @@ class _Decision:
             if name in survey.names:
                 self._move(name)
         ledger, _ = self._ledger()
-        hint = survey.hint
+        hint = situation.hint
         return Actions(
             log_id=situation.log_id.hex() if situation.log_id else "",
             epoch=situation.epoch + 1,
@@ -202,10 +190,8 @@ class _Decision:
             outputs=tuple(self._outputs),
             segments=tuple(run.start for _, run in pieces) or (self._limit,),
             ledger=ledger,
-            uploaded_limit=min(hint.uploaded_limit, self._limit)
-            if hint and situation.is_hint_trusted
-            else 0,
-            tier_url=hint.tier_url if hint else None,
+            uploaded_limit=min(hint.uploaded_limit, self._limit) if hint else 0,
+            tier_url=survey.hint.tier_url if survey.hint else None,
             record_name=self._free_name(lambda number: f"repair-{number}.json"),
         )
 

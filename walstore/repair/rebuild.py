@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import chain as chained
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
@@ -23,6 +22,7 @@ from crc32c import crc32c
 
 from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder, marks_column, split
+from walstore.batches.concat import ConcatBatch
 from walstore.format import codec, frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, StreamInfo
@@ -65,25 +65,19 @@ class Gap:
     """Whether the log ends with it."""
 
 
-@dataclass(slots=True)
 class Rebuilder:
     """Makes the batches of one gap, in order. Use :meth:`exact`, then :meth:`new`."""
 
-    gap: Gap
-    read: Callable[[int, int], Iterator[Batch]]
-    """Returns the stored records of an interval of offsets, in order."""
-    next_offset: int = 0
-    size_bytes: int = 0
-    """Of the batches that were made."""
-    _previous_crc: int = 0
-    _epoch: int = 0
-    _timestamp_us: int = 0
-    _ledger: Ledger = field(default_factory=Ledger)
-
-    def __post_init__(self) -> None:
-        gap = self.gap
-        self.next_offset, self._previous_crc = gap.start, gap.previous_crc
-        self._epoch, self._timestamp_us = gap.epoch, gap.timestamp_us
+    def __init__(self, gap: Gap, read: Callable[[int, int], Iterator[Batch]]) -> None:
+        """``read`` returns the stored records of an interval of offsets, in order."""
+        self.gap = gap
+        self.next_offset = gap.start
+        self.size_bytes = 0
+        """Of the batches that were made."""
+        self._read_copy = read
+        self._previous_crc, self._epoch = gap.previous_crc, gap.epoch
+        self._timestamp_us = gap.timestamp_us
+        self._ledger = Ledger()
         if gap.ledger:
             self._ledger.apply(Marks.decode(gap.ledger))
 
@@ -245,9 +239,8 @@ class Rebuilder:
 
     def _draft(self, limit: int) -> BatchBuilder | None:
         """Return the records up to an offset."""
-        draft = BatchBuilder(self.next_offset)
-        for batch in self.read(self.next_offset, limit) if limit > self.next_offset else ():
-            draft = _joined(draft, _to_draft(batch))
+        batches = list(self._read(limit))
+        draft = _to_draft(ConcatBatch(batches)) if batches else BatchBuilder(self.next_offset)
         return draft if draft.limit == limit else None
 
     # -- new ---------------------------------------------------------------------------------
@@ -257,10 +250,7 @@ class Rebuilder:
         if self.next_offset == self.gap.limit and self.gap.wanted_crc in (None, self._previous_crc):
             return
         waiting: BatchBuilder | None = None
-        left = (
-            self.read(self.next_offset, self.gap.limit) if self.next_offset < self.gap.limit else ()
-        )
-        for batch in left:
+        for batch in self._read(self.gap.limit):
             for part in split(_to_draft(batch), BATCH_BYTES):
                 if waiting is not None:
                     yield self._frame(waiting, None)
@@ -331,6 +321,9 @@ class Rebuilder:
 
     # -- both --------------------------------------------------------------------------------
 
+    def _read(self, limit: int) -> Iterable[Batch]:
+        return self._read_copy(self.next_offset, limit) if self.next_offset < limit else ()
+
     def _advance(self, limit: int, crc: int, timestamp_us: int, size: int) -> None:
         self.next_offset, self._previous_crc = limit, crc
         self._timestamp_us = timestamp_us
@@ -373,7 +366,6 @@ def _bodies(
 
 
 def _to_draft(batch: Batch) -> BatchBuilder:
-    """Return stored records as a draft."""
     keys, streams = list(batch.keys), list(batch.streams)
     headers = [msgpack.packb(dict(item)) if item else None for item in batch.headers]
     return BatchBuilder(
@@ -383,25 +375,4 @@ def _to_draft(batch: Batch) -> BatchBuilder:
         streams if any(name is not None for name in streams) else None,
         headers if any(headers) else None,
         list(batch.timestamps_us),
-    )
-
-
-def _joined(first: BatchBuilder, second: BatchBuilder) -> BatchBuilder:
-    """Return the records of both; ``second`` follows directly."""
-    if not first.values:
-        return second
-    rows, more = len(first.values), len(second.values)
-
-    def join(before: list | None, after: list | None) -> list | None:  # type: ignore[type-arg]
-        if before is None and after is None:
-            return None
-        return list(chained(before or [None] * rows, after or [None] * more))
-
-    return BatchBuilder(
-        first.start,
-        first.values + second.values,
-        join(first.keys, second.keys),
-        join(first.streams, second.streams),
-        join(first.headers, second.headers),
-        join(first.timestamps_us, second.timestamps_us),
     )

@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -52,7 +51,6 @@ from walstore.repair.plan import (
     STAGED_NAME,
     Actions,
     Damage,
-    Interval,
     Output,
     RepairKind,
     RepairPlan,
@@ -60,21 +58,9 @@ from walstore.repair.plan import (
     decode_plan,
     encode_plan,
 )
-from walstore.repair.planner import decide
+from walstore.repair.planner import Planner
 from walstore.repair.runs import Keep
 from walstore.repair.survey import survey_log
-
-__all__ = [
-    "Copy",
-    "Damage",
-    "Interval",
-    "Keep",
-    "RepairKind",
-    "RepairPlan",
-    "Step",
-    "apply_repair",
-    "plan_repair",
-]
 
 _SPARE_NAME: Final = "repair.tmp"
 _CHUNK_BYTES: Final = 1 << 20
@@ -112,11 +98,7 @@ def plan_repair(
 
 
 def apply_repair(
-    plan: RepairPlan,
-    *,
-    copy: Copy | None = None,
-    fs: FileSystem | None = None,
-    make_log_id: Callable[[], bytes] = lambda: os.urandom(16),
+    plan: RepairPlan, *, copy: Copy | None = None, fs: FileSystem | None = None
 ) -> None:
     """Apply ``plan``, under the log's lock. If it is killed, plan and apply again to finish.
 
@@ -153,7 +135,7 @@ def apply_repair(
         if current != plan:
             raise WalError(f"the log changed since the repair was planned; plan again: {path}")
         _check_space(fs, path, plan, staging)
-        run_actions(fs, path, interrupted or plan, make_log_id().hex(), staging)
+        _run_actions(fs, path, interrupted or plan, staging)
 
 
 def _plan(
@@ -162,9 +144,9 @@ def _plan(
     survey = survey_log(fs, path)
     kept = fs.list(path / KEPT_NAME) if KEPT_NAME in survey.names else []
     if copy is None:
-        return decide(survey, keep, kept)
+        return Planner(survey, keep, kept).plan()
     healed = heal(fs, survey, copy, staging)
-    return decide(survey, keep, kept, healed=healed, source=copy.url)
+    return Planner(survey, keep, kept, healed=healed, source=copy.url).plan()
 
 
 def _to_finish(interrupted: RepairPlan, path: Path) -> RepairPlan:
@@ -208,9 +190,7 @@ def load_interrupted(fs: FileSystem, directory: Path) -> RepairPlan | None:
         return None
 
 
-def run_actions(
-    fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str, staging: Staging
-) -> None:
+def _run_actions(fs: FileSystem, directory: Path, plan: RepairPlan, staging: Staging) -> None:
     """Carry out a plan, or the rest of it if it was interrupted. Under the log's lock; OSError.
 
     ``staging`` has the bytes that the plan takes from a copy, if it was not interrupted.
@@ -218,7 +198,7 @@ def run_actions(
     actions = plan.actions
     assert actions is not None
     if not actions.log_id:
-        actions = dataclasses.replace(actions, log_id=new_log_id)
+        actions = dataclasses.replace(actions, log_id=os.urandom(16).hex())
         plan = dataclasses.replace(plan, actions=actions)
     kept = directory / KEPT_NAME
     fs.make_directory(kept)
@@ -335,13 +315,10 @@ def _copy(fs: FileSystem, directory: Path, kept: Path, target: File, output: Out
                 raise CorruptionError("the file became shorter", path=str(path), position=at)
             for patch in output.patches:
                 if at <= patch.position < at + len(data):
-                    data = _patched(data, patch.position - at, patch.value)
+                    position = patch.position - at
+                    data = data[:position] + bytes([patch.value]) + data[position + 1 :]
             target.pwrite([data], segment.HEADER_BYTES + at - output.position)
             at += len(data)
-
-
-def _patched(data: bytes, position: int, value: int) -> bytes:
-    return data[:position] + bytes([value]) + data[position + 1 :]
 
 
 def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
@@ -364,16 +341,13 @@ def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
 def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
     """Write the checkpoint and the cell, from the segments as they are now."""
     *before, last = actions.segments
-    sealed = []
-    for start in before:
-        summary, _, _, _ = _end_of(fs, directory, start)
-        sealed.append(summary)
+    sealed = tuple(_end_of(fs, directory, start)[0] for start in before)
     summary, index, epoch, salt = _end_of(fs, directory, last)
     hint = Checkpoint(
         log_id=bytes.fromhex(actions.log_id),
         epoch=max(actions.epoch, epoch),
         head=actions.head,
-        sealed=tuple(sealed),
+        sealed=sealed,
         tail_start=last,
         tail_position=summary.data_bytes,
         tail_index=index,

@@ -192,8 +192,8 @@ class Situation:
     """An interpreted survey: which files belong to the log, what it should hold, and what is left."""
 
     log_id: bytes | None
-    is_hint_trusted: bool
-    """Whether there is a checkpoint that nothing contradicts."""
+    hint: Checkpoint | None
+    """The checkpoint, if nothing contradicts it."""
     head: int
     """First offset that the log should hold."""
     limit: int
@@ -276,7 +276,7 @@ def understand(survey: LogSurvey) -> Situation:
     epochs += [one.epoch for one in (survey.hint, survey.cell) if one]
     return Situation(
         log_id=log_id,
-        is_hint_trusted=is_trusted,
+        hint=hint,
         head=head,
         limit=max(head, *ends) if ends else head,
         epoch=max(epochs, default=0),

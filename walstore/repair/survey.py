@@ -50,20 +50,32 @@ class SegmentWalk:
         self,
         file: File,
         path: Path,
-        found: SegmentSurvey,
+        start: int,
         hint: Checkpoint | None,
         cell: DurableCell | None,
         marks: Iterable[Mark],
         *,
         is_last: bool,
     ) -> None:
-        """Survey ``file`` into ``found``, whose header and footer are known.
+        """Read header and footer of the segment that ``path`` names, which begins at offset ``start``.
 
         ``marks`` are the positions at which a frame ends, by the log's hints and the next segment.
         """
         self._file = file
         self._path = path
-        self._found = found
+        self._found = found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
+        data = file.pread(segment.HEADER_BYTES, 0)
+        try:
+            found.header = segment.decode_header(data, str(path))
+        except CorruptionError as error:
+            found.header = mend_header(data, start, path)
+            found.header_error = message_of(error)
+        try:
+            read = read_last_footer if is_last else read_footer
+            footer = read(file, start, path)
+            found.footer = footer[0] if footer else None
+        except CorruptionError as error:
+            found.footer_error = message_of(error)
         self._hint = hint if hint is not None and hint.tail_start == found.start else None
         self._is_last = is_last
         self._end = found.footer.data_bytes if found.footer else found.size_bytes
@@ -72,14 +84,14 @@ class SegmentWalk:
         if is_last:
             found.synced_position = self._evidence.durable_position
         self._scan = FrameScan(file, self._end, found.salt)
-        footer = found.footer
-        known = [Mark(footer.data_bytes, footer.limit, footer.last_crc)] if footer else []
+        end = found.footer
+        known = [Mark(end.data_bytes, end.limit, end.last_crc)] if end else []
         self._links = Links(file, self._scan, [*known, *marks])
         self._ledger = _new_ledger()
         self._is_exact = True
         self._attempts = _MOST_ATTEMPTS
 
-    def run(self) -> None:
+    def run(self) -> SegmentSurvey:
         """Find all runs, and classify the bytes after the last one."""
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
@@ -89,7 +101,7 @@ class SegmentWalk:
             rest = self._scan.used_limit(at) > at
             if header is not None and not rest:
                 found.runs.append(FrameRun.none(found.start, header))
-                return
+                return found
         while at < self._end:
             whole = self._scan.whole_at(at)
             if whole is not None:
@@ -109,6 +121,7 @@ class SegmentWalk:
         found.rest_bytes = self._scan.used_limit(at) - at
         if header is not None and self._held_no_records():
             found.runs.append(FrameRun.none(found.start, header))
+        return found
 
     def _held_no_records(self) -> bool:
         """Return whether the log ends in this segment, and it has no whole frame and never had records."""
@@ -134,7 +147,8 @@ class SegmentWalk:
             end = self._walk(chain, end, mark)
             self._compare(chain, end)
         end = self._walk(chain, end, self._end)
-        self._add(at, end, first, chain, self._last_synced_limit(end))
+        last = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
+        self._add(at, end, first, chain, last.synced_limit if last is not None else 0)
         return end, chain
 
     def _add(
@@ -221,10 +235,6 @@ class SegmentWalk:
                 self._ledger.apply(Marks.decode(hint.ledger))
             self._is_exact = True
 
-    def _last_synced_limit(self, end: int) -> int:
-        header = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
-        return header.synced_limit if header is not None else 0
-
     def _is_unfinished(self, at: int, chain: Chain) -> bool:
         """Return whether opening the log would cut off the bytes at ``at``, or find nothing there."""
         if not self._is_last or self._found.was_sealed:
@@ -309,14 +319,11 @@ class Links:
         """
         return (
             self._scan.salt is not None
-            or self._stored_crc(damage) == headers[0].previous_crc
+            or int.from_bytes(self._file.pread(4, damage + _CRC_AT), "little")
+            == headers[0].previous_crc
             or self._trailers_reach(damage, position)
             or self._is_marked(position, headers)
         )
-
-    def _stored_crc(self, position: int) -> int:
-        """Return the CRC stored in the damaged frame at ``position``."""
-        return int.from_bytes(self._file.pread(4, position + _CRC_AT), "little")
 
     def _trailers_reach(self, damage: int, position: int) -> bool:
         """Return whether the bytes between are frames by their trailers, whatever they contain."""
@@ -368,7 +375,7 @@ def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
         marks = list(_marks(start, hint, cell, following))
         path, is_last = directory / name, name == found[-1][1]
         with contextlib.closing(fs.open(path, "r")) as file:
-            one = survey_file(file, path, start, hint, cell, marks, is_last=is_last)
+            one = SegmentWalk(file, path, start, hint, cell, marks, is_last=is_last).run()
         segments.append(one)
         following = one.header
     return LogSurvey(
@@ -421,31 +428,3 @@ def _marks(
         yield Mark(cell.tail_position, cell.durable_limit, None)
     if following is not None:
         yield Mark(None, following.start, following.previous_crc)
-
-
-def survey_file(
-    file: File,
-    path: Path,
-    start: int,
-    hint: Checkpoint | None,
-    cell: DurableCell | None,
-    marks: Iterable[Mark],
-    *,
-    is_last: bool,
-) -> SegmentSurvey:
-    """Survey the segment that ``path`` names. See :class:`SegmentWalk` for the arguments."""
-    found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
-    data = file.pread(segment.HEADER_BYTES, 0)
-    try:
-        found.header = segment.decode_header(data, str(path))
-    except CorruptionError as error:
-        found.header = mend_header(data, start, path)
-        found.header_error = message_of(error)
-    try:
-        read = read_last_footer if is_last else read_footer
-        footer = read(file, start, path)
-        found.footer = footer[0] if footer else None
-    except CorruptionError as error:
-        found.footer_error = message_of(error)
-    SegmentWalk(file, path, found, hint, cell, marks, is_last=is_last).run()
-    return found

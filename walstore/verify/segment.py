@@ -69,16 +69,16 @@ def message_of(error: CorruptionError) -> str:
     return str(error).partition(f": {error.path}")[0]
 
 
+@dataclass(slots=True)
 class IndexCheck:
     """Compares a sparse index with the frames in order."""
 
-    def __init__(self, path: Path, index: SegmentIndex, name: str, findings: Findings) -> None:
-        """``name`` says in messages which index it is."""
-        self._path = path
-        self._findings = findings
-        self._index = index
-        self._name = name
-        self._next = 0
+    _path: Path
+    _index: SegmentIndex
+    _name: str
+    """Says in messages which index it is."""
+    _findings: Findings
+    _next: int = 0
 
     def see(self, header: FrameHeader, position: int) -> None:
         """Take a whole frame at ``position`` into account."""
@@ -115,29 +115,19 @@ class IndexCheck:
             self._next += 1
 
 
+@dataclass
 class SegmentCheck:
     """Verifies one segment."""
 
-    def __init__(
-        self,
-        path: Path,
-        start: int,
-        hint: Checkpoint | None,
-        cell: DurableCell | None,
-        findings: Findings,
-        *,
-        is_last: bool,
-    ) -> None:
-        """``start`` is the offset in its name; ``hint`` and ``cell`` are as they were when verifying began.
-
-        ``is_last``: whether it may be the active segment; any other must be sealed.
-        """
-        self._path = path
-        self._start = start
-        self._hint = hint
-        self._cell = cell
-        self._findings = findings
-        self._is_last = is_last
+    _path: Path
+    _start: int
+    """The offset in its name."""
+    _hint: Checkpoint | None
+    """As it was when verifying began; the cell, too."""
+    _cell: DurableCell | None
+    _findings: Findings
+    is_last: bool = field(kw_only=True)
+    """Whether it may be the active segment; any other must be sealed."""
 
     def run(self, file: File, header: SegmentHeader, before: Chain) -> Chain:
         """Check the segment in ``file``, whose header was read before; return the chain after it."""
@@ -213,12 +203,12 @@ class SegmentCheck:
     def _read_footer(self, file: File) -> tuple[tuple[SegmentSummary, SegmentIndex] | None, bool]:
         """Return the footer if it can be read, and whether the segment is sealed."""
         try:
-            read = read_last_footer if self._is_last else read_footer
+            read = read_last_footer if self.is_last else read_footer
             footer = read(file, self._start, self._path)
         except CorruptionError as error:
             self._findings.add_error(self._path, error)
             return None, True
-        if footer is None and not self._is_last:
+        if footer is None and not self.is_last:
             self._report("sealed segment has lost its footer", file.size())
             return None, True
         sealed = self._hint.sealed if self._hint is not None else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore.errors import CorruptionError, LogNotFoundError
@@ -17,7 +17,7 @@ from walstore.files.directory import RESTORE_NAME, anchor_log, read_cell, restor
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_header
 from walstore.format import checkpoint, segment
-from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.checkpoint import Checkpoint
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
 from walstore.verify.segment import Findings, Problem, SegmentCheck
@@ -74,17 +74,15 @@ def verify_directory(
         return _Verification(path, anchored, on_progress).run()
 
 
+@dataclass(slots=True)
 class _Verification:
     """One run over one directory."""
 
-    def __init__(
-        self, path: Path, fs: FileSystem, on_progress: Callable[[Path], None] | None
-    ) -> None:
-        self._path = path
-        self._fs = fs
-        self._on_progress = on_progress
-        self._findings = Findings()
-        self._log_id: bytes | None = None
+    _path: Path
+    _fs: FileSystem
+    _on_progress: Callable[[Path], None] | None
+    _findings: Findings = field(default_factory=Findings)
+    _log_id: bytes | None = None
 
     def run(self) -> VerifyReport:
         # The order matters next to a live writer: what the checkpoint names was durable when the cell was
@@ -92,9 +90,12 @@ class _Verification:
         hint = self._load_checkpoint()
         cell = read_cell(self._fs, self._path)
         starts = self._list(hint)
-        head = max(starts[0], cell.head if cell else 0, hint.head if hint else 0)
+        head = max(cell.head if cell else 0, hint.head if hint else 0)
         durable_limit = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
-        self._check_beginning(starts[0], hint, cell)
+        if head and starts[0] > head and not self._is_below_head(starts[0]):
+            self._findings.add(
+                self._path, f"the log begins at offset {head}, but its first segment at {starts[0]}"
+            )
         chain = _unknown()
         limit = starts[0]
         for start in starts:
@@ -109,7 +110,7 @@ class _Verification:
         return VerifyReport(
             path=str(self._path),
             log_id=self._log_id.hex() if self._log_id else None,
-            head=head,
+            head=max(starts[0], head),
             limit=limit,
             segments=found.segments,
             batches=found.batches,
@@ -159,15 +160,6 @@ class _Verification:
             starts.pop(0)
         return starts
 
-    def _check_beginning(
-        self, first: int, hint: Checkpoint | None, cell: DurableCell | None
-    ) -> None:
-        head = max(cell.head if cell else 0, hint.head if hint else 0)
-        if head and first > head and not self._is_below_head(first):
-            self._findings.add(
-                self._path, f"the log begins at offset {head}, but its first segment at {first}"
-            )
-
     def _verify(self, check: SegmentCheck, path: Path, start: int, chain: Chain) -> Chain:
         if self._on_progress is not None:
             self._on_progress(path)
@@ -177,7 +169,7 @@ class _Verification:
             if not self._is_below_head(start + 1):
                 self._findings.add(path, "the segment vanished while it was to be verified")
             return _unknown()
-        try:
+        with contextlib.closing(file):
             try:
                 header = read_header(file, path)
             except CorruptionError as error:
@@ -193,8 +185,6 @@ class _Verification:
                     0,
                 )
             return check.run(file, header, chain)
-        finally:
-            file.close()
 
     def _check_end(
         self, last: int, chain: Chain, durable_limit: int, hint: Checkpoint | None

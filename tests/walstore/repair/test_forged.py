@@ -20,7 +20,8 @@ from walstore import CorruptionError, FormatVersionError, Record, Settings, Wal,
 from walstore.format import frame, segment
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Marks
-from walstore.repair.repairing import Keep, apply_repair, plan_repair
+from walstore.repair.repairing import apply_repair, plan_repair
+from walstore.repair.runs import Keep
 
 FS = UnsyncedFileSystem()
 SECTOR = 512

@@ -26,16 +26,17 @@ from walstore.errors import (
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_footer
 from walstore.format import checkpoint, segment
-from walstore.repair.plan import JOURNAL_NAME, KEPT_NAME, decode_plan, encode_plan
-from walstore.repair.repairing import (
+from walstore.repair.plan import (
+    JOURNAL_NAME,
+    KEPT_NAME,
     Interval,
-    Keep,
     RepairKind,
     RepairPlan,
-    apply_repair,
-    load_interrupted,
-    plan_repair,
+    decode_plan,
+    encode_plan,
 )
+from walstore.repair.repairing import apply_repair, load_interrupted, plan_repair
+from walstore.repair.runs import Keep
 from walstore.testing import FaultyFileSystem
 
 FS = UnsyncedFileSystem()

@@ -14,8 +14,8 @@ from tests.walstore.repair.test_repairing import FIRST, HINTS, SECOND, THIRD, cu
 from walstore import Wal
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.format import checkpoint
-from walstore.repair.plan import RepairPlan
-from walstore.repair.repairing import RepairKind, apply_repair, plan_repair
+from walstore.repair.plan import RepairKind, RepairPlan
+from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory
 
 FS = UnsyncedFileSystem()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -17,9 +17,6 @@ from walstore.cli.location import fresh_prefix, own_directory, to_url
 from walstore.cli.options import AsJson
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async
-
-if TYPE_CHECKING:
-    from walstore.cli.demo.run import Demo
 
 PROC: Final = Path("/proc")
 DEMO_EXAMPLES = """\b
@@ -75,7 +72,13 @@ def demo(
     job = DemoJob(directory=str(log), store_url=url, seconds=seconds / 2)
     is_ok = False
     try:
-        is_ok = _run(Demo(job, terminal(), with_spark=not no_spark), as_json=as_json)
+        try:
+            result = run_async(Demo(job, terminal(), with_spark=not no_spark).run())
+        except Exception:
+            if not as_json:
+                print("demo: failed", flush=True)
+            raise
+        is_ok = print_verdict("demo", result, rows(result), as_json=as_json)
     finally:
         if directory is None and (is_ok or not log.exists()):
             shutil.rmtree(place, ignore_errors=True)
@@ -85,17 +88,6 @@ def demo(
             complain(f"the objects are kept under {url.partition('?')[0]}")
     if not is_ok:
         raise typer.Exit(FAILED)
-
-
-def _run(demo: Demo, *, as_json: bool) -> bool:
-    """Run the demo, print its result, and return whether everything agreed."""
-    try:
-        result = run_async(demo.run())
-    except Exception:
-        if not as_json:
-            print("demo: failed", flush=True)
-        raise
-    return print_verdict("demo", result, rows(result), as_json=as_json)
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:

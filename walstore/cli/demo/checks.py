@@ -5,15 +5,17 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from crc32c import crc32c
 
 from walstore import Batch
 from walstore.cli.child_process import LatencySamples
+
+_K = TypeVar("_K", int, str)
 
 MAX_COMPLAINTS: Final = 20
 
@@ -264,12 +266,10 @@ def judge(
     lost = tally.settle(story.acknowledged, lives)
     outside.settle(story.acknowledged, lives)
     acknowledged = story.acknowledged.total()
-    spark_problems = _spark_problems(spark, read)
+    spark_problems = list(_spark_problems(spark, read))
     problems = [
         *tally.complaints,
-        *_story_problems(story, read.limit),
-        *(f"the consumer outside: {text}" for text in outside.complaints),
-        *_differences(outside, read),
+        *_problems(story, read, outside),
         *spark_problems,
         *(() if acknowledged else ("nothing was appended",)),
     ]
@@ -303,44 +303,43 @@ def judge(
     }
 
 
-def _story_problems(story: Story, limit: int) -> list[str]:
-    problems = []
+def _problems(story: Story, read: ReadBack, outside: ReadTally) -> Iterator[str]:
+    """Compare what the processes reported, and what the consumer outside read, with what the store holds."""
     if not story.is_closed:
-        problems.append("the writing process did not close the log")
+        yield "the writing process did not close the log"
     missing = story.opened[-1]["missing_from"]
     if missing is not None:
-        problems.append(f"the restart missed records from offset {missing} on")
-    if story.history_limit != limit:
-        problems.append(f"the reader inside ended at {story.history_limit}, the log at {limit}")
+        yield f"the restart missed records from offset {missing} on"
+    if story.history_limit != read.limit:
+        yield f"the reader inside ended at {story.history_limit}, the log at {read.limit}"
     if failure := story.status.get("tier_failure"):
-        problems.append(f"shipping failed: {failure}")
-    return problems
-
-
-def _differences(outside: ReadTally, read: ReadBack) -> list[str]:
-    """Compare what the consumer outside read with what the store holds."""
-    problems = []
+        yield f"shipping failed: {failure}"
+    for text in outside.complaints:
+        yield f"the consumer outside: {text}"
     if outside.position != read.limit:
-        problems.append(f"the consumer outside ended at {outside.position}, not {read.limit}")
-    for number in sorted(outside.producers.keys() | read.tally.producers.keys()):
-        if outside.producers.get(number) != read.tally.producers.get(number):
-            problems.append(f"two readers saw different records of producer {number}")
-    return problems
+        yield f"the consumer outside ended at {outside.position}, not {read.limit}"
+    for number in _different(outside.producers, read.tally.producers):
+        yield f"two readers saw different records of producer {number}"
 
 
-def _spark_problems(spark: SparkTotals | Exception | str, read: ReadBack) -> list[str]:
+def _spark_problems(spark: SparkTotals | Exception | str, read: ReadBack) -> Iterator[str]:
+    if isinstance(spark, Exception):
+        yield str(spark)
     if not isinstance(spark, SparkTotals):
-        return [str(spark)] if isinstance(spark, Exception) else []
+        return
     ours, theirs = read.tally.by_stream(), spark.by_stream
-    problems = [
-        f"Spark counts {theirs.get(stream)} records and bytes in stream {stream}, "
-        f"the log holds {ours.get(stream)}"
-        for stream in sorted(ours.keys() | theirs.keys())
-        if ours.get(stream) != theirs.get(stream)
-    ]
+    for stream in _different(ours, theirs):
+        yield (
+            f"Spark counts {theirs.get(stream)} records and bytes in stream {stream}, "
+            f"the log holds {ours.get(stream)}"
+        )
     if (spark.head, spark.limit) != (read.head, read.limit):
-        problems.append(
+        yield (
             f"Spark saw offsets [{spark.head}, {spark.limit}), the log holds "
             f"[{read.head}, {read.limit})"
         )
-    return problems
+
+
+def _different(one: Mapping[_K, object], other: Mapping[_K, object]) -> list[_K]:
+    """Return the keys under which the two have different values."""
+    return [key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)]

@@ -1,6 +1,6 @@
 """The parent of the demo: two lives of the writing process with a kill between them, and the check.
 
-``python -m walstore.cli.demo.run URL`` is the process in which Spark counts.
+As a program, it is the process in which Spark counts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from rich.status import Status
 
 from uploader import CloudLog
 from walstore import Batch, CorruptionError, Reader, Wal, WalError, spark
-from walstore.cli.child_process import receive, start_child
+from walstore.cli.child_process import child_process, receive
 from walstore.cli.demo.checks import (
     OPENED,
     ReadBack,
@@ -101,11 +100,9 @@ class Demo:
         SIGKILL ends it ``kill_seconds`` after it opened the log; without them it ends after the job's time.
         WalError if it ends in any other way.
         """
-        process = await start_child("walstore.cli.demo.writer", job.to_json())
-        loop = asyncio.get_running_loop()
-        killing = loop.call_later(_START_SECONDS, _kill, process)
-        is_open = False
-        try:
+        loop, is_open = asyncio.get_running_loop(), False
+        async with child_process("walstore.cli.demo.writer", dataclasses.asdict(job)) as process:
+            killing = loop.call_later(_START_SECONDS, _kill, process)
             assert process.stdout is not None
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(process))
@@ -119,10 +116,7 @@ class Demo:
                         killing = loop.call_later(seconds, _kill, process)
             self._story.end_life()
             code = await process.wait()
-        finally:
             killing.cancel()
-            _kill(process)
-            await process.wait()
         if not is_open:
             what = "did not open the log"
         elif kill_seconds is not None:
@@ -160,10 +154,11 @@ class Demo:
                 CloudLog.open(self._job.store_url) as log,
             ):
                 verified = await log.verify()
-                on_disk: Reader | None = disk.reader("earliest", follow=False)
+                on_disk, difference = disk.reader("earliest", follow=False), None
                 async for batch in log.reader("earliest").batches():
                     await asyncio.to_thread(tally.take, batch)
-                    on_disk = on_disk and await _compare(tally, batch, on_disk)
+                    if difference is None and (difference := await _difference(batch, on_disk)):
+                        tally.complain(difference)
                     self._status.update(f"read back {format_count(tally.records)} records")
                 if tally.records != verified.records or verified.records != log.tail - log.head:
                     tally.complain(
@@ -227,42 +222,31 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         process.kill()
 
 
-async def _compare(tally: ReadTally, batch: Batch, on_disk: Reader) -> Reader | None:
-    """Compare a batch of the store with the disk, where the disk still has it.
-
-    Returns the reader of the disk; None once it differs or cannot be read.
-    """
+async def _difference(batch: Batch, on_disk: Reader) -> str | None:
+    """Return how the disk differs from a batch of the store, where it still has it; None if it does not."""
     if on_disk.position < batch.start:
         on_disk.seek(batch.start)
     try:
         while (at := on_disk.position) < batch.limit:
             piece = await on_disk.fetch(max_records=batch.limit - at)
             if piece.limit == at:
-                tally.complain(f"[{at}, {batch.limit}) is in the cloud, but not on disk")
-                return None
+                return f"[{at}, {batch.limit}) is in the cloud, but not on disk"
             difference = compare_batches(batch.slice(at, piece.limit), piece)
             if difference:
-                tally.complain(f"cloud and disk: {difference}")
-                return None
+                return f"cloud and disk: {difference}"
     except CorruptionError as error:
-        tally.complain(f"on disk: {error}")
-        return None
-    return on_disk
+        return f"on disk: {error}"
+    return None
 
 
 async def count_by_stream(url: str) -> SparkTotals:
     """Let Spark read the log at ``url``. WalError with Spark's last line if it fails."""
-    process = await start_child("walstore.cli.demo.run", url)
-    try:
-        async with asyncio.timeout(_SPARK_SECONDS):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise WalError(f"Spark did not finish within {_SPARK_SECONDS:.0f} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the JVM is in its group
-            await process.wait()
+    async with child_process("walstore.cli.demo.run", {"url": url}) as process:  # and its JVM
+        try:
+            async with asyncio.timeout(_SPARK_SECONDS):
+                out, err = await process.communicate()
+        except TimeoutError:
+            raise WalError(f"Spark did not finish within {_SPARK_SECONDS:.0f} s") from None
     for line in out.decode("utf-8", "replace").splitlines():
         if line.startswith(_MARK):
             version, rows, head, limit = json.loads(line.removeprefix(_MARK))
@@ -301,4 +285,4 @@ def _count(url: str) -> None:
 
 
 if __name__ == "__main__":
-    _count(sys.argv[1])
+    _count(**json.loads(sys.argv[1]))

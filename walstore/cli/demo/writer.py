@@ -1,7 +1,7 @@
 """The writing process of the demo: opens the log, appends, and is killed and started again.
 
-Started as ``python -m walstore.cli.demo.writer JOB`` with a pipe to the parent as stdout. Its last life
-stops after the job's time and closes the log, which uploads the rest.
+A pipe to the parent is its stdout. Its last life stops after the job's time and closes the log, which uploads
+the rest.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ import msgpack
 
 from uploader import CloudTier, UploadSettings
 from walstore import CorruptionError, Settings, Wal
-from walstore.cli.child_process import say
+from walstore.cli.child_process import run_child, say
 from walstore.cli.demo.checks import (
     ACK,
     CLOSED,
@@ -35,8 +33,6 @@ from walstore.cli.demo.checks import (
     digest,
     producer_number,
 )
-from walstore.cli.errors import exit_code, explain, is_expected, unwrap
-from walstore.cli.output import complain, send_logs_to_stderr
 
 MAX_PROCESSES: Final = 8
 """The youngest ones are sampled."""
@@ -53,7 +49,7 @@ _STATUS_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoJob:
-    """What one life of the writing process does. A value; passed to it as JSON."""
+    """What one life of the writing process does. A value; its fields are the arguments of the process."""
 
     directory: str
     store_url: str
@@ -61,10 +57,6 @@ class DemoJob:
     """1 until the process is killed, 2 after its restart."""
     seconds: float = 6.0
     """How long each life appends."""
-
-    def to_json(self) -> str:
-        """Return the job as an argument."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 # -- data ------------------------------------------------------------------------------------
@@ -135,7 +127,6 @@ class _Producer:
         self._checksum = 0
 
     def key(self, values: list[bytes]) -> bytes:
-        """Return the key of the next records."""
         first, self._count = self._count, self._count + len(values)
         self._checksum = digest(values, self._checksum)
         return KEY.pack(self._number, first, len(values), self._checksum)
@@ -257,12 +248,4 @@ class DemoWriter:
 
 
 if __name__ == "__main__":
-    send_logs_to_stderr()
-    try:
-        asyncio.run(DemoWriter(DemoJob(**json.loads(sys.argv[1]))).run())
-    except Exception as error:
-        cause = unwrap(error)
-        if not is_expected(cause):
-            raise
-        complain(explain(cause))
-        sys.exit(exit_code(cause))
+    run_child(lambda **fields: DemoWriter(DemoJob(**fields)).run())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,9 +15,6 @@ from walstore.cli.location import fresh_prefix, is_url, own_directory, to_direct
 from walstore.cli.options import AsJson, LayoutName
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
-
-if TYPE_CHECKING:
-    from walstore.cli.soak.child import SoakJob
 
 SOAK_EXAMPLES = """\b
 Examples:
@@ -34,7 +30,6 @@ def soak(
         typer.Argument(
             metavar="LOCATION",
             help="An empty directory, or a store URL to write straight to; otherwise a temporary one.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -67,6 +62,12 @@ def soak(
     failed; stderr says what. SIGINT and SIGTERM end the load early; the check follows.
     """
     from walstore.cli.soak.child import SoakJob
+    from walstore.cli.soak.run import Soak
+
+    async def run() -> dict[str, Any]:
+        with terminal().status("soaking") as status, stop_on_signal() as stop:
+            soaking = Soak(plan, place, seconds=60 * minutes, kill_seconds=kill_seconds)
+            return await soaking.run(stop, status.update)
 
     is_stored = location is not None and is_url(location)
     if is_stored and (tier is not None or durability not in {None, Level.CLOUD}):
@@ -87,7 +88,8 @@ def soak(
     )
     is_ok = False
     try:
-        is_ok = _run(plan, place, 60 * minutes, kill_seconds, as_json=as_json)
+        report = run_async(run())
+        is_ok = print_verdict("soak", report, _rows(report), as_json=as_json)
     finally:
         has_begun = any(place.iterdir())
         if has_begun and (given is not None or not is_ok):
@@ -98,19 +100,6 @@ def soak(
             complain(f"the objects are kept under {url.partition('?')[0]}")
     if not is_ok:
         raise typer.Exit(CORRUPTION)
-
-
-def _run(plan: SoakJob, place: Path, seconds: float, kill_seconds: float, *, as_json: bool) -> bool:
-    """Run the soak, print the result, and return whether it passed."""
-    from walstore.cli.soak.run import Soak
-
-    async def run() -> dict[str, Any]:
-        with terminal().status("soaking") as status, stop_on_signal() as stop:
-            soaking = Soak(plan, place, seconds=seconds, kill_seconds=kill_seconds)
-            return await soaking.run(stop, status.update)
-
-    report = run_async(run())
-    return print_verdict("soak", report, _rows(report), as_json=as_json)
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -1,8 +1,8 @@
 """The processes of a soak: writers, readers and a collector. Each may be killed at any moment.
 
-Started as ``python -m walstore.cli.soak.child PLAN`` with a pipe to the parent as stdout. A message is in the
-pipe before the next step: a reader's position before its cursor moves there, an append before it begins.
-So after a kill at any moment, the parent knows what may have happened.
+A pipe to the parent is their stdout. A message is in the pipe before the next step: a reader's position
+before its cursor moves there, an append before it begins. So after a kill at any moment, the parent knows
+what may have happened.
 
 A record follows from the seed, its stream and its number, which counts from 1 in each stream. So a reader
 checks any record by making it again, and keeps one number for each stream.
@@ -11,18 +11,15 @@ checks any record by making it again, and keeps one number for each stream.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import random
 import signal
 import struct
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from crc32c import crc32c
 
@@ -36,11 +33,9 @@ from uploader import (
     UploadSettings,
     WriterSettings,
 )
-from uploader.runtime.task_groups import first_of
 from walstore import Batch, Reader, Settings, Wal
-from walstore.cli.child_process import say
-from walstore.cli.errors import exit_code, explain, is_expected
-from walstore.cli.output import complain, send_logs_to_stderr
+from walstore.cli.child_process import run_child, say
+from walstore.cli.errors import exit_code
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
 from walstore.records import AnyDurability
 from walstore.settings import KIB, MIB
@@ -181,7 +176,7 @@ Append = Callable[..., Awaitable[range]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakJob:
-    """What one process does. A value; crosses to it as JSON."""
+    """What one process does. A value; its fields are the arguments of the process."""
 
     url: str
     directory: str | None
@@ -212,10 +207,6 @@ class SoakJob:
     def own_streams(self, writer: str) -> range:
         """Return the streams that a writer appends to; no two writers share one."""
         return range(self.writers.index(writer), len(STREAMS), len(self.writers))
-
-    def to_json(self) -> str:
-        """Return the plan as an argument."""
-        return json.dumps(dataclasses.asdict(self))
 
 
 async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
@@ -274,7 +265,6 @@ class Writing:
             await self._advance_to(log.tail, reader)
 
     async def _advance_to(self, limit: int, reader: Reader) -> None:
-        """Check all records below ``limit``."""
         async with reader:
             while self._checker.position < limit:
                 await advance(self._checker, reader)
@@ -372,8 +362,9 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
 
 
-async def main(plan: SoakJob) -> None:
-    """Do what the plan's role does."""
+async def main(**fields: Any) -> None:
+    """Do what the role of the plan does."""
+    plan = SoakJob(**fields)
     if plan.role in plan.writers:
         await Writing(plan).run()
     else:
@@ -381,13 +372,4 @@ async def main(plan: SoakJob) -> None:
 
 
 if __name__ == "__main__":
-    send_logs_to_stderr()
-    try:
-        asyncio.run(main(SoakJob(**json.loads(sys.argv[1]))))
-    except Exception as error:
-        # One store that fails fails all streams at once.
-        cause = first_of(error) if isinstance(error, ExceptionGroup) else error
-        if not is_expected(cause):
-            raise
-        complain(explain(cause))
-        sys.exit(TRY_AGAIN if may_pass(cause) else exit_code(cause))
+    run_child(main, code_of=lambda error: TRY_AGAIN if may_pass(error) else exit_code(error))

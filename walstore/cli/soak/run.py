@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
 from walstore import Wal
-from walstore.cli.child_process import LatencySamples, receive, start_child
+from walstore.cli.child_process import LatencySamples, child_process, receive
 from walstore.cli.soak import child
 from walstore.cli.soak.child import MOST_PROBLEMS, STREAMS, Checker, SoakJob
 from walstore.errors import OffsetTrimmedError, WalError
@@ -159,20 +159,18 @@ class Soak:
             self._plan, role=actor.role, life=actor.life, position=position, numbers=numbers
         )
         with self._words.open("ab") as words:
-            process = await start_child("walstore.cli.soak.child", plan.to_json(), stderr=words)
-        try:
-            actor.process, actor.is_open = process, False
-            actor.rss.append([])
-            if actor.is_over:  # since it was decided to start it
-                actor.kill()
-            assert process.stdout is not None
-            async for kind, *items in receive(process.stdout):
-                self._take(actor, kind, items)
-            return await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            running = child_process(
+                "walstore.cli.soak.child", dataclasses.asdict(plan), stderr=words
+            )
+            async with running as process:
+                actor.process, actor.is_open = process, False
+                actor.rss.append([])
+                if actor.is_over:  # since it was decided to start it
+                    actor.kill()
+                assert process.stdout is not None
+                async for kind, *items in receive(process.stdout):
+                    self._take(actor, kind, items)
+                return await process.wait()
 
     async def _place(self, actor: Actor) -> tuple[int, tuple[int, ...]]:
         """Return the position at which a process begins; pins it for a writer until it has read the log."""
@@ -195,7 +193,6 @@ class Soak:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self, actor: Actor, kind: str, items: list[Any]) -> None:
-        """Take a message of a process into account."""
         if kind == child.BEGUN:
             stream, self._pending[stream] = items
             self._tried[stream] = max(self._tried[stream], items[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -69,4 +70,4 @@ def test_no_text_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 def test_a_job_is_passed_as_json() -> None:
     job = DemoJob(directory="/d", store_url="file:///s", seconds=1.5)
-    assert DemoJob(**json.loads(job.to_json())) == job
+    assert DemoJob(**json.loads(json.dumps(asdict(job)))) == job
