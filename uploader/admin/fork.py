@@ -25,13 +25,7 @@ from typing import Any
 from uploader.admin.bootstrap import check_empty, create_manifest
 from uploader.admin.forking import Forking, ForkPin
 from uploader.format import layout
-from uploader.format.document import (
-    MOST_SMALL_BYTES,
-    Fields,
-    position,
-    read_document,
-    serialise,
-)
+from uploader.format.document import MOST_SMALL_BYTES, Fields, position, read_document, serialise
 from uploader.format.stream_table import closings_in, finished_closings
 from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.log_session import LogSession, open_session

@@ -24,13 +24,7 @@ from typing import Final
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.document import (
-    MOST_SMALL_BYTES,
-    Fields,
-    check_u64,
-    read_document,
-    serialise,
-)
+from uploader.format.document import MOST_SMALL_BYTES, Fields, check_u64, read_document, serialise
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.read.cloud_log import CloudLog

@@ -39,11 +39,7 @@ from uploader.root.write_guard import (
 )
 from uploader.stores.port import ListedObject, ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import (
-    ContentionError,
-    InvalidSettingsError,
-    LogNotFoundError,
-)
+from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
 from walstore.runtime.threads import Worker
 
 _LONG_BYTES: Final = 16 << 10

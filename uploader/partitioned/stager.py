@@ -27,11 +27,7 @@ from uploader.format.document import Fields
 from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_file
 from uploader.fragments.fragment import FragmentBatch
-from uploader.fragments.fragment_builder import (
-    EncodedFragment,
-    encode_fragment,
-    setsum_of_column,
-)
+from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment, setsum_of_column
 from uploader.layouts.log_session import find_root
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.sink_settings import SinkSettings

@@ -25,12 +25,7 @@ from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
-from walstore.errors import (
-    ContentionError,
-    CorruptionError,
-    LogSealedError,
-    OutcomeUnknownError,
-)
+from walstore.errors import ContentionError, CorruptionError, LogSealedError, OutcomeUnknownError
 
 _FOOTER_BYTES: Final = 64 << 10
 """Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""

@@ -27,11 +27,7 @@ from uploader.runtime.task_groups import first_of, within_seconds
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
-from uploader.write.fragment_puts import (
-    FragmentPuts,
-    FragmentWriter,
-    LateFragmentError,
-)
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.writer_settings import UploadSettings
