@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from uploader.format.layout import MANIFEST_PREFIX, manifest_key, parse_manifest_key
 from uploader.format.link import MOST_ALPHA, Link
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import find_stored
 from uploader.runtime.task_groups import gather_all
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectNotFoundError, ObjectStore
+from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.runtime.threads import Lane
@@ -191,12 +191,9 @@ class ChainReader:
         return walk(newest, links, known) if len(links) == len(wanted) else None
 
     async def _read(self, slot: int) -> Link | None:
-        try:
-            parse = partial(Link.parse, slot=slot)
-            found = await read_stored(self._store, manifest_key(slot), parse, worker=self._worker)
-        except ObjectNotFoundError:
-            return None
-        return found.value
+        parse = partial(Link.parse, slot=slot)
+        found = await find_stored(self._store, manifest_key(slot), parse, worker=self._worker)
+        return None if found is None else found.value
 
 
 class _Seen:

@@ -13,11 +13,10 @@ from typing import Final
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.layouts.log_session import find_root
 from uploader.root import cas
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import find_stored
 from uploader.stores.port import (
     ListedObject,
     ObjectInfo,
-    ObjectNotFoundError,
     ObjectStore,
     StoredObject,
     get_bounded,
@@ -43,11 +42,8 @@ async def read_partitions(store: ObjectStore) -> int | None:
 
     CorruptionError if the object is damaged; else the store's errors.
     """
-    try:
-        found = await read_stored(store, PARTITIONS, _parse, most_bytes=MOST_SMALL_BYTES)
-    except ObjectNotFoundError:
-        return None
-    return found.value
+    found = await find_stored(store, PARTITIONS, _parse, most_bytes=MOST_SMALL_BYTES)
+    return None if found is None else found.value
 
 
 async def create_partitions(store: ObjectStore, partitions: int, *, retry: RetryPolicy) -> int:

@@ -26,10 +26,10 @@ from uploader.fragments.fragment_file import fragment_maker
 from uploader.gc.observed_heads import read_heads
 from uploader.rebuilding.plan import Note
 from uploader.root.orphan_recovery import VOID
-from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
+from uploader.root.stored_document import find_stored_or_damaged, most_bytes_at
 from uploader.root.stream_file import read_closings
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject
+from uploader.stores.port import ObjectStore, StoredObject
 from walstore.errors import CorruptionError, InvalidSettingsError
 from walstore.runtime.threads import Worker
 
@@ -172,11 +172,8 @@ async def survey(
 
 async def _get(store: ObjectStore, key: str) -> StoredObject | None:
     """Return an object, None if there is none; without its bytes if it is longer than what belongs there."""
-    try:
-        found = await read_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
-    except ObjectNotFoundError:
-        return None
-    return StoredObject(found.value or b"", found.etag)
+    found = await find_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
+    return None if found is None else StoredObject(found.value or b"", found.etag)
 
 
 def _missing_manifest() -> tuple[Finding, ...]:
@@ -317,9 +314,8 @@ async def _notes(store: ObjectStore) -> AsyncIterator[Note]:
 
 async def _parsed(store: ObjectStore, key: str, parse: Callable[[bytes], _T]) -> _T | None:
     """Return what a document says; None if it is gone or damaged."""
-    try:
-        found = await read_stored_or_damaged(store, key, parse)
-    except ObjectNotFoundError:
+    found = await find_stored_or_damaged(store, key, parse)
+    if found is None:
         return None
     if found.value is None:
         logger.warning("%s: %s", store.url, found.damage)
