@@ -190,20 +190,13 @@ def scrub_fragments(fragments: Sequence[Fragment], *, path: str) -> None:
                 expected=expected,
                 found=fragment.seq_no,
             )
-        if _number_in(fragment.path) != fragment.seq_no:
+        if layout.number_in(fragment.path) != fragment.seq_no:
             raise CorruptionError(
                 f"fragment {fragment.seq_no} has the key {fragment.path!r}",
                 path=path,
                 expected=layout.fragment_path(fragment.seq_no),
                 found=fragment.path,
             )
-
-
-def _number_in(path: str) -> int | None:
-    try:
-        return layout.parse_fragment_path(path)
-    except ValueError:
-        return None
 
 
 def _is_uuid(value: object) -> bool:

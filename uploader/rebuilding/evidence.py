@@ -117,7 +117,7 @@ def _stated(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, set[Setsum
             entries += () if seen.snapshot is None else seen.snapshot.fragments
     stated: dict[int, set[Setsum]] = {}
     for entry in entries:
-        if isinstance(entry, Fragment) and number_in(entry) == entry.seq_no:
+        if isinstance(entry, Fragment) and _number_in(entry) == entry.seq_no:
             stated.setdefault(entry.seq_no, set()).add(entry.setsum)
     if survey.manifest is None:  # an old snapshot may name what was collected
         return {number: sums for number, sums in stated.items() if number in survey.fragments}
@@ -133,7 +133,7 @@ def _candidates(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, SeenFr
     if manifest is None:
         return {number: one for number, one in seen.items() if not (one.is_void or one.is_blocker)}
     entries = [entry for entry in named if isinstance(entry, Fragment)]
-    numbers = [one for entry in entries for one in (entry.seq_no, number_in(entry))]
+    numbers = [one for entry in entries for one in (entry.seq_no, _number_in(entry))]
     low = min(numbers, default=0) if len(entries) == len(named) else 0
     high = max(numbers, default=0)
     sums = {entry.seq_no: entry.setsum for entry in entries}
@@ -168,12 +168,9 @@ def _is_total_right(survey: StoreSurvey, candidates: Mapping[int, SeenFragment])
     )
 
 
-def number_in(entry: Fragment) -> int:
+def _number_in(entry: Fragment) -> int:
     """Return the number in an entry's key; 0, which is no fragment's, if there is none."""
-    try:
-        return layout.parse_fragment_path(entry.path)
-    except ValueError:
-        return 0
+    return layout.number_in(entry.path) or 0
 
 
 def continues(before: Fragment, after: Fragment) -> bool:

@@ -19,7 +19,7 @@ from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, check_manifest, of_error
 from uploader.format.garbage import Garbage
 from uploader.format.inventory import Part, part_of
-from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
+from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX
 from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import fragment_maker
@@ -113,11 +113,8 @@ async def is_chain(store: ObjectStore) -> bool:
         if part_of(listed.key) is Part.MANIFEST:
             return True
     async for listed in store.list(SHARD_PREFIX):
-        try:
-            FragmentName.parse(listed.key)
-        except ValueError:
-            continue
-        return True
+        if part_of(listed.key) is Part.FRAGMENT:
+            return True
     return False
 
 
@@ -225,16 +222,13 @@ async def _fragment_keys(store: ObjectStore, named: Iterable[Fragment]) -> dict[
     keys = {number: key for key in there if (number := layout.fragment_number(key)) is not None}
     unusual = {entry.path: entry.seq_no for entry in named}
     keys.update(
-        {unusual[key]: key for key in there if key in unusual and unusual[key] == _number_in(key)}
+        {
+            unusual[key]: key
+            for key in there
+            if key in unusual and unusual[key] == layout.number_in(key)
+        }
     )
     return dict(sorted(keys.items()))
-
-
-def _number_in(key: str) -> int | None:
-    try:
-        return layout.parse_fragment_path(key)
-    except ValueError:
-        return None
 
 
 async def _fragments(
