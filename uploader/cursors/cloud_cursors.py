@@ -32,6 +32,7 @@ from uploader.layouts.log_session import find_root
 from uploader.root import cas
 from uploader.root.garbage_file import announced_head
 from uploader.root.stored_document import StoredDocument, find_stored, find_stored_or_damaged
+from uploader.root.write_guard import missing
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -39,7 +40,6 @@ from walstore.errors import (
     CorruptionError,
     CursorMovedError,
     InvalidSettingsError,
-    LogNotFoundError,
     OffsetTrimmedError,
 )
 from walstore.files.locks import this_process
@@ -98,7 +98,7 @@ class CloudCursors:
         async def newest() -> Manifest:
             root = await find_root(store, retry=retry, worker=worker)
             if not root.is_known:
-                raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
+                raise missing(store.url)
             return root.manifest
 
         return cls(

@@ -14,13 +14,7 @@ from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, se
 from uploader.layouts.log_session import find_root
 from uploader.root import cas
 from uploader.root.stored_document import find_stored
-from uploader.stores.port import (
-    ListedObject,
-    ObjectInfo,
-    ObjectStore,
-    StoredObject,
-    get_bounded,
-)
+from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
 from uploader.stores.probe import Proof, proof_behind, require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, InvalidSettingsError

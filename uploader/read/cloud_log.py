@@ -25,12 +25,12 @@ from uploader.read.cloud_source import (
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.stream_file import StreamFile
+from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import (
     CorruptionError,
-    LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
@@ -367,7 +367,7 @@ class CloudLog:
         self.check_open()
         before = self.manifest
         if await self._root.may_have_changed() and not await self._root.load():
-            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+            raise missing(self.url)
         end, now = before.next_offset, self.manifest
         if now is not before and end > now.oldest_offset and end not in now.bounds:
             self._fragments.tree.expect(end, before.setsum)

@@ -38,7 +38,6 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
 _LOOKS: Final = 3
@@ -81,10 +80,7 @@ async def plan_rebuild(
     as_count(parallel, "parallel", high=64)
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
-    session = LogSession(
-        url, store=store, clock=clock, worker=Worker("rebuild", threads=2), leaves_store_open=True
-    )
-    async with session:
+    async with LogSession.once(url, store=store, clock=clock) as session:
         used, worker = session.store, session.worker
         for _ in range(_LOOKS):
             await check_not_destroyed(used)
@@ -131,10 +127,7 @@ async def apply_rebuild(
     """
     if not plan.is_needed:
         return
-    session = LogSession(
-        plan.location, store=store, retry=retry, clock=clock, leaves_store_open=True
-    )
-    async with session:
+    async with LogSession.once(plan.location, store=store, retry=retry, clock=clock) as session:
         await Rebuild(session.store, session.retry, plan).run()
 
 
