@@ -17,8 +17,9 @@ from uploader.format.entries import (
     Fragment,
     Snapshot,
     SnapshotPointer,
-    scrub_fragments,
-    scrub_run,
+    fragment_faults,
+    raise_first,
+    run_faults,
 )
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
@@ -79,8 +80,8 @@ def plan_garbage(
     dropped = cutter.fragments
     if not dropped:
         return None
-    scrub_run(dropped, path=layout.MANIFEST)
-    scrub_fragments(dropped, path=layout.MANIFEST)
+    raise_first(run_faults(dropped, path=layout.MANIFEST))
+    raise_first(fragment_faults(dropped, path=layout.MANIFEST))
     is_plain = all(fragment.path == key_of(fragment.seq_no) for fragment in dropped)
     has_root = bool(kept) and kept[0] not in manifest.snapshots
     root = kept[0] if has_root else None
