@@ -27,7 +27,7 @@ from typing import Final
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, fragment_path
 from uploader.format.setsum import Setsum
-from uploader.gc.apply import Dropping, Execution
+from uploader.gc.apply import Execution
 from uploader.gc.collection import (
     AuditCallback,
     Collected,
@@ -112,26 +112,18 @@ class GarbageCollector:
         )
         keepers = Keepers(store)
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
-        dropping = Dropping(
+        self._execution = Execution(
             store=store,
             root=root,
             file=file,
+            heads=self._heads,
             keepers=keepers,
+            deleter=self._deleter,
+            newest=session.newest,
+            settings=settings,
             retry=retry,
             clock=clock,
             worker=worker,
-            interval_seconds=settings.interval_seconds,
-        )
-        self._execution = Execution(
-            file=file,
-            heads=self._heads,
-            dropping=dropping,
-            deleter=self._deleter,
-            store=store,
-            worker=worker,
-            newest=session.newest,
-            settings=settings,
-            clock=clock,
         )
         fragments = FragmentReader(store=store, worker=worker, cache_bytes=0, newest=session.newest)
         self._planner = Planner(
