@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from uploader.admin.bootstrap import check_empty, create_manifest
-from uploader.admin.forking import Forking, ForkPin
+from uploader.admin.forking import Forked, Forking, ForkPin
 from uploader.format import layout
 from uploader.format.document import MOST_SMALL_BYTES, Fields, position, read_document, serialise
 from uploader.format.stream_table import closings_in, finished_closings
-from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
