@@ -30,7 +30,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout, rollup
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.format.rollup import Replacement, RollUpSettings
+from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import fragment_timestamp
@@ -264,7 +264,9 @@ class GrowingManifest:
     async def add(self, fragment: Fragment) -> None:
         """Add a fragment that is in the target, the first one or the next."""
         if self._manifest.acc_bytes == 0 and not self._added:
-            self._begin(fragment.start, fragment.seq_no)
+            self._manifest = Manifest.initial(
+                self._writer, start=fragment.start, seq_no=fragment.seq_no
+            )
         self._added.append(fragment)
         if len(self._added) == _FOLD_FRAGMENTS:
             await self._fold()
@@ -272,32 +274,17 @@ class GrowingManifest:
     async def finish(self, start: int, seq_no: int) -> Manifest:
         """Return the manifest of all added fragments; without any, that of a log that begins there."""
         if self._manifest.acc_bytes == 0 and not self._added:
-            self._begin(start, seq_no)
+            self._manifest = Manifest.initial(self._writer, start=start, seq_no=seq_no)
         await self._fold()
         return self._manifest
-
-    def _begin(self, start: int, seq_no: int) -> None:
-        if (start, seq_no) != (layout.FIRST_OFFSET, layout.FIRST_SEQ_NO):
-            self._manifest = dataclasses.replace(
-                self._manifest, initial_offset=start, initial_seq_no=seq_no
-            )
 
     async def _fold(self) -> None:
         self._manifest = await self._target.worker.run(self._grown)
         self._added = []
-        while made := rollup.plan(self._manifest, self._settings):
-            for snapshot in made:
-                await put_anyhow(
-                    self._target.store,
-                    snapshot.path,
-                    snapshot.serialise(),
-                    retry=self._target.retry,
-                )
-            replacements = [
-                Replacement(snapshot.snapshots or snapshot.fragments, snapshot.pointer())
-                for snapshot in made
-            ]
-            self._manifest = rollup.fold(self._manifest, replacements)
+        self._manifest, made = rollup.roll_up(self._manifest, self._settings)
+        for snapshot in made:
+            data = snapshot.serialise()
+            await put_anyhow(self._target.store, snapshot.path, data, retry=self._target.retry)
 
     def _grown(self) -> Manifest:
         return self._manifest.apply_fragments(self._added, self._writer)

@@ -81,9 +81,19 @@ class Manifest:
         )
 
     @classmethod
-    def initial(cls, writer: str) -> Manifest:
-        """Return the manifest of a log that never held a record."""
-        return cls(setsum=Setsum(), collected=Setsum(), acc_bytes=0, writer=writer)
+    def initial(
+        cls, writer: str, *, start: int = FIRST_OFFSET, seq_no: int = FIRST_SEQ_NO
+    ) -> Manifest:
+        """Return the manifest of a log that never held a record, and begins with that offset and number."""
+        is_usual = (start, seq_no) == (FIRST_OFFSET, FIRST_SEQ_NO)
+        return cls(
+            setsum=Setsum(),
+            collected=Setsum(),
+            acc_bytes=0,
+            writer=writer,
+            initial_offset=None if is_usual else start,
+            initial_seq_no=None if is_usual else seq_no,
+        )
 
     @classmethod
     def parse(cls, data: bytes, *, path: str = layout.MANIFEST) -> Manifest:
