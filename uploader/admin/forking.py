@@ -35,7 +35,7 @@ from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import fragment_timestamp
 from uploader.layouts.log_session import LogSession, put_anyhow
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import read_fragment
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
@@ -326,7 +326,7 @@ class FragmentCopier:
             there = await self._copied(whole)
             if there is not None:
                 return there
-        data = await _read_whole(self._source, entry)
+        data = await read_fragment(self._source, entry)
         await self._worker.run(verify_fragment, data, entry)
         if stop < entry.limit:
             data, whole = await self._worker.run(partial(_cut, data, entry, stop))
@@ -336,17 +336,11 @@ class FragmentCopier:
     async def _copied(self, entry: Fragment) -> Fragment | None:
         """Return the entry of a copy that is there already; None if there is none, or another object."""
         try:
-            data = await _read_whole(self._target, entry)
+            data = await read_fragment(self._target, entry)
             await self._worker.run(verify_fragment, data, entry)
         except (ObjectNotFoundError, CorruptionError):
             return None
         return dataclasses.replace(entry, num_bytes=len(data))
-
-
-async def _read_whole(store: ObjectStore, entry: Fragment) -> bytes:
-    """Return all of an object. A range costs less than a get, which may have to hash it for its ETag."""
-    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
-    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
 
 
 def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:

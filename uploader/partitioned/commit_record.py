@@ -21,7 +21,7 @@ from uploader.root.stored_document import find_stored
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import CorruptionError
 
 VERSION: Final = 1
 
@@ -109,14 +109,7 @@ class CommitRecord:
 
     @classmethod
     def _from_fields(cls, fields: Fields) -> CommitRecord:
-        version = fields.number("version")
-        if version != VERSION:
-            raise FormatVersionError(
-                "a commit record of another version",
-                path=fields.path,
-                found=version,
-                supported=VERSION,
-            )
+        fields.check_version(VERSION, "a commit record of another version")
         return cls(
             source=fields.text("source"),
             generation=fields.number("generation"),

@@ -176,7 +176,7 @@ class LogPublisher:
                 staged,
                 start=start,
                 floor_us=self._tail.floor_us,
-                writer=writer_of(staged),
+                writer=writer_of(staged.key),
             )
         )
         found = await self._puts.create(built, seq_no)

@@ -287,7 +287,7 @@ class Stager:
         self, buffer: _Buffer, place: int, key: str, records: pa.Table, start: int
     ) -> None:
         make = partial(
-            encode, records, start=start, timestamp_us=self._clock.now_us(), writer=_writer(key)
+            encode, records, start=start, timestamp_us=self._clock.now_us(), writer=writer_of(key)
         )
         built, crc32, times_us = await self._worker.run(make)
         self._put.append(key)
@@ -319,14 +319,12 @@ class Stager:
             )
 
 
-async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | None = None) -> int:
-    """Delete the objects below a prefix, with ``most_epoch`` only those of epochs up to that; return how
-    many.
+async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | None = None) -> None:
+    """Delete the objects below a prefix, with ``most_epoch`` only those of epochs up to that.
 
     The prefix is that of a query or longer: keys are in the order of their epochs.
     """
     doomed: list[str] = []
-    count = 0
     async for listed in store.list(prefix):
         found = parse_staged(listed.key)
         if most_epoch is not None and found is not None and found[1] > most_epoch:
@@ -334,10 +332,8 @@ async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | No
         doomed.append(listed.key)
         if len(doomed) == BATCH_KEYS:
             await forget_staged(store, doomed)
-            count += len(doomed)
             doomed = []
     await forget_staged(store, doomed)
-    return count + len(doomed)
 
 
 async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
@@ -347,12 +343,8 @@ async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
     await remove(store, keys, rule=is_passing)
 
 
-def writer_of(staged: StagedFragment) -> str:
-    """Return the writer that the footers of a staged fragment, and of its copies, name."""
-    return _writer(staged.key)
-
-
-def _writer(key: str) -> str:
+def writer_of(key: str) -> str:
+    """Return the writer that the footers of a fragment staged at ``key``, and of its copies, name."""
     return f"walstore {key}"
 
 

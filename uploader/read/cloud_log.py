@@ -266,9 +266,7 @@ class CloudLog:
         Returns all at once; :meth:`scan` takes little memory however long the log is.
         """
         self.check_open()
-        return await self._fragments.entries(
-            self.manifest, start, self.tail if limit is None else limit
-        )
+        return await self._fragments.tree.entries(self.manifest, start, limit)
 
     async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
         """Return a fragment's records; checks length and offsets against its entry, optionally the setsum."""

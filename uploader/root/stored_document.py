@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from uploader.format.document import MOST_BYTES
+from uploader.format.entries import Fragment
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject, get_bounded
 from walstore.errors import CorruptionError
@@ -45,6 +46,16 @@ async def read_object(
     key of a Parquet file, else the longest document.
     """
     return await get_bounded(store, key, most_bytes_at(key) if most_bytes is None else most_bytes)
+
+
+async def read_fragment(store: ObjectStore, entry: Fragment) -> bytes:
+    """Return all bytes of the object that an entry names, unchecked; errors as :func:`read_object`.
+
+    A range costs less than a get, which may have to hash the object for its ETag. One byte more than there
+    should be is requested, to detect a longer object, which takes a second request.
+    """
+    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
+    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
 
 
 def most_bytes_at(key: str) -> int:
