@@ -315,13 +315,7 @@ class FragmentCopier:
         Its number and first offset stay; its key is that of the default layout. ObjectNotFoundError if
         the source no longer has it, CorruptionError if it does not match its entry.
         """
-        whole = Fragment.numbered(
-            entry.seq_no,
-            start=entry.start,
-            limit=entry.limit,
-            num_bytes=entry.num_bytes,
-            setsum=entry.setsum,
-        )
+        whole = dataclasses.replace(entry, path=layout.fragment_path(entry.seq_no))
         if stop >= entry.limit and self._is_resumed:
             there = await self._copied(whole)
             if there is not None:

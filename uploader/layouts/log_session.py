@@ -225,9 +225,7 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
     etag: str | None = None
     while True:
         result = await cas.put(store, key, data, etag, retry=retry)
-        if (
-            result.decided(store.url, f"{key} was put; call again").outcome
-            is cas.PutOutcome.COMMITTED
-        ):
+        result.decided(store.url, f"{key} was put; call again")
+        if result.outcome is cas.PutOutcome.COMMITTED:
             return
         etag = result.etag

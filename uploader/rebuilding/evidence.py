@@ -263,11 +263,6 @@ def _error(key: str, what: str) -> Finding:
     return Finding(Severity.ERROR, key, what, RESTORE)
 
 
-def stated_sum(named: Sequence[Entry], limit: int) -> Setsum:
-    """Return the sum of what the manifest names before an offset, as far as it says so."""
-    return Setsum.total(entry.setsum for entry in named if entry.limit <= limit)
-
-
 # -- stretches -------------------------------------------------------------------------------
 
 

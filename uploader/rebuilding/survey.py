@@ -136,7 +136,9 @@ async def survey(
             f"the log at {store.url} has the layout 'chain'; use uploader.rebuild for that"
         )
     stored = await _get(store, layout.MANIFEST)
-    manifest, findings = None, _missing_manifest()
+    manifest: Manifest | None = None
+    missing = CorruptionError("the manifest is missing", path=layout.MANIFEST)
+    findings: tuple[Finding, ...] = (of_error(missing),)
     if stored is not None:
         manifest, findings = await worker.run(_parse_manifest, stored.data)
     snapshots = await _snapshots(store, worker)
@@ -171,10 +173,6 @@ async def _get(store: ObjectStore, key: str) -> StoredObject | None:
     """Return an object, None if there is none; without its bytes if it is longer than what belongs there."""
     found = await find_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
     return None if found is None else StoredObject(found.value or b"", found.etag)
-
-
-def _missing_manifest() -> tuple[Finding, ...]:
-    return (of_error(CorruptionError("the manifest is missing", path=layout.MANIFEST)),)
 
 
 def _parse_manifest(data: bytes) -> tuple[Manifest | None, tuple[Finding, ...]]:

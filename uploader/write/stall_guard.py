@@ -168,9 +168,8 @@ class StallGuard:
                     raise
                 self._trouble = error
                 attempt += 1
-                if (
-                    attempt & (attempt - 1) == 0
-                ):  # an outage of hours is not logged every two seconds
+                if attempt & (attempt - 1) == 0:
+                    # An outage of hours is not logged every two seconds.
                     logger.warning("%s; trying again (attempt %d)", error, attempt)
                 if may_pass or self._on_refusal is None:
                     await self._clock.sleep(self._retry.wait_seconds(attempt))
