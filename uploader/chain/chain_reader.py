@@ -97,9 +97,8 @@ class ChainReader:
                 return None
             is_behind = newest is None or (known is not None and newest < known.slot)
             if is_behind and is_whole:
-                raise CorruptionError(
-                    "a manifest was deleted that may be the newest", path=_path(known)
-                )
+                path = MANIFEST_PREFIX if known is None else known.key
+                raise CorruptionError("a manifest was deleted that may be the newest", path=path)
             seen = _Seen(self._read)
             chain = None
             if is_same and known is not None:
@@ -220,10 +219,6 @@ def _scrub(chain: Sequence[Link], known: Link | None) -> None:
             if before is not None:
                 before.manifest.scrub_successor(link.manifest, path=link.key)
         before = link
-
-
-def _path(link: Link | None) -> str:
-    return MANIFEST_PREFIX if link is None else link.key
 
 
 def slots_of(keys: Iterable[str]) -> list[int]:

@@ -38,19 +38,9 @@ class Cut:
     """In offset order; at least one."""
 
     @property
-    def start(self) -> int:
-        """Offset of the first record that is dropped."""
-        return self.fragments[0].start
-
-    @property
     def limit(self) -> int:
         """Offset after the last record that is dropped."""
         return self.fragments[-1].limit
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the fragments that are dropped."""
-        return sum(fragment.num_bytes for fragment in self.fragments)
 
 
 def plan_garbage(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from uploader.format import layout
@@ -117,7 +118,8 @@ async def read_heads(store: ObjectStore) -> list[ObservedHead]:
 
 
 async def _find(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None] | None:
-    return await find_stored_or_damaged(store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES)
+    parse = partial(read_document, build=_heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
+    return await find_stored_or_damaged(store, layout.HEADS, parse, most_bytes=MOST_SMALL_BYTES)
 
 
 def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> ObservedHead | None:
@@ -132,10 +134,6 @@ def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> Observ
 def _serialise(heads: Sequence[ObservedHead]) -> bytes:
     names = ObservedHead.__slots__
     return serialise({"heads": [{name: getattr(head, name) for name in names} for head in heads]})
-
-
-def _parse(data: bytes) -> list[ObservedHead]:
-    return read_document(data, _heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _heads(document: Fields) -> list[ObservedHead]:

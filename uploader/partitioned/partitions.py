@@ -8,6 +8,7 @@ with its own manifest, and are complete without it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Final
 
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
@@ -36,7 +37,8 @@ async def read_partitions(store: ObjectStore) -> int | None:
 
     CorruptionError if the object is damaged; else the store's errors.
     """
-    found = await find_stored(store, PARTITIONS, _parse, most_bytes=MOST_SMALL_BYTES)
+    parse = partial(read_document, build=_partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
+    found = await find_stored(store, PARTITIONS, parse, most_bytes=MOST_SMALL_BYTES)
     return None if found is None else found.value
 
 
@@ -82,10 +84,6 @@ async def open_partitions(
             f"the log at {store.url} has {found} partitions, not {partitions}; their number cannot be changed"
         )
     return found
-
-
-def _parse(data: bytes) -> int:
-    return read_document(data, _partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _partitions(fields: Fields) -> int:

@@ -96,7 +96,8 @@ def _walk(
         findings.append(_error(path, "a snapshot is missing" if seen is None else seen.problem))
         yield pointer
         return
-    wrong = [one for one in check_snapshot(seen.snapshot, pointer) if _is_error(one)]
+    found = check_snapshot(seen.snapshot, pointer)
+    wrong = [one for one in found if one.severity is Severity.ERROR]
     if wrong:
         findings += wrong
         yield pointer
@@ -253,10 +254,6 @@ def _drop_outdated(found: SurveyEvidence) -> None:
             found.findings.append(_error(seen.key, what))
             del found.proven[seq_no]
         newest[claim.log_id] = max(claim.epoch, newest.get(claim.log_id, 0))
-
-
-def _is_error(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR
 
 
 def _error(key: str, what: str) -> Finding:
