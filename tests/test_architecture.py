@@ -149,10 +149,10 @@ TASKS_WITHOUT_A_GROUP = {
     # An async generator must not hold a group across a yield.
     "walstore/cli/running.py until_stopped": "ended in place",
     # Tests of what a cancelled call leaves behind.
-    "uploader/testing/suite_conditions.py ConditionTests.test_cancelled_reads_disturb_nobody": (
+    "uploader/testing/suite.py ConditionTests.test_cancelled_reads_disturb_nobody": (
         "ended in place"
     ),
-    "uploader/testing/suite_conditions.py ConditionTests.test_a_cancelled_put_is_whole_or_not_there": (
+    "uploader/testing/suite.py ConditionTests.test_a_cancelled_put_is_whole_or_not_there": (
         "ended in place"
     ),
 }

@@ -43,7 +43,6 @@ from walstore.errors import (
     OutcomeUnknownError,
 )
 from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 
 _AT_ONCE: Final = 200
 
@@ -88,15 +87,7 @@ async def destroy(
         retry: Retry policy of conditional puts.
         clock: Gives the tombstone's time, and sleeps between attempts.
     """
-    session = LogSession(
-        url,
-        store=store,
-        retry=retry,
-        clock=clock,
-        worker=Worker("session", threads=2),
-        leaves_store_open=True,
-    )
-    async with session:
+    async with LogSession.once(url, store=store, retry=retry, clock=clock) as session:
         is_buried = await session.store.head(layout.TOMBSTONE) is not None
         last: AbstractSet[str] = frozenset()
         kept: AbstractSet[str] = frozenset()

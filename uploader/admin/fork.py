@@ -20,20 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from uploader.admin.bootstrap import check_empty, create_manifest
-from uploader.admin.forking import Forking, ForkPin
+from uploader.admin.forking import Forked, Forking, ForkPin
 from uploader.format import layout
-from uploader.format.document import (
-    MOST_SMALL_BYTES,
-    Fields,
-    position,
-    read_document,
-    serialise,
-)
+from uploader.format.document import MOST_SMALL_BYTES, Fields, position, read_document, serialise
 from uploader.format.stream_table import closings_in, finished_closings
-from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
@@ -190,9 +184,8 @@ async def _check_same(
     source: LogSession, target: LogSession, start: int | None, stop: int | None
 ) -> int:
     """Return the end of the fork noted in the target; ContentionError if that is a different fork."""
-    found = await read_stored(
-        target.store, layout.FORK_NOTE, _parse_note, most_bytes=MOST_SMALL_BYTES
-    )
+    parse = partial(read_document, build=_note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
+    found = await read_stored(target.store, layout.FORK_NOTE, parse, most_bytes=MOST_SMALL_BYTES)
     note = found.value
     if not note.is_of(source.store.url, start, stop):
         held = "holds" if target.root.is_known else "is being made"
@@ -235,10 +228,6 @@ class _Note:
         start = "its first record" if self.start is None else self.start
         end = f"its end then ({self.stop})" if self.is_whole else self.stop
         return f"{self.source_url} from {start} to {end}"
-
-
-def _parse_note(data: bytes) -> _Note:
-    return read_document(data, _note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
 
 
 def _note(fields: Fields) -> _Note:

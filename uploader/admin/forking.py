@@ -1,4 +1,5 @@
-"""ForkPin and Forking: protect a log from collection, copy its fragments, and build the manifest of its fork.
+"""ForkPin, Forking and GrowingManifest: protect a log from collection, copy its fragments, and build the
+manifest of its fork.
 
 Owns the selection of fragments, their concurrency, and the manifest with snapshots that they become, in
 memory that does not grow with the log. The steps before and after are in ``fork.py``.
@@ -21,19 +22,20 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.format import layout
+from uploader.format import layout, rollup
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
+from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import fragment_timestamp
-from uploader.layouts.growing_manifest import Forked, GrowingManifest
 from uploader.layouts.log_session import LogSession, put_anyhow
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import read_fragment
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
@@ -43,6 +45,8 @@ from walstore.runtime.threads import Worker
 
 _HOLD_SECONDS: Final = 86_400.0
 _RENEW_SECONDS: Final = 3_600.0
+_FOLD_FRAGMENTS: Final = 256
+"""Fragments added to the manifest at a time; each time copies it."""
 
 
 class ForkPin:
@@ -212,6 +216,80 @@ class Forking:
         return held.next_seq_no if found is None else found.seq_no
 
 
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """What a fork holds so far."""
+
+    start: int
+    """Offset of its first record."""
+    limit: int
+    """Offset after its last record."""
+    next_seq_no: int
+    """Number of the next fragment."""
+    fragment_bytes: int
+    """Length of its fragments."""
+    setsum: str
+    """Sum of its records, as 64 hex digits."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Forked:
+        """Return the manifest of a fork."""
+        return cls(
+            start=manifest.oldest_offset,
+            limit=manifest.next_offset,
+            next_seq_no=manifest.next_seq_no,
+            fragment_bytes=manifest.acc_bytes,
+            setsum=manifest.setsum.hexdigest(),
+        )
+
+
+class GrowingManifest:
+    """The manifest of a fork while its fragments come in, rolled up as it grows. Belongs to one task.
+
+    Snapshots are put before the manifest that names them, as always. Memory does not grow with the log.
+    """
+
+    def __init__(self, target: LogSession, writer: str) -> None:
+        """Begin empty; ``writer`` is the writer that the manifest will name."""
+        self._target = target
+        self._writer = writer
+        self._settings = RollUpSettings()
+        self._manifest = Manifest.initial(writer)
+        self._added: list[Fragment] = []
+
+    def forked(self) -> Forked:
+        """Return the result so far."""
+        return Forked.of(self._grown())
+
+    async def add(self, fragment: Fragment) -> None:
+        """Add a fragment that is in the target, the first one or the next."""
+        if self._manifest.acc_bytes == 0 and not self._added:
+            self._manifest = Manifest.initial(
+                self._writer, start=fragment.start, seq_no=fragment.seq_no
+            )
+        self._added.append(fragment)
+        if len(self._added) == _FOLD_FRAGMENTS:
+            await self._fold()
+
+    async def finish(self, start: int, seq_no: int) -> Manifest:
+        """Return the manifest of all added fragments; without any, that of a log that begins there."""
+        if self._manifest.acc_bytes == 0 and not self._added:
+            self._manifest = Manifest.initial(self._writer, start=start, seq_no=seq_no)
+        await self._fold()
+        return self._manifest
+
+    async def _fold(self) -> None:
+        self._manifest = await self._target.worker.run(self._grown)
+        self._added = []
+        self._manifest, made = rollup.roll_up(self._manifest, self._settings)
+        for snapshot in made:
+            data = snapshot.serialise()
+            await put_anyhow(self._target.store, snapshot.path, data, retry=self._target.retry)
+
+    def _grown(self) -> Manifest:
+        return self._manifest.apply_fragments(self._added, self._writer)
+
+
 class FragmentCopier:
     """Copies fragments from one store to another. Any number of tasks may call it."""
 
@@ -237,18 +315,12 @@ class FragmentCopier:
         Its number and first offset stay; its key is that of the default layout. ObjectNotFoundError if
         the source no longer has it, CorruptionError if it does not match its entry.
         """
-        whole = Fragment.numbered(
-            entry.seq_no,
-            start=entry.start,
-            limit=entry.limit,
-            num_bytes=entry.num_bytes,
-            setsum=entry.setsum,
-        )
+        whole = dataclasses.replace(entry, path=layout.fragment_path(entry.seq_no))
         if stop >= entry.limit and self._is_resumed:
             there = await self._copied(whole)
             if there is not None:
                 return there
-        data = await _read_whole(self._source, entry)
+        data = await read_fragment(self._source, entry)
         await self._worker.run(verify_fragment, data, entry)
         if stop < entry.limit:
             data, whole = await self._worker.run(partial(_cut, data, entry, stop))
@@ -258,17 +330,11 @@ class FragmentCopier:
     async def _copied(self, entry: Fragment) -> Fragment | None:
         """Return the entry of a copy that is there already; None if there is none, or another object."""
         try:
-            data = await _read_whole(self._target, entry)
+            data = await read_fragment(self._target, entry)
             await self._worker.run(verify_fragment, data, entry)
         except (ObjectNotFoundError, CorruptionError):
             return None
         return dataclasses.replace(entry, num_bytes=len(data))
-
-
-async def _read_whole(store: ObjectStore, entry: Fragment) -> bytes:
-    """Return all of an object. A range costs less than a get, which may have to hash it for its ETag."""
-    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
-    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
 
 
 def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:

@@ -28,7 +28,7 @@ from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
-from uploader.root.stored_document import read_object, read_stored
+from uploader.root.stored_document import find_stored, read_object, read_stored
 from uploader.root.tree import ManifestTree
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from walstore.errors import CorruptionError, FormatVersionError, OffsetTrimmedError
@@ -83,17 +83,13 @@ class ScrubObjects:
                 continue  # reported by the listing
             manifest = await self._newest()
             try:
-                parse = partial(CloudCursor.parse, name=name)
-                read = await read_stored(
+                found = await find_stored(
                     self._store,
                     listed.key,
-                    parse,
+                    partial(CloudCursor.parse, name=name),
                     most_bytes=MOST_SMALL_BYTES,
                     worker=self._worker,
                 )
-                cursor = read.value
-            except ObjectNotFoundError:
-                continue
             except CorruptionError as error:
                 advice = (
                     "delete it, then commit it again if it is wanted; nothing is collected before"
@@ -101,8 +97,8 @@ class ScrubObjects:
                 self._report(of_error(error, advice=advice))
                 continue
             # A removed cursor or an expired pin holds nothing and may point anywhere.
-            if not cursor.is_expired(self._clock.now_us()):
-                await self._check_cursor(listed.key, cursor, manifest)
+            if found is not None and not found.value.is_expired(self._clock.now_us()):
+                await self._check_cursor(listed.key, found.value, manifest)
 
     async def _check_cursor(self, key: str, cursor: CloudCursor, manifest: Manifest) -> None:
         if cursor.position < manifest.oldest_offset and cursor.is_unchecked:
@@ -138,20 +134,17 @@ class ScrubObjects:
 
     async def _check_garbage(self) -> None:
         try:
-            read = await read_stored(
+            found = await find_stored(
                 self._store, layout.GARBAGE, Garbage.parse, worker=self._worker
             )
-            garbage = read.value
-        except ObjectNotFoundError:
-            return
         except (CorruptionError, FormatVersionError) as error:
             advice = "overwrite it with an empty one; nothing can be collected until then"
             self._report(of_error(error, advice=advice))
             return
-        if not garbage.is_empty:
+        if found is not None and not found.value.is_empty:
             self._note(
                 layout.GARBAGE,
-                f"a collection of what comes before offset {garbage.first_to_keep} is under way, or was "
+                f"a collection of what comes before offset {found.value.first_to_keep} is under way, or was "
                 "interrupted",
                 "collect again, if no collector is at work; that finishes it",
             )

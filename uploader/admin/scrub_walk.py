@@ -32,9 +32,10 @@ from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored
+from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
+from walstore.errors import CorruptionError, FormatVersionError
 from walstore.runtime.threads import Worker
 
 
@@ -87,7 +88,7 @@ class ScrubRoot:
             else:
                 is_there = await self._root.load()
             if not is_there:
-                raise self._missing()
+                raise missing(self._store.url)
             self._known = self._root.manifest
         except FormatVersionError as error:
             self._report(of_error(error))
@@ -104,16 +105,13 @@ class ScrubRoot:
             )
             manifest, findings = read.value
         except ObjectNotFoundError:
-            raise self._missing() from None
+            raise missing(self._store.url) from None
         except (CorruptionError, FormatVersionError) as damage:
             self._report(of_error(damage))
             return
         for finding in findings or [of_error(error)]:
             self._report(finding)
         self._known = manifest
-
-    def _missing(self) -> LogNotFoundError:
-        return LogNotFoundError(f"there is no log at {self._store.url}", location=self._store.url)
 
 
 def _parse_manifest(data: bytes) -> tuple[Manifest, list[Finding]]:

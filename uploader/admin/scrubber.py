@@ -27,7 +27,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import Checked, CheckOutcome, check_fragment
 from uploader.layouts.log_session import LogSession
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import read_fragment
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -316,10 +316,7 @@ class Scrubber:
 
     async def _look(self, entry: Fragment) -> Checked:
         try:
-            # One byte more than expected, to detect a longer object.
-            data = await self._store.get_range(entry.path, 0, entry.num_bytes + 1)
-            if len(data) > entry.num_bytes:
-                data = (await read_object(self._store, entry.path)).data
+            data = await read_fragment(self._store, entry)
         except ObjectNotFoundError:
             what = f"a fragment is missing, and with it records {entry.start} to {entry.limit}"
             finding = Finding(Severity.ERROR, entry.path, what, RESTORE)

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from uploader.format.layout import MANIFEST_PREFIX, manifest_key, parse_manifest_key
 from uploader.format.link import MOST_ALPHA, Link
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import find_stored
 from uploader.runtime.task_groups import gather_all
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectNotFoundError, ObjectStore
+from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.runtime.threads import Lane
@@ -97,9 +97,8 @@ class ChainReader:
                 return None
             is_behind = newest is None or (known is not None and newest < known.slot)
             if is_behind and is_whole:
-                raise CorruptionError(
-                    "a manifest was deleted that may be the newest", path=_path(known)
-                )
+                path = MANIFEST_PREFIX if known is None else known.key
+                raise CorruptionError("a manifest was deleted that may be the newest", path=path)
             seen = _Seen(self._read)
             chain = None
             if is_same and known is not None:
@@ -191,12 +190,9 @@ class ChainReader:
         return walk(newest, links, known) if len(links) == len(wanted) else None
 
     async def _read(self, slot: int) -> Link | None:
-        try:
-            parse = partial(Link.parse, slot=slot)
-            found = await read_stored(self._store, manifest_key(slot), parse, worker=self._worker)
-        except ObjectNotFoundError:
-            return None
-        return found.value
+        parse = partial(Link.parse, slot=slot)
+        found = await find_stored(self._store, manifest_key(slot), parse, worker=self._worker)
+        return None if found is None else found.value
 
 
 class _Seen:
@@ -223,10 +219,6 @@ def _scrub(chain: Sequence[Link], known: Link | None) -> None:
             if before is not None:
                 before.manifest.scrub_successor(link.manifest, path=link.key)
         before = link
-
-
-def _path(link: Link | None) -> str:
-    return MANIFEST_PREFIX if link is None else link.key
 
 
 def slots_of(keys: Iterable[str]) -> list[int]:

@@ -16,7 +16,6 @@ from uploader.chain.chain_reader import slots_of
 from uploader.chain.window import new_author
 from uploader.format.entries import Fragment
 from uploader.format.layout import (
-    FIRST_OFFSET,
     FIRST_SEQ_NO,
     MANIFEST_PREFIX,
     MOST_SHARDS,
@@ -27,7 +26,6 @@ from uploader.format.layout import (
 )
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.setsum import Setsum
 from uploader.root import cas
 from uploader.root.stream_file import read_closings
 from uploader.root.write_guard import writer_after_rebuild
@@ -35,11 +33,6 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
-
-
-async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
-    """Return all fragments of all shards, by number; other objects are left out."""
-    return await list_behind_names(store, 0)
 
 
 async def list_behind(
@@ -54,14 +47,12 @@ async def list_behind(
     if seq_no == FIRST_SEQ_NO or not is_spread:  # of a new log there is little to list
         found = await _list_first_shard(store, seq_no)
     if found is None:
-        found = await list_behind_names(store, seq_no)
+        found = await _list_names(store, seq_no)
     return [listed for _, listed in sorted(found, key=_by_number)]
 
 
-async def list_behind_names(
-    store: ObjectStore, seq_no: int
-) -> list[tuple[FragmentName, ListedObject]]:
-    """Return what :func:`list_behind` does, with the parsed names."""
+async def _list_names(store: ObjectStore, seq_no: int) -> list[tuple[FragmentName, ListedObject]]:
+    """Return what :func:`list_behind` does, with the parsed names; other objects are left out."""
     shards = range(1, MOST_SHARDS + 1)
     folders = [_list(store, shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
     found = await gather_all(folders)
@@ -142,15 +133,7 @@ def assemble(
         raise LogNotFoundError("there are no fragments", location="shard")
     run = _longest_run(fragments)
     first = run[0]
-    is_whole = (first.seq_no, first.start) == (FIRST_SEQ_NO, FIRST_OFFSET)
-    begun = Manifest(
-        setsum=Setsum(),
-        collected=Setsum(),
-        acc_bytes=0,
-        writer=writer,
-        initial_offset=None if is_whole else first.start,
-        initial_seq_no=None if is_whole else first.seq_no,
-    )
+    begun = Manifest.initial(writer, start=first.start, seq_no=first.seq_no)
     manifest = begun.apply_fragments(run, writer)
     manifest.scrub()
     taken = {fragment.path for fragment in run}
@@ -174,7 +157,7 @@ async def rebuild(
     OutcomeUnknownError if the store does not answer, then look before calling again.
     """
     writer = writer_after_rebuild(writer, await read_closings(store))
-    rebuilt = assemble(await list_shards(store), writer, exclude=exclude)
+    rebuilt = assemble(await _list_names(store, 0), writer, exclude=exclude)
     if not write:
         return rebuilt
     slots = slots_of([listed.key async for listed in store.list(MANIFEST_PREFIX)])

@@ -31,15 +31,15 @@ from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import find_root
 from uploader.root import cas
 from uploader.root.garbage_file import announced_head
-from uploader.root.stored_document import StoredDocument, read_stored, read_stored_or_damaged
+from uploader.root.stored_document import StoredDocument, find_stored, find_stored_or_damaged
+from uploader.root.write_guard import missing
 from uploader.runtime.task_groups import settle_all
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     CorruptionError,
     CursorMovedError,
     InvalidSettingsError,
-    LogNotFoundError,
     OffsetTrimmedError,
 )
 from walstore.files.locks import this_process
@@ -98,7 +98,7 @@ class CloudCursors:
         async def newest() -> Manifest:
             root = await find_root(store, retry=retry, worker=worker)
             if not root.is_known:
-                raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
+                raise missing(store.url)
             return root.manifest
 
         return cls(
@@ -245,26 +245,22 @@ class CloudCursors:
 
     async def _find(self, name: str) -> CloudCursor | None:
         """Return the cursor in the object, even a removed one; None if there is no object."""
-        try:
-            found = await read_stored(
-                self._store,
-                layout.cursor_path(name),
-                partial(CloudCursor.parse, name=name),
-                most_bytes=MOST_SMALL_BYTES,
-            )
-        except ObjectNotFoundError:
-            return None
-        return dataclasses.replace(found.value, etag=found.etag)
+        found = await find_stored(
+            self._store,
+            layout.cursor_path(name),
+            partial(CloudCursor.parse, name=name),
+            most_bytes=MOST_SMALL_BYTES,
+        )
+        return None if found is None else dataclasses.replace(found.value, etag=found.etag)
 
     async def _stored(self, name: str) -> StoredDocument[CloudCursor | None] | None:
         """Return the object of a cursor, without a value if it is damaged; None if there is no object."""
-        parse = partial(CloudCursor.parse, name=name)
-        try:
-            return await read_stored_or_damaged(
-                self._store, layout.cursor_path(name), parse, most_bytes=MOST_SMALL_BYTES
-            )
-        except ObjectNotFoundError:
-            return None
+        return await find_stored_or_damaged(
+            self._store,
+            layout.cursor_path(name),
+            partial(CloudCursor.parse, name=name),
+            most_bytes=MOST_SMALL_BYTES,
+        )
 
     async def _settled(self, name: str) -> CloudCursor | None:
         """Return what :meth:`_find` does, after settling a change that another call left unchecked."""

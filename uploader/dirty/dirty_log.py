@@ -17,6 +17,7 @@ the name of the log here. Many markers become one entry per log.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,7 @@ from typing import Final
 
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.document import (
-    MOST_SMALL_BYTES,
-    Fields,
-    check_u64,
-    read_document,
-    serialise,
-)
+from uploader.format.document import MOST_SMALL_BYTES, Fields, check_u64, read_document, serialise
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.read.cloud_log import CloudLog
@@ -361,10 +356,4 @@ def _rest(dirty: Dirty, compacted: Mapping[str, int]) -> Dirty | None:
     start = max(dirty.start, compacted.get(dirty.name, 0))
     if start >= dirty.limit:
         return None
-    return Dirty(
-        name=dirty.name,
-        start=start,
-        limit=dirty.limit,
-        first_us=dirty.first_us,
-        reinserted=dirty.reinserted + 1,
-    )
+    return dataclasses.replace(dirty, start=start, reinserted=dirty.reinserted + 1)

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from uploader.format.layout import MAX_U64
 from uploader.format.setsum import Setsum
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, FormatVersionError
 from walstore.validation.arguments import as_int
 
 MOST_BYTES: Final = 64 << 20
@@ -113,6 +113,12 @@ class Fields:
     def has(self, name: str) -> bool:
         """Return whether the field is there and not null."""
         return self._fields.get(name) is not None
+
+    def check_version(self, supported: int, what: str) -> None:
+        """Raise FormatVersionError, saying ``what`` is newer, unless the field ``version`` is this one."""
+        found = self.number("version")
+        if found != supported:
+            raise FormatVersionError(what, path=self.path, found=found, supported=supported)
 
     def text(self, name: str) -> str:
         """Return a string of valid Unicode."""

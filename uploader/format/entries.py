@@ -7,7 +7,7 @@ node of the tree.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -163,14 +163,20 @@ def check_depth(depth: int) -> None:
         raise ValueError(f"depth must be between 0 and {MAX_DEPTH}, not {depth}")
 
 
-def scrub_run(entries: Iterable[Entry], *, path: str) -> None:
-    """Raise CorruptionError unless each entry holds records and begins where the last one ends."""
+def raise_first(faults: Iterable[CorruptionError]) -> None:
+    """Raise the first of the faults, if there is one."""
+    for fault in faults:
+        raise fault
+
+
+def run_faults(entries: Iterable[Entry], *, path: str) -> Iterator[CorruptionError]:
+    """Yield where an entry holds no records, or does not begin where the last one ends."""
     limit: int | None = None
     for entry in entries:
         if entry.start >= entry.limit:
-            raise CorruptionError(f"[{entry.start}, {entry.limit}) holds no record", path=path)
+            yield CorruptionError(f"[{entry.start}, {entry.limit}) holds no record", path=path)
         if limit is not None and entry.start != limit:
-            raise CorruptionError(
+            yield CorruptionError(
                 f"records from {limit} to {entry.start} are missing or named twice",
                 path=path,
                 expected=limit,
@@ -179,31 +185,25 @@ def scrub_run(entries: Iterable[Entry], *, path: str) -> None:
         limit = entry.limit
 
 
-def scrub_fragments(fragments: Sequence[Fragment], *, path: str) -> None:
-    """Raise CorruptionError unless the numbers go up by one and the keys carry them."""
-    for index, fragment in enumerate(fragments):
-        expected = fragments[0].seq_no + index
+def fragment_faults(fragments: Sequence[Fragment], *, path: str) -> Iterator[CorruptionError]:
+    """Yield where the numbers do not go up by one, or the keys do not carry them."""
+    expected = fragments[0].seq_no if fragments else 0
+    for fragment in fragments:
         if fragment.seq_no != expected:
-            raise CorruptionError(
+            yield CorruptionError(
                 f"fragment {fragment.seq_no} stands where {expected} belongs",
                 path=path,
                 expected=expected,
                 found=fragment.seq_no,
             )
-        if _number_in(fragment.path) != fragment.seq_no:
-            raise CorruptionError(
+        expected = fragment.seq_no + 1
+        if layout.number_in(fragment.path) != fragment.seq_no:
+            yield CorruptionError(
                 f"fragment {fragment.seq_no} has the key {fragment.path!r}",
                 path=path,
                 expected=layout.fragment_path(fragment.seq_no),
                 found=fragment.path,
             )
-
-
-def _number_in(path: str) -> int | None:
-    try:
-        return layout.parse_fragment_path(path)
-    except ValueError:
-        return None
 
 
 def _is_uuid(value: object) -> bool:
@@ -303,32 +303,7 @@ class Snapshot:
 
         Raises CorruptionError. Records are not read; their sums are taken from the entries.
         """
-        if bool(self.snapshots) == bool(self.fragments):
-            raise CorruptionError(
-                "a snapshot must hold either snapshots or fragments", path=self.path
-            )
-        deepest = max((snapshot.depth for snapshot in self.snapshots), default=0)
-        if self.depth <= deepest:
-            raise CorruptionError(
-                f"a snapshot of depth {self.depth} stands above one of depth {deepest}",
-                path=self.path,
-            )
-        children = self.snapshots or self.fragments
-        scrub_run(children, path=self.path)
-        scrub_fragments(self.fragments, path=self.path)
-        _scrub_sum(self.setsum, Setsum.total(child.setsum for child in children), self.path)
-        length = sum(child.num_bytes for child in children)
-        if length > MAX_U64:
-            raise CorruptionError(
-                f"a snapshot claims {length} bytes of records", path=self.path, expected=MAX_U64
-            )
-        if self.path != layout.snapshot_path(self.setsum):
-            raise CorruptionError(
-                "a snapshot's key is not its setsum",
-                path=self.path,
-                expected=layout.snapshot_path(self.setsum),
-                found=self.path,
-            )
+        raise_first(self.faults(path=self.path))
         if expected is not None and self.pointer() != expected:
             raise CorruptionError(
                 "a snapshot is not what is said of it",
@@ -337,12 +312,35 @@ class Snapshot:
                 found=self,
             )
 
-
-def _scrub_sum(stated: Setsum, found: Setsum, path: str) -> None:
-    if stated != found:
-        raise CorruptionError(
-            "the setsums of the parts do not add up",
-            path=path,
-            expected=stated.hexdigest(),
-            found=found.hexdigest(),
-        )
+    def faults(self, *, path: str) -> Iterator[CorruptionError]:
+        """Yield all that is wrong inside a snapshot found at ``path``."""
+        if bool(self.snapshots) == bool(self.fragments):
+            yield CorruptionError("a snapshot must hold either snapshots or fragments", path=path)
+        deepest = max((snapshot.depth for snapshot in self.snapshots), default=0)
+        if self.depth <= deepest:
+            yield CorruptionError(
+                f"a snapshot of depth {self.depth} stands above one of depth {deepest}", path=path
+            )
+        children = self.snapshots or self.fragments
+        yield from run_faults(children, path=path)
+        yield from fragment_faults(self.fragments, path=path)
+        total = Setsum.total(child.setsum for child in children)
+        if self.setsum != total:
+            yield CorruptionError(
+                "the setsums of the parts do not add up",
+                path=path,
+                expected=self.setsum.hexdigest(),
+                found=total.hexdigest(),
+            )
+        length = sum(child.num_bytes for child in children)
+        if length > MAX_U64:
+            yield CorruptionError(
+                f"a snapshot claims {length} bytes of records", path=path, expected=MAX_U64
+            )
+        if self.path != layout.snapshot_path(self.setsum):
+            yield CorruptionError(
+                "a snapshot's key is not its setsum",
+                path=path,
+                expected=layout.snapshot_path(self.setsum),
+                found=self.path,
+            )

@@ -160,11 +160,6 @@ class Garbage:
             )
 
     @property
-    def fragments(self) -> int:
-        """How many fragments are removed."""
-        return len(self.fragment_keys) or self.limit_seq_no - self.start_seq_no
-
-    @property
     def is_empty(self) -> bool:
         """Whether it states that no collection is in progress."""
         return self == _NONE

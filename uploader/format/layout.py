@@ -79,13 +79,18 @@ def parse_fragment_path(path: str) -> int:
     return seq_no
 
 
-def fragment_number(key: str) -> int | None:
-    """Return the number of the fragment that belongs under exactly this key; None if none does."""
+def number_in(path: str) -> int | None:
+    """Return the number in a fragment's key as :func:`parse_fragment_path` does; None if there is none."""
     try:
-        seq_no = parse_fragment_path(key)
+        return parse_fragment_path(path)
     except ValueError:
         return None
-    return seq_no if key == fragment_path(seq_no) else None
+
+
+def fragment_number(key: str) -> int | None:
+    """Return the number of the fragment that belongs under exactly this key; None if none does."""
+    seq_no = number_in(key)
+    return None if seq_no is None or key != fragment_path(seq_no) else seq_no
 
 
 def is_among_fragments(key: str) -> bool:

@@ -22,7 +22,7 @@ from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.format.layout import ANCHOR, MAX_U64, manifest_key
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import CorruptionError
 
 VERSION: Final = 1
 MOST_ALPHA: Final = 32
@@ -187,14 +187,7 @@ class Link:
 
     @classmethod
     def _from_fields(cls, fields: Fields, manifest: Manifest) -> Link:
-        version = fields.number("version")
-        if version != VERSION:
-            raise FormatVersionError(
-                "the chain of manifests is of a newer kind; update walstore",
-                path=fields.path,
-                found=version,
-                supported=VERSION,
-            )
+        fields.check_version(VERSION, "the chain of manifests is of a newer kind; update walstore")
         return cls(
             manifest=manifest,
             slot=fields.number("slot", maximum=_LAST_SLOT),

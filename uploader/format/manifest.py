@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,8 +33,9 @@ from uploader.format.entries import (
     Fragment,
     Snapshot,
     SnapshotPointer,
-    scrub_fragments,
-    scrub_run,
+    fragment_faults,
+    raise_first,
+    run_faults,
 )
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
 from uploader.format.setsum import Setsum
@@ -80,9 +81,19 @@ class Manifest:
         )
 
     @classmethod
-    def initial(cls, writer: str) -> Manifest:
-        """Return the manifest of a log that never held a record."""
-        return cls(setsum=Setsum(), collected=Setsum(), acc_bytes=0, writer=writer)
+    def initial(
+        cls, writer: str, *, start: int = FIRST_OFFSET, seq_no: int = FIRST_SEQ_NO
+    ) -> Manifest:
+        """Return the manifest of a log that never held a record, and begins with that offset and number."""
+        is_usual = (start, seq_no) == (FIRST_OFFSET, FIRST_SEQ_NO)
+        return cls(
+            setsum=Setsum(),
+            collected=Setsum(),
+            acc_bytes=0,
+            writer=writer,
+            initial_offset=None if is_usual else start,
+            initial_seq_no=None if is_usual else seq_no,
+        )
 
     @classmethod
     def parse(cls, data: bytes, *, path: str = layout.MANIFEST) -> Manifest:
@@ -233,19 +244,23 @@ class Manifest:
 
         Snapshots and records are not read; their sums are taken from the entries.
         """
+        raise_first(self.faults(path=path))
+
+    def faults(self, *, path: str = layout.MANIFEST) -> Iterator[CorruptionError]:
+        """Yield all that is wrong inside a manifest; see :meth:`scrub`."""
         if self.snapshots and not self.fragments:
-            raise CorruptionError("no fragment is left outside the snapshots", path=path)
+            yield CorruptionError("no fragment is left outside the snapshots", path=path)
         entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
-        scrub_run(entries, path=path)
-        scrub_fragments(self.fragments, path=path)
+        yield from run_faults(entries, path=path)
+        yield from fragment_faults(self.fragments, path=path)
         if self.next_seq_no > MAX_U64:
-            raise CorruptionError("no number is left for another fragment", path=path)
+            yield CorruptionError("no number is left for another fragment", path=path)
         for snapshot in self.snapshots:
-            _scrub_pointer(snapshot, path)
-        self._scrub_beginning(path)
+            yield from _pointer_faults(snapshot, path)
+        yield from self._beginning_faults(path)
         live = Setsum.total(entry.setsum for entry in entries)
         if self.setsum != live + self.collected:
-            raise CorruptionError(
+            yield CorruptionError(
                 "the setsums of what is left and what was collected do not add up",
                 path=path,
                 expected=self.setsum.hexdigest(),
@@ -253,7 +268,7 @@ class Manifest:
             )
         live_bytes = sum(entry.num_bytes for entry in entries)
         if self.acc_bytes < min(live_bytes, MAX_U64):
-            raise CorruptionError(
+            yield CorruptionError(
                 f"{live_bytes} bytes are held, but only {self.acc_bytes} were ever added", path=path
             )
 
@@ -276,9 +291,9 @@ class Manifest:
                 )
         _scrub_history(self, successor, path)
 
-    def _scrub_beginning(self, path: str) -> None:
+    def _beginning_faults(self, path: str) -> Iterator[CorruptionError]:
         if self.initial_offset is not None and self.initial_offset != self.oldest_offset:
-            raise CorruptionError(
+            yield CorruptionError(
                 f"the log begins at {self.oldest_offset}, not at its initial offset",
                 path=path,
                 expected=self.initial_offset,
@@ -286,7 +301,7 @@ class Manifest:
             )
         oldest = self.initial_seq_no
         if oldest is not None and self.fragments and self.fragments[0].seq_no < oldest:
-            raise CorruptionError(
+            yield CorruptionError(
                 f"fragment {self.fragments[0].seq_no} comes before the initial one",
                 path=path,
                 expected=oldest,
@@ -294,17 +309,17 @@ class Manifest:
             )
 
 
-def _scrub_pointer(snapshot: SnapshotPointer, path: str) -> None:
+def _pointer_faults(snapshot: SnapshotPointer, path: str) -> Iterator[CorruptionError]:
     expected = layout.snapshot_path(snapshot.setsum)
     if snapshot.path_to_snapshot != expected:
-        raise CorruptionError(
+        yield CorruptionError(
             "a snapshot's key is not its setsum",
             path=path,
             expected=expected,
             found=snapshot.path_to_snapshot,
         )
     if not snapshot.depth:
-        raise CorruptionError("a snapshot has depth 0", path=path)
+        yield CorruptionError("a snapshot has depth 0", path=path)
 
 
 def _scrub_history(before: Manifest, after: Manifest, path: str) -> None:

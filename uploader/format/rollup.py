@@ -69,6 +69,11 @@ class Replacement:
     pointer: SnapshotPointer
     """What takes their place."""
 
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Replacement:
+        """Return the replacement of what a snapshot holds by the snapshot."""
+        return cls(snapshot.snapshots or snapshot.fragments, snapshot.pointer())
+
 
 def is_ripe(manifest: Manifest, settings: RollUpSettings) -> bool:
     """Return whether :func:`plan` would return anything. Quick: for the event loop."""
@@ -98,6 +103,15 @@ def fold(manifest: Manifest, replacements: Iterable[Replacement]) -> Manifest:
     for replacement in replacements:
         manifest = _fold_one(manifest, replacement)
     return manifest
+
+
+def roll_up(manifest: Manifest, settings: RollUpSettings) -> tuple[Manifest, list[Snapshot]]:
+    """Return the manifest rolled up until nothing is ripe, and the snapshots to be put before it."""
+    made: list[Snapshot] = []
+    while planned := plan(manifest, settings):
+        made += planned
+        manifest = fold(manifest, map(Replacement.of, planned))
+    return manifest, made
 
 
 def _fold_one(manifest: Manifest, replacement: Replacement) -> Manifest:

@@ -72,11 +72,6 @@ class Setsum:
             raise ValueError(f"setsum columns are out of range: {columns}")
 
     @classmethod
-    def zero(cls) -> Setsum:
-        """Return the sum of no items."""
-        return cls()
-
-    @classmethod
     def of_items(cls, items: Iterable[bytes]) -> Setsum:
         """Return the sum of the items. Blocks while it hashes: not for the event loop."""
         fresh = hashlib.sha3_256().copy
@@ -179,14 +174,6 @@ class Setsum:
         """Return the digest as 64 lowercase hex digits, as manifests hold it."""
         return self.digest().hex()
 
-    def add(self, item: bytes) -> Setsum:
-        """Return the sum with one more item."""
-        return self + Setsum.of_items((item,))
-
-    def subtract(self, item: bytes) -> Setsum:
-        """Return the sum with one item taken out, whether it was in or not."""
-        return self - Setsum.of_items((item,))
-
     def __add__(self, other: Setsum) -> Setsum:
         """Return the sum of the items of both."""
         return Setsum(
@@ -204,10 +191,6 @@ class Setsum:
                 for left, right, prime in zip(self.columns, other.columns, PRIMES, strict=True)
             )
         )
-
-    def __neg__(self) -> Setsum:
-        """Return what added to this sum gives zero."""
-        return Setsum() - self
 
     def __repr__(self) -> str:
         return f"Setsum({self.hexdigest()})"

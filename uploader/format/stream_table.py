@@ -28,13 +28,7 @@ from uploader.format import layout
 from uploader.format.document import Fields, join_list, position, read_document, serialise
 from uploader.format.manifest import Manifest
 from walstore.batches.conditions import MAX_LEDGER_BYTES, check_stream_count
-from walstore.errors import (
-    ContentionError,
-    CorruptionError,
-    FormatVersionError,
-    LimitExceededError,
-    StreamClosedError,
-)
+from walstore.errors import ContentionError, CorruptionError, LimitExceededError, StreamClosedError
 from walstore.format.ledger import StreamInfo
 
 _VERSION: Final = 1
@@ -221,14 +215,7 @@ def _entry(name: str, stream: StoredStream) -> bytes:
 
 
 def _table(fields: Fields) -> StreamTable:
-    version = fields.number("version")
-    if version != _VERSION:
-        raise FormatVersionError(
-            "a newer version of this program wrote the table of streams",
-            path=fields.path,
-            found=version,
-            supported=_VERSION,
-        )
+    fields.check_version(_VERSION, "a newer version of this program wrote the table of streams")
     streams: dict[str, StoredStream] = {}
     revision = fields.number("revision", maximum=_MOST_CHANGES)
     closings = fields.number("closings", maximum=revision)

@@ -343,9 +343,8 @@ def _keys(batch: FrameBatch) -> pa.Array:
     """Return the keys: a length of 0 means that there is none, n + 1 means n bytes."""
     if not batch.has(ColumnKind.KEYS):
         return pa.nulls(len(batch), pa.binary())
-    batch.sizes(
-        ColumnKind.KEY_LENGTHS, ColumnKind.KEYS
-    )  # Arrow would read what is behind the buffer
+    # Checked here: Arrow would read what is behind the buffer.
+    batch.sizes(ColumnKind.KEY_LENGTHS, ColumnKind.KEYS)
     lengths = _uints(batch, ColumnKind.KEY_LENGTHS).cast(pa.int32())
     is_there = pc.greater(lengths, 0)
     sizes = pc.subtract(lengths, is_there.cast(pa.int32()))

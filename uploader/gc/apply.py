@@ -1,4 +1,4 @@
-"""Execution and Dropping: carry out a planned collection. The steps are those that ``collector.py`` lists."""
+"""Execution: carries out a planned collection. The steps are those that ``collector.py`` lists."""
 
 from __future__ import annotations
 
@@ -35,19 +35,29 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 
+class HeldError(WalError):
+    """A cursor holds the announced garbage, or there is no longer a cursor."""
+
+    def __init__(self, message: str, *, cursor: CloudCursor | None) -> None:
+        super().__init__(message)
+        self.cursor = cursor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Carries out collections of one log. One task at a time."""
 
     store: ObjectStore
+    root: Root
     file: GarbageFile
     heads: HeadFile
-    dropping: Dropping
+    keepers: Keepers
     deleter: Deleter
-    worker: Worker
     newest: Callable[[], Awaitable[Manifest]]
     settings: CollectorSettings
+    retry: RetryPolicy
     clock: Clock
+    worker: Worker
 
     async def run(
         self, plan: Plan, progress: ProgressCallback | None, audit: AuditCallback | None
@@ -58,7 +68,7 @@ class Execution:
         manifest = await self.newest()
         if not is_dropped(manifest, garbage):
             if plan.is_pending:
-                await self.dropping.put_snapshots(garbage)
+                await self._put_snapshots(garbage)
             manifest = await self._drop(garbage)
         if progress is not None:
             progress(Progress("drop", 1, 1))
@@ -80,7 +90,7 @@ class Execution:
         if found == plan.garbage:
             return
         if found.is_empty and etag == plan.etag:
-            await self.dropping.put_snapshots(plan.garbage)
+            await self._put_snapshots(plan.garbage)
             if await self.file.swap(plan.garbage, etag) is not None:
                 return
         raise ContentionError(
@@ -91,7 +101,7 @@ class Execution:
         """Drop the garbage and return the manifest, or abandon the collection and raise ContentionError."""
         try:
             try:
-                await self.dropping.drop(garbage)
+                await self._try_drop(garbage)
             except HeldError as held:
                 logger.warning("%s: %s; waiting before it is given up", self.url, held)
                 await self._outwait(garbage, held)
@@ -120,7 +130,7 @@ class Execution:
         if is_dropped(await self.newest(), garbage):
             return
         try:
-            await self.dropping.drop(garbage)
+            await self._try_drop(garbage)
         except HeldError as again:
             if again.cursor == held.cursor:
                 raise
@@ -171,39 +181,9 @@ class Execution:
         await self.file.clear(etag)
         return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, deleted=deleted)
 
+    # -- dropping ----------------------------------------------------------------------------
 
-def _reason(plan: Plan) -> str:
-    reason = f"the log begins at {plan.garbage.first_to_keep}"
-    return reason if plan.is_pending else f"{reason}, held by {plan.cutoff.held_by}"
-
-
-async def _each(garbage: Garbage, reason: str) -> AsyncIterator[Leak]:
-    for key, kind in garbage.objects():
-        yield Leak(key, kind, reason)
-
-
-class HeldError(WalError):
-    """A cursor holds the announced garbage, or there is no longer a cursor."""
-
-    def __init__(self, message: str, *, cursor: CloudCursor | None) -> None:
-        super().__init__(message)
-        self.cursor = cursor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropping:
-    """Drops garbage from one log's manifest. One task at a time."""
-
-    store: ObjectStore
-    root: Root
-    file: GarbageFile
-    keepers: Keepers
-    retry: RetryPolicy
-    clock: Clock
-    worker: Worker
-    interval_seconds: float
-
-    async def put_snapshots(self, garbage: Garbage) -> None:
+    async def _put_snapshots(self, garbage: Garbage) -> None:
         """Put the snapshots that the manifest will name, unless they are there.
 
         CorruptionError if something else is; OutcomeUnknownError if the store does not say.
@@ -215,7 +195,7 @@ class Dropping:
             if result.outcome is cas.PutOutcome.LOST:
                 await self.worker.run(_check_same, snapshot, result.data)
 
-    async def drop(self, garbage: Garbage) -> None:
+    async def _try_drop(self, garbage: Garbage) -> None:
         """Look at the cursors, inform writers, and swap the manifest for one without the garbage.
 
         Also returns if it was dropped before, or a writer does it. HeldError if a cursor keeps it;
@@ -240,16 +220,13 @@ class Dropping:
                 cursor=lowest,
             )
 
-        def check_in_time() -> None:
+        def make(manifest: Manifest) -> Manifest | None:
             took = self.clock.monotonic() - looked_at
-            if took > self.interval_seconds / 2 > 0:
+            if took > self.settings.interval_seconds / 2 > 0:
                 raise ContentionError(
                     f"it took {took:.0f} s from the cursors to the manifest; collect again",
                     retriable=True,
                 )
-
-        def make(manifest: Manifest) -> Manifest | None:
-            check_in_time()
             try:
                 return apply_garbage(manifest, garbage)
             except CorruptionError as error:
@@ -279,6 +256,16 @@ class Dropping:
         marked = dataclasses.replace(found, cursors_checked=cursors_checked)
         if await self.file.swap(marked, etag) is None:
             raise ContentionError("another collector was quicker", retriable=True)
+
+
+def _reason(plan: Plan) -> str:
+    reason = f"the log begins at {plan.garbage.first_to_keep}"
+    return reason if plan.is_pending else f"{reason}, held by {plan.cutoff.held_by}"
+
+
+async def _each(garbage: Garbage, reason: str) -> AsyncIterator[Leak]:
+    for key, kind in garbage.objects():
+        yield Leak(key, kind, reason)
 
 
 def _check_same(made: Snapshot, data: bytes | None) -> None:

@@ -27,7 +27,7 @@ from typing import Final
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, fragment_path
 from uploader.format.setsum import Setsum
-from uploader.gc.apply import Dropping, Execution
+from uploader.gc.apply import Execution
 from uploader.gc.collection import (
     AuditCallback,
     Collected,
@@ -97,10 +97,6 @@ class GarbageCollector:
         store, root, worker = session.store, session.root, session.worker
         retry, clock = session.retry, session.clock
         self._session = session
-        self._store = store
-        self._root = root
-        self._retry = retry
-        self._worker = worker
         self._max_fragments = settings.max_fragments
         self._tree = ManifestTree(store, worker, newest=session.newest)
         file = GarbageFile(store, retry=retry, worker=worker)
@@ -112,26 +108,18 @@ class GarbageCollector:
         )
         keepers = Keepers(store)
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
-        dropping = Dropping(
+        self._execution = Execution(
             store=store,
             root=root,
             file=file,
+            heads=self._heads,
             keepers=keepers,
+            deleter=self._deleter,
+            newest=session.newest,
+            settings=settings,
             retry=retry,
             clock=clock,
             worker=worker,
-            interval_seconds=settings.interval_seconds,
-        )
-        self._execution = Execution(
-            file=file,
-            heads=self._heads,
-            dropping=dropping,
-            deleter=self._deleter,
-            store=store,
-            worker=worker,
-            newest=session.newest,
-            settings=settings,
-            clock=clock,
         )
         fragments = FragmentReader(store=store, worker=worker, cache_bytes=0, newest=session.newest)
         self._planner = Planner(
@@ -149,7 +137,7 @@ class GarbageCollector:
     @property
     def url(self) -> str:
         """The log's location, without credentials."""
-        return self._store.url
+        return self._session.store.url
 
     @property
     def cursors(self) -> CloudCursors:
@@ -203,18 +191,20 @@ class GarbageCollector:
         Costs a listing of the snapshots. Fragments behind the log's end that can never be part of it are
         replaced by objects that no program takes for fragments; costs a listing of those behind the end.
         """
-        manifest = await self._session.newest()
-        await void_misfits(self._store, self._root, retry=self._retry, worker=self._worker)
+        session = self._session
+        store, root, worker = session.store, session.root, session.worker
+        manifest = await session.newest()
+        await void_misfits(store, root, retry=session.retry, worker=worker)
         if manifest.oldest_offset == FIRST_OFFSET:
             return ()
         await self._heads.note(manifest)
         head = await self._heads.aged()
         if head is None or head.offset > manifest.oldest_offset:
             return ()
-        key = self._root.fragment_key(FIRST_SEQ_NO, start=1, limit=2, setsum=Setsum())
-        collectable = Collectable(self._store, self._worker, manifest, head)
+        key = root.fragment_key(FIRST_SEQ_NO, start=1, limit=2, setsum=Setsum())
+        collectable = Collectable(store, worker, manifest, head)
         leaks = find_leaks(
-            self._store,
+            store,
             self._tree,
             manifest,
             head,

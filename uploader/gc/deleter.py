@@ -30,9 +30,9 @@ from uploader.gc.collection import (
     ProgressCallback,
 )
 from uploader.gc.observed_heads import ObservedHead
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import find_stored
 from uploader.runtime.task_groups import gather_all
-from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
+from uploader.stores.port import ObjectStore, remove
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker
@@ -96,15 +96,12 @@ class Collectable:
 
     async def _snapshot(self, key: str) -> Snapshot | None:
         try:
-            found = await read_stored(
-                self._store, key, partial(_parse, key=key), worker=self._worker
-            )
-            return found.value
-        except ObjectNotFoundError:
-            return None
+            parse = partial(_parse, key=key)
+            found = await find_stored(self._store, key, parse, worker=self._worker)
         except (CorruptionError, FormatVersionError) as error:
             logger.warning("%s is left alone: %s", key, error)
             return None
+        return None if found is None else found.value
 
 
 def _parse(data: bytes, key: str) -> Snapshot:

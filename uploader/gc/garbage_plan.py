@@ -17,8 +17,9 @@ from uploader.format.entries import (
     Fragment,
     Snapshot,
     SnapshotPointer,
-    scrub_fragments,
-    scrub_run,
+    fragment_faults,
+    raise_first,
+    run_faults,
 )
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
@@ -37,19 +38,9 @@ class Cut:
     """In offset order; at least one."""
 
     @property
-    def start(self) -> int:
-        """Offset of the first record that is dropped."""
-        return self.fragments[0].start
-
-    @property
     def limit(self) -> int:
         """Offset after the last record that is dropped."""
         return self.fragments[-1].limit
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the fragments that are dropped."""
-        return sum(fragment.num_bytes for fragment in self.fragments)
 
 
 def plan_garbage(
@@ -79,8 +70,8 @@ def plan_garbage(
     dropped = cutter.fragments
     if not dropped:
         return None
-    scrub_run(dropped, path=layout.MANIFEST)
-    scrub_fragments(dropped, path=layout.MANIFEST)
+    raise_first(run_faults(dropped, path=layout.MANIFEST))
+    raise_first(fragment_faults(dropped, path=layout.MANIFEST))
     is_plain = all(fragment.path == key_of(fragment.seq_no) for fragment in dropped)
     has_root = bool(kept) and kept[0] not in manifest.snapshots
     root = kept[0] if has_root else None

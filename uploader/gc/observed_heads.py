@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from uploader.format import layout
@@ -17,8 +18,8 @@ from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, se
 from uploader.format.garbage import first_seq_no
 from uploader.format.manifest import Manifest
 from uploader.root import cas
-from uploader.root.stored_document import StoredDocument, read_stored_or_damaged
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.root.stored_document import StoredDocument, find_stored_or_damaged
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.ports import Clock
 
@@ -94,9 +95,8 @@ class HeadFile:
     # -- inside ------------------------------------------------------------------------------
 
     async def _load(self) -> tuple[list[ObservedHead], str | None]:
-        try:
-            found = await _read(self._store)
-        except ObjectNotFoundError:
+        found = await _find(self._store)
+        if found is None:
             return [], None
         if found.value is None:
             logger.warning("%s; waiting again", found.damage)
@@ -113,15 +113,13 @@ class HeadFile:
 
 async def read_heads(store: ObjectStore) -> list[ObservedHead]:
     """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
-    try:
-        found = await _read(store)
-    except ObjectNotFoundError:
-        return []
-    return found.value or []
+    found = await _find(store)
+    return [] if found is None else found.value or []
 
 
-async def _read(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None]:
-    return await read_stored_or_damaged(store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES)
+async def _find(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None] | None:
+    parse = partial(read_document, build=_heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
+    return await find_stored_or_damaged(store, layout.HEADS, parse, most_bytes=MOST_SMALL_BYTES)
 
 
 def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> ObservedHead | None:
@@ -136,10 +134,6 @@ def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> Observ
 def _serialise(heads: Sequence[ObservedHead]) -> bytes:
     names = ObservedHead.__slots__
     return serialise({"heads": [{name: getattr(head, name) for name in names} for head in heads]})
-
-
-def _parse(data: bytes) -> list[ObservedHead]:
-    return read_document(data, _heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _heads(document: Fields) -> list[ObservedHead]:

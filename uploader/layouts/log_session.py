@@ -18,12 +18,13 @@ from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root import cas
 from uploader.root.root import Note, Root
+from uploader.root.write_guard import missing
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from walstore.errors import InvalidSettingsError, LogNotFoundError
+from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
@@ -121,6 +122,21 @@ class LogSession:
         self._owns_store = store is None or not leaves_store_open
         self._root: Root | None = None
 
+    @classmethod
+    def once(
+        cls,
+        url: str,
+        *,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Name the log for a one-shot operation: threads of its own, and a given ``store`` stays open."""
+        worker = Worker("session", threads=2)
+        return cls(
+            url, store=store, retry=retry, clock=clock, worker=worker, leaves_store_open=True
+        )
+
     @property
     def root(self) -> Root:
         """What :meth:`find_root` returned last."""
@@ -150,12 +166,12 @@ class LogSession:
     def check_found(self) -> None:
         """Raise LogNotFoundError if there is no log."""
         if not self.root.is_known:
-            raise self._missing()
+            raise missing(self.store.url)
 
     async def newest(self) -> Manifest:
         """Read the root again; LogNotFoundError if the log is gone, else the errors of reading it."""
         if not await self.root.load():
-            raise self._missing()
+            raise missing(self.store.url)
         return self.root.manifest
 
     async def aclose(self) -> None:
@@ -183,9 +199,6 @@ class LogSession:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _missing(self) -> LogNotFoundError:
-        return LogNotFoundError(f"there is no log at {self.store.url}", location=self.store.url)
-
 
 @asynccontextmanager
 async def open_session(
@@ -199,15 +212,7 @@ async def open_session(
 
     A given ``store`` replaces the one of the URL and stays open. Raises the errors of reading the root.
     """
-    session = LogSession(
-        url,
-        store=store,
-        retry=retry,
-        clock=clock,
-        worker=Worker("session", threads=2),
-        leaves_store_open=True,
-    )
-    async with session:
+    async with LogSession.once(url, store=store, retry=retry, clock=clock) as session:
         await session.find_root()
         yield session
 
@@ -220,9 +225,7 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
     etag: str | None = None
     while True:
         result = await cas.put(store, key, data, etag, retry=retry)
-        if (
-            result.decided(store.url, f"{key} was put; call again").outcome
-            is cas.PutOutcome.COMMITTED
-        ):
+        result.decided(store.url, f"{key} was put; call again")
+        if result.outcome is cas.PutOutcome.COMMITTED:
             return
         etag = result.etag

@@ -35,15 +35,12 @@ from uploader.root.write_guard import (
     check_not_destroyed,
     is_destroyed,
     may_be_revived,
+    missing,
     next_writer,
 )
 from uploader.stores.port import ListedObject, ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import (
-    ContentionError,
-    InvalidSettingsError,
-    LogNotFoundError,
-)
+from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
 from walstore.runtime.threads import Worker
 
 _LONG_BYTES: Final = 16 << 10
@@ -182,9 +179,7 @@ class SwappedRoot:
         async with self._turn:
             while True:
                 if self._known is None and not await self._load():
-                    raise LogNotFoundError(
-                        f"there is no log at {self._store.url}", location=self._store.url
-                    )
+                    raise missing(self._store.url)
                 known = self._current()
                 manifest = await self._worker.run(make_checked, make, known.manifest)
                 if manifest is None:

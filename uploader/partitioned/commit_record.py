@@ -17,11 +17,11 @@ from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.stager import StagedFragment
 from uploader.root import cas
-from uploader.root.stored_document import read_stored
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.root.stored_document import find_stored
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import CorruptionError
 
 VERSION: Final = 1
 
@@ -109,14 +109,7 @@ class CommitRecord:
 
     @classmethod
     def _from_fields(cls, fields: Fields) -> CommitRecord:
-        version = fields.number("version")
-        if version != VERSION:
-            raise FormatVersionError(
-                "a commit record of another version",
-                path=fields.path,
-                found=version,
-                supported=VERSION,
-            )
+        fields.check_version(VERSION, "a commit record of another version")
         return cls(
             source=fields.text("source"),
             generation=fields.number("generation"),
@@ -170,13 +163,9 @@ class RecordFile:
         return Known(record, result.etag)
 
     async def _read(self) -> Known | None:
-        try:
-            found = await read_stored(
-                self._store, self.key, partial(CommitRecord.parse, path=self.key)
-            )
-        except ObjectNotFoundError:
-            return None
-        return Known(found.value, found.etag)
+        parse = partial(CommitRecord.parse, path=self.key)
+        found = await find_stored(self._store, self.key, parse)
+        return None if found is None else Known(found.value, found.etag)
 
 
 def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:

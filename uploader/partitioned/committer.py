@@ -258,7 +258,7 @@ async def finish_commits(
     For writes whose driver died and is not started again. While it lives this does no harm, but doubles the
     work. Raises what publishing raises; call again to finish the rest.
     """
-    async with _session(url, store, retry, clock) as place:
+    async with LogSession.once(url, store=store, retry=retry, clock=clock) as place:
         return await _finish(place)
 
 
@@ -281,7 +281,7 @@ async def sweep_staging(
             f"older_than_seconds must be at least {SWEEP_SECONDS:.0f} (a week), not {older_than_seconds:g}: "
             "what is younger may still be committed"
         )
-    async with _session(url, store, retry, clock) as place:
+    async with LogSession.once(url, store=store, retry=retry, clock=clock) as place:
         finished = await _finish(place)
         before_us = place.clock.now_us() - int(older_than_seconds * 1e6)
         objects, size_bytes, doomed = 0, 0, []
@@ -319,16 +319,3 @@ def _began_us(key: str) -> int | None:
         return job_time_us(key.removeprefix(JOBS) if staged is None else staged[2])
     except InvalidSettingsError:
         return None
-
-
-def _session(
-    url: str, store: ObjectStore | None, retry: RetryPolicy | None, clock: Clock | None
-) -> LogSession:
-    return LogSession(
-        url,
-        store=store,
-        retry=retry,
-        clock=clock,
-        worker=Worker("sweep", threads=2),
-        leaves_store_open=True,
-    )

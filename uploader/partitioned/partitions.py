@@ -8,20 +8,14 @@ with its own manifest, and are complete without it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Final
 
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.layouts.log_session import find_root
 from uploader.root import cas
-from uploader.root.stored_document import read_stored
-from uploader.stores.port import (
-    ListedObject,
-    ObjectInfo,
-    ObjectNotFoundError,
-    ObjectStore,
-    StoredObject,
-    get_bounded,
-)
+from uploader.root.stored_document import find_stored
+from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
 from uploader.stores.probe import Proof, proof_behind, require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, InvalidSettingsError
@@ -43,11 +37,9 @@ async def read_partitions(store: ObjectStore) -> int | None:
 
     CorruptionError if the object is damaged; else the store's errors.
     """
-    try:
-        found = await read_stored(store, PARTITIONS, _parse, most_bytes=MOST_SMALL_BYTES)
-    except ObjectNotFoundError:
-        return None
-    return found.value
+    parse = partial(read_document, build=_partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
+    found = await find_stored(store, PARTITIONS, parse, most_bytes=MOST_SMALL_BYTES)
+    return None if found is None else found.value
 
 
 async def create_partitions(store: ObjectStore, partitions: int, *, retry: RetryPolicy) -> int:
@@ -92,10 +84,6 @@ async def open_partitions(
             f"the log at {store.url} has {found} partitions, not {partitions}; their number cannot be changed"
         )
     return found
-
-
-def _parse(data: bytes) -> int:
-    return read_document(data, _partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _partitions(fields: Fields) -> int:

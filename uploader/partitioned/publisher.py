@@ -32,7 +32,6 @@ from uploader.partitioned.write_id import HOLD_SECONDS, JOBS, is_passing, job_ti
 from uploader.root.garbage_file import announced_head
 from uploader.root.holds import GarbageHold, Holds
 from uploader.root.ownership import direct_writer_name
-from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
@@ -65,35 +64,17 @@ class StagedMissingError(WalError):
 class LogPublisher:
     """Publishes to one log, each fragment once. One task at a time."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        log: SubStore,
-        root: Root,
-        *,
-        writer: str,
-        retry: RetryPolicy,
-        stall_guard: StallGuard,
-        worker: Worker,
-    ) -> None:
-        """``store`` holds what is staged, ``log`` the log; its manifest will name ``writer``."""
+    def __init__(self, store: ObjectStore, context: WriteContext, writer: str) -> None:
+        """``store`` holds what is staged, ``context`` the log; its manifest will name ``writer``."""
         self._store = store
-        self._log = log
-        self._root = root
-        self._stall_guard = stall_guard
-        self._worker = worker
-        context = WriteContext(
-            store=log,
-            root=root,
-            stall_guard=stall_guard,
-            retry=retry,
-            clock=retry.clock,
-            worker=worker,
-        )
+        self._log = context.store
+        self._root = context.root
+        self._stall_guard = context.stall_guard
+        self._worker = context.worker
         self._puts = FragmentPuts(context)
         self._tail = SharedTail(context, self._puts, StreamGuard(context, writer))
-        self._holds = Holds(log, retry=retry)
-        self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
+        self._holds = Holds(context.store, retry=context.retry)
+        self._tree = ManifestTree(context.store, context.worker, newest=self._newest, cache_bytes=0)
 
     async def find_end(self, job: str) -> PublishPlace:
         """Return where the log continues, after publishing what others left there; create it if need be.
@@ -176,7 +157,7 @@ class LogPublisher:
                 staged,
                 start=start,
                 floor_us=self._tail.floor_us,
-                writer=writer_of(staged),
+                writer=writer_of(staged.key),
             )
         )
         found = await self._puts.create(built, seq_no)
@@ -310,15 +291,15 @@ class PartitionPublisher:
             )
         )
         async with aclosing(root):
-            yield LogPublisher(
-                self._store,
-                log,
-                root,
-                writer=self._writer,
-                retry=self._retry,
+            context = WriteContext(
+                store=log,
+                root=root,
                 stall_guard=self._stall_guard,
+                retry=self._retry,
+                clock=self._retry.clock,
                 worker=self._worker,
             )
+            yield LogPublisher(self._store, context, self._writer)
 
 
 class SupersededError(Exception):

@@ -27,11 +27,7 @@ from uploader.format.document import Fields
 from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_file
 from uploader.fragments.fragment import FragmentBatch
-from uploader.fragments.fragment_builder import (
-    EncodedFragment,
-    encode_fragment,
-    setsum_of_column,
-)
+from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment, setsum_of_column
 from uploader.layouts.log_session import find_root
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.sink_settings import SinkSettings
@@ -291,7 +287,7 @@ class Stager:
         self, buffer: _Buffer, place: int, key: str, records: pa.Table, start: int
     ) -> None:
         make = partial(
-            encode, records, start=start, timestamp_us=self._clock.now_us(), writer=_writer(key)
+            encode, records, start=start, timestamp_us=self._clock.now_us(), writer=writer_of(key)
         )
         built, crc32, times_us = await self._worker.run(make)
         self._put.append(key)
@@ -323,14 +319,12 @@ class Stager:
             )
 
 
-async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | None = None) -> int:
-    """Delete the objects below a prefix, with ``most_epoch`` only those of epochs up to that; return how
-    many.
+async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | None = None) -> None:
+    """Delete the objects below a prefix, with ``most_epoch`` only those of epochs up to that.
 
     The prefix is that of a query or longer: keys are in the order of their epochs.
     """
     doomed: list[str] = []
-    count = 0
     async for listed in store.list(prefix):
         found = parse_staged(listed.key)
         if most_epoch is not None and found is not None and found[1] > most_epoch:
@@ -338,10 +332,8 @@ async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | No
         doomed.append(listed.key)
         if len(doomed) == BATCH_KEYS:
             await forget_staged(store, doomed)
-            count += len(doomed)
             doomed = []
     await forget_staged(store, doomed)
-    return count + len(doomed)
 
 
 async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
@@ -351,12 +343,8 @@ async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
     await remove(store, keys, rule=is_passing)
 
 
-def writer_of(staged: StagedFragment) -> str:
-    """Return the writer that the footers of a staged fragment, and of its copies, name."""
-    return _writer(staged.key)
-
-
-def _writer(key: str) -> str:
+def writer_of(key: str) -> str:
+    """Return the writer that the footers of a fragment staged at ``key``, and of its copies, name."""
     return f"walstore {key}"
 
 

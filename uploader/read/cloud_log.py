@@ -25,12 +25,12 @@ from uploader.read.cloud_source import (
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.stream_file import StreamFile
+from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import (
     CorruptionError,
-    LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
@@ -266,9 +266,7 @@ class CloudLog:
         Returns all at once; :meth:`scan` takes little memory however long the log is.
         """
         self.check_open()
-        return await self._fragments.entries(
-            self.manifest, start, self.tail if limit is None else limit
-        )
+        return await self._fragments.tree.entries(self.manifest, start, limit)
 
     async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
         """Return a fragment's records; checks length and offsets against its entry, optionally the setsum."""
@@ -367,7 +365,7 @@ class CloudLog:
         self.check_open()
         before = self.manifest
         if await self._root.may_have_changed() and not await self._root.load():
-            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+            raise missing(self.url)
         end, now = before.next_offset, self.manifest
         if now is not before and end > now.oldest_offset and end not in now.bounds:
             self._fragments.tree.expect(end, before.setsum)

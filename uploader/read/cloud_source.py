@@ -181,9 +181,8 @@ class ReadAhead:
         self._verify = verify
         self._from_read = from_read
         self._ahead: list[_Ahead] = []  # in offset order
-        self._planned = (
-            0  # every fragment that begins before this offset was begun, or is not wanted
-        )
+        # Every fragment that begins before this offset was begun, or is not wanted.
+        self._planned = 0
         self._filling: asyncio.Task[None] | None = None
         self._next = 0
         self._reads_in_row = 0

@@ -118,7 +118,8 @@ class FragmentFooters:
             low = 0
             while low < len(run):
                 window = run[low : low + at_once]
-                for entry, may_hold in zip(window, await self._ask(window, stream), strict=True):
+                answers = await gather_all(self._may_hold(entry, stream) for entry in window)
+                for entry, may_hold in zip(window, answers, strict=True):
                     missed = 0 if may_hold else missed + 1
                     if may_hold:
                         yield entry
@@ -159,9 +160,6 @@ class FragmentFooters:
         return found[1] if found[0] == entry else None
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _ask(self, window: Sequence[Fragment], stream: str) -> list[bool]:
-        return await gather_all(self._may_hold(entry, stream) for entry in window)
 
     async def _may_hold(self, entry: Fragment, stream: str) -> bool:
         try:

@@ -24,7 +24,7 @@ from uploader.fragments.fragment import FragmentBatch, decode_fragment, has_leng
 from uploader.layouts.log_session import find_root
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_ranges import PARALLEL, FragmentFooters, read_columns
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import read_fragment
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_not_destroyed
 from uploader.runtime.task_groups import task_group
@@ -83,13 +83,6 @@ class FragmentReader:
         """Which fragments there are."""
         self.footers = FragmentFooters(self._range, self._fetch_other, worker)
         """The footers of fragments."""
-
-    async def entries(self, manifest: Manifest, start: int, limit: int) -> list[Fragment]:
-        """Return the entries of all fragments that overlap ``[start, limit)``, in order.
-
-        CorruptionError if a snapshot is missing, damaged, or does not match its entry.
-        """
-        return await self.tree.entries(manifest, start, limit) if start < limit else []
 
     async def locate(self, manifest: Manifest, position: int) -> Fragment:
         """Return the entry of the fragment that contains ``position``; OffsetTrimmedError if none does."""
@@ -153,10 +146,7 @@ class FragmentReader:
 
         One request; one more if the object is longer than its entry says.
         """
-        data = await self._range(entry, 0, entry.num_bytes + 1)
-        if len(data) <= entry.num_bytes:
-            return data
-        return (await self._or_describe(entry, read_object(self._store, entry.path))).data
+        return await self._or_describe(entry, read_fragment(self._store, entry))
 
     def note_length(self, entry: Fragment, data: bytes) -> None:
         """Log a warning, once, about fragments whose lengths differ from their entries.

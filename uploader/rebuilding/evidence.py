@@ -96,7 +96,8 @@ def _walk(
         findings.append(_error(path, "a snapshot is missing" if seen is None else seen.problem))
         yield pointer
         return
-    wrong = [one for one in check_snapshot(seen.snapshot, pointer) if _is_error(one)]
+    found = check_snapshot(seen.snapshot, pointer)
+    wrong = [one for one in found if one.severity is Severity.ERROR]
     if wrong:
         findings += wrong
         yield pointer
@@ -117,7 +118,7 @@ def _stated(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, set[Setsum
             entries += () if seen.snapshot is None else seen.snapshot.fragments
     stated: dict[int, set[Setsum]] = {}
     for entry in entries:
-        if isinstance(entry, Fragment) and number_in(entry) == entry.seq_no:
+        if isinstance(entry, Fragment) and _number_in(entry) == entry.seq_no:
             stated.setdefault(entry.seq_no, set()).add(entry.setsum)
     if survey.manifest is None:  # an old snapshot may name what was collected
         return {number: sums for number, sums in stated.items() if number in survey.fragments}
@@ -133,7 +134,7 @@ def _candidates(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, SeenFr
     if manifest is None:
         return {number: one for number, one in seen.items() if not (one.is_void or one.is_blocker)}
     entries = [entry for entry in named if isinstance(entry, Fragment)]
-    numbers = [one for entry in entries for one in (entry.seq_no, number_in(entry))]
+    numbers = [one for entry in entries for one in (entry.seq_no, _number_in(entry))]
     low = min(numbers, default=0) if len(entries) == len(named) else 0
     high = max(numbers, default=0)
     sums = {entry.seq_no: entry.setsum for entry in entries}
@@ -168,12 +169,9 @@ def _is_total_right(survey: StoreSurvey, candidates: Mapping[int, SeenFragment])
     )
 
 
-def number_in(entry: Fragment) -> int:
+def _number_in(entry: Fragment) -> int:
     """Return the number in an entry's key; 0, which is no fragment's, if there is none."""
-    try:
-        return layout.parse_fragment_path(entry.path)
-    except ValueError:
-        return 0
+    return layout.number_in(entry.path) or 0
 
 
 def continues(before: Fragment, after: Fragment) -> bool:
@@ -258,17 +256,8 @@ def _drop_outdated(found: SurveyEvidence) -> None:
         newest[claim.log_id] = max(claim.epoch, newest.get(claim.log_id, 0))
 
 
-def _is_error(finding: Finding) -> bool:
-    return finding.severity is Severity.ERROR
-
-
 def _error(key: str, what: str) -> Finding:
     return Finding(Severity.ERROR, key, what, RESTORE)
-
-
-def stated_sum(named: Sequence[Entry], limit: int) -> Setsum:
-    """Return the sum of what the manifest names before an offset, as far as it says so."""
-    return Setsum.total(entry.setsum for entry in named if entry.limit <= limit)
 
 
 # -- stretches -------------------------------------------------------------------------------

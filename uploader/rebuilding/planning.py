@@ -19,7 +19,7 @@ from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, Severity
 from uploader.format.manifest import Manifest, rebuilt_writer, seal_writer
 from uploader.format.setsum import Setsum
-from uploader.rebuilding.evidence import SurveyEvidence, entry_of, find_runs, stated_sum, weigh
+from uploader.rebuilding.evidence import SurveyEvidence, entry_of, find_runs, weigh
 from uploader.rebuilding.plan import Changes, Keep, Note, RebuildPlan, Void
 from uploader.rebuilding.survey import SeenFragment, StoreSurvey
 from uploader.rebuilding.tree import grow, to_put
@@ -196,7 +196,9 @@ class _Planning:
             layout.FIRST_SEQ_NO,
             layout.FIRST_OFFSET,
         ):
-            collected = before.collected + stated_sum(self._evidence.named, run[0].start)
+            # The sum of what the damaged one names before, as far as it says so.
+            named = (one for one in self._evidence.named if one.limit <= run[0].start)
+            collected = before.collected + Setsum.total(one.setsum for one in named)
         manifest, snapshots = grow(
             run,
             self._evidence.whole,

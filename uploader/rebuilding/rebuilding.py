@@ -23,7 +23,6 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from uploader.format import layout
-from uploader.format.entries import Snapshot
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest, blocker
 from uploader.layouts.log_session import LogSession
@@ -39,7 +38,6 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
 _LOOKS: Final = 3
@@ -82,10 +80,7 @@ async def plan_rebuild(
     as_count(parallel, "parallel", high=64)
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
-    session = LogSession(
-        url, store=store, clock=clock, worker=Worker("rebuild", threads=2), leaves_store_open=True
-    )
-    async with session:
+    async with LogSession.once(url, store=store, clock=clock) as session:
         used, worker = session.store, session.worker
         for _ in range(_LOOKS):
             await check_not_destroyed(used)
@@ -132,10 +127,7 @@ async def apply_rebuild(
     """
     if not plan.is_needed:
         return
-    session = LogSession(
-        plan.location, store=store, retry=retry, clock=clock, leaves_store_open=True
-    )
-    async with session:
+    async with LogSession.once(plan.location, store=store, retry=retry, clock=clock) as session:
         await Rebuild(session.store, session.retry, plan).run()
 
 
@@ -164,9 +156,9 @@ class Rebuild:
             await check_not_destroyed(self._store)
         await self._set_aside()
         if changes.garbage_etag is not None:
-            await self._swap(layout.GARBAGE, Garbage().serialise(), changes.garbage_etag)
+            await self._put(layout.GARBAGE, Garbage().serialise(), changes.garbage_etag)
         for snapshot, etag in changes.snapshots:
-            await self._put_snapshot(snapshot, etag)
+            await self._put(snapshot.path, snapshot.serialise(), etag)
         if changes.manifest is not None:
             await self._put_manifest(changes.manifest)
         for void in changes.voids:
@@ -190,7 +182,7 @@ class Rebuild:
         if changes.name:
             lost = tuple(f"[{one.start}, {one.stop})" for one in plan.lost)
             note = Note(plan.start, plan.limit, plan.setsum, lost, changes.voids)
-            await self._create(layout.rebuild_note(changes.name), note.serialise())
+            await self._put(layout.rebuild_note(changes.name), note.serialise(), None)
 
     async def _copy(self, key: str, etag: str) -> None:
         """Copy an object. If it changed, this plan copied it before, or the plan is too old."""
@@ -200,28 +192,11 @@ class Rebuild:
         except ObjectNotFoundError:
             stored = None
         if stored is not None and stored.etag == etag:
-            await self._create(copy, stored.data)
+            await self._put(copy, stored.data, None)
         elif await self._store.head(copy) is None:
             raise self._changed(key)
 
-    async def _create(self, key: str, data: bytes) -> None:
-        """Put an object that no program ever removes or changes; a late answer is as good as any."""
-        result = await cas.create(self._store, key, data, retry=self._retry)
-        if result.outcome is cas.PutOutcome.UNKNOWN:
-            result.decided(self._store.url, f"{key} was put; rebuild again")
-        if result.outcome is cas.PutOutcome.LOST:
-            raise self._changed(key)
-
     # -- the change --------------------------------------------------------------------------
-
-    async def _put_snapshot(self, snapshot: Snapshot, etag: str | None) -> None:
-        """Put a snapshot. Another one that holds the same was put by a rebuild that ran at the same time."""
-        data = snapshot.serialise()
-        result = await cas.put(self._store, snapshot.path, data, etag, retry=self._retry)
-        if result.outcome is cas.PutOutcome.UNKNOWN:
-            result.decided(self._store.url, f"{snapshot.path} was put; rebuild again")
-        if result.outcome is cas.PutOutcome.LOST:
-            raise self._changed(snapshot.path)
 
     async def _put_manifest(self, rebuilt: Manifest) -> None:
         manifest = rebuilt.begin_rebuilding() if self._plan.is_marked else rebuilt
@@ -241,9 +216,7 @@ class Rebuild:
         data = VOID
         if plan.is_sealed and void.key == layout.fragment_path(plan.next_seq_no):
             data = blocker(plan.limit)
-        result = await cas.put(self._store, void.key, data, void.etag, retry=self._retry)
-        if result.outcome is cas.PutOutcome.UNKNOWN:
-            result.decided(self._store.url, f"{void.key} was put; rebuild again")
+        await self._try_put(void.key, data, void.etag)
 
     async def _reopen(self) -> None:
         """Remove the mark from the newest manifest, which a collector may have changed meanwhile."""
@@ -259,11 +232,21 @@ class Rebuild:
             if result.outcome is cas.PutOutcome.COMMITTED:
                 return
 
-    async def _swap(self, key: str, data: bytes, etag: str) -> None:
-        result = await cas.swap(self._store, key, data, etag, retry=self._retry)
-        result.decided(self._store.url, f"{key} was swapped; rebuild again")
-        if result.outcome is cas.PutOutcome.LOST:
+    async def _put(self, key: str, data: bytes, etag: str | None) -> None:
+        """Put an object where there is none, or the one with that ETag; ContentionError for another one.
+
+        A copy, a note or a snapshot with the same content was put by a rebuild that ran at the same time.
+        """
+        if not await self._try_put(key, data, etag):
             raise self._changed(key)
+
+    async def _try_put(self, key: str, data: bytes, etag: str | None) -> bool:
+        """Return False if another object is there. A late answer is as good as any: what is created here
+        is never removed."""
+        result = await cas.put(self._store, key, data, etag, retry=self._retry)
+        if result.outcome is cas.PutOutcome.UNKNOWN:
+            result.decided(self._store.url, f"{key} was put; rebuild again")
+        return result.outcome is cas.PutOutcome.COMMITTED
 
     def _changed(self, key: str) -> ContentionError:
         return ContentionError(

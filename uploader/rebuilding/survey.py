@@ -19,17 +19,17 @@ from uploader.format.entries import Fragment, Snapshot
 from uploader.format.findings import Finding, check_manifest, of_error
 from uploader.format.garbage import Garbage
 from uploader.format.inventory import Part, part_of
-from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
+from uploader.format.layout import MANIFEST_PREFIX, SHARD_PREFIX
 from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import fragment_maker
 from uploader.gc.observed_heads import read_heads
 from uploader.rebuilding.plan import Note
 from uploader.root.orphan_recovery import VOID
-from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
+from uploader.root.stored_document import find_stored_or_damaged, most_bytes_at
 from uploader.root.stream_file import read_closings
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject
+from uploader.stores.port import ObjectStore, StoredObject
 from walstore.errors import CorruptionError, InvalidSettingsError
 from walstore.runtime.threads import Worker
 
@@ -113,11 +113,8 @@ async def is_chain(store: ObjectStore) -> bool:
         if part_of(listed.key) is Part.MANIFEST:
             return True
     async for listed in store.list(SHARD_PREFIX):
-        try:
-            FragmentName.parse(listed.key)
-        except ValueError:
-            continue
-        return True
+        if part_of(listed.key) is Part.FRAGMENT:
+            return True
     return False
 
 
@@ -139,7 +136,9 @@ async def survey(
             f"the log at {store.url} has the layout 'chain'; use uploader.rebuild for that"
         )
     stored = await _get(store, layout.MANIFEST)
-    manifest, findings = None, _missing_manifest()
+    manifest: Manifest | None = None
+    missing = CorruptionError("the manifest is missing", path=layout.MANIFEST)
+    findings: tuple[Finding, ...] = (of_error(missing),)
     if stored is not None:
         manifest, findings = await worker.run(_parse_manifest, stored.data)
     snapshots = await _snapshots(store, worker)
@@ -172,15 +171,8 @@ async def survey(
 
 async def _get(store: ObjectStore, key: str) -> StoredObject | None:
     """Return an object, None if there is none; without its bytes if it is longer than what belongs there."""
-    try:
-        found = await read_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
-    except ObjectNotFoundError:
-        return None
-    return StoredObject(found.value or b"", found.etag)
-
-
-def _missing_manifest() -> tuple[Finding, ...]:
-    return (of_error(CorruptionError("the manifest is missing", path=layout.MANIFEST)),)
+    found = await find_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
+    return None if found is None else StoredObject(found.value or b"", found.etag)
 
 
 def _parse_manifest(data: bytes) -> tuple[Manifest | None, tuple[Finding, ...]]:
@@ -228,16 +220,13 @@ async def _fragment_keys(store: ObjectStore, named: Iterable[Fragment]) -> dict[
     keys = {number: key for key in there if (number := layout.fragment_number(key)) is not None}
     unusual = {entry.path: entry.seq_no for entry in named}
     keys.update(
-        {unusual[key]: key for key in there if key in unusual and unusual[key] == _number_in(key)}
+        {
+            unusual[key]: key
+            for key in there
+            if key in unusual and unusual[key] == layout.number_in(key)
+        }
     )
     return dict(sorted(keys.items()))
-
-
-def _number_in(key: str) -> int | None:
-    try:
-        return layout.parse_fragment_path(key)
-    except ValueError:
-        return None
 
 
 async def _fragments(
@@ -317,9 +306,8 @@ async def _notes(store: ObjectStore) -> AsyncIterator[Note]:
 
 async def _parsed(store: ObjectStore, key: str, parse: Callable[[bytes], _T]) -> _T | None:
     """Return what a document says; None if it is gone or damaged."""
-    try:
-        found = await read_stored_or_damaged(store, key, parse)
-    except ObjectNotFoundError:
+    found = await find_stored_or_damaged(store, key, parse)
+    if found is None:
         return None
     if found.value is None:
         logger.warning("%s: %s", store.url, found.damage)

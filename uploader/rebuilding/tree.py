@@ -12,7 +12,7 @@ from typing import Final
 from uploader.format import layout, rollup
 from uploader.format.entries import Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
-from uploader.format.rollup import Replacement, RollUpSettings
+from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
 from uploader.rebuilding.survey import SeenSnapshot
 
@@ -42,25 +42,20 @@ def grow(
     pointers, rest = _reuse(run, whole, writer, made)
     first = rest[0]
     manifest = dataclasses.replace(
-        Manifest.initial(writer), snapshots=tuple(pointers), fragments=(first,)
+        Manifest.initial(writer, start=run[0].start, seq_no=run[0].seq_no),
+        snapshots=tuple(pointers),
+        fragments=(first,),
     )
     for low in range(1, max(len(rest), 2), _FOLD_FRAGMENTS):
         manifest = manifest.apply_fragments(rest[low : low + _FOLD_FRAGMENTS], writer)
-        while plan := rollup.plan(manifest, _SETTINGS):
-            made += plan
-            manifest = rollup.fold(
-                manifest,
-                [Replacement(one.snapshots or one.fragments, one.pointer()) for one in plan],
-            )
-    is_from_the_first = (run[0].seq_no, run[0].start) == (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET)
+        manifest, rolled_up = rollup.roll_up(manifest, _SETTINGS)
+        made += rolled_up
     live = sum(entry.num_bytes for entry in run)
     manifest = dataclasses.replace(
         manifest,
         setsum=Setsum.total([collected, *(entry.setsum for entry in run)]),
         collected=collected,
         acc_bytes=min(max(acc_bytes, live), layout.MAX_U64),
-        initial_offset=None if is_from_the_first else run[0].start,
-        initial_seq_no=None if is_from_the_first else run[0].seq_no,
     )
     manifest.scrub()
     return manifest, made

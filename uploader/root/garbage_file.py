@@ -23,11 +23,11 @@ from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
 from uploader.root import cas
 from uploader.root.holds import Keepers, lowest_cursor
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import find_stored
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import Clock
@@ -39,11 +39,8 @@ async def announced_head(store: ObjectStore) -> int:
 
     CorruptionError if the document is damaged.
     """
-    try:
-        found = await read_stored(store, layout.GARBAGE, Garbage.parse)
-    except ObjectNotFoundError:
-        return layout.FIRST_OFFSET
-    return found.value.first_to_keep
+    found = await find_stored(store, layout.GARBAGE, Garbage.parse)
+    return layout.FIRST_OFFSET if found is None else found.value.first_to_keep
 
 
 class GarbageFile:
@@ -59,11 +56,8 @@ class GarbageFile:
 
         CorruptionError if the document is damaged, or names what no collector may take.
         """
-        try:
-            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
-        except ObjectNotFoundError:
-            return Garbage(), None
-        return found.value, found.etag
+        found = await find_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
+        return (Garbage(), None) if found is None else (found.value, found.etag)
 
     async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
         """Announce garbage in the place of what ``etag`` names; return the new ETag.
@@ -163,13 +157,10 @@ class Announced:
             logger.info("%s: %s could not be read: %s", self._store.url, layout.GARBAGE, error)
 
     async def _look(self, asked: TwoClockTime) -> _SeenAnnouncement | None:
-        try:
-            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
-        except ObjectNotFoundError:
+        found = await find_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
+        if found is None or not found.value.cursors_checked:
             return None
         garbage = found.value
-        if not garbage.cursors_checked:
-            return None
         lowest = lowest_cursor(await Keepers(self._store).list(), self._clock.now_us())
         if lowest is None or lowest.position < garbage.first_to_keep:
             return None

@@ -8,27 +8,22 @@ one of the two sees the other (docs/collection.md).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.root import cas
-from uploader.root.stored_document import parse_aside, read_stored
-from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.root.stored_document import find_stored, parse_aside
+from uploader.runtime.task_groups import settle_all, task_group
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError
 
 _AT_ONCE: Final = 10
-
-
-class _Parse(Protocol):
-    def __call__(self, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +96,11 @@ class Keepers:
         return [*cursors.result(), *holds.result()]
 
     async def _read(
-        self, folder: str, name_in: Callable[[str], str], parse: _Parse, what: str
+        self,
+        folder: str,
+        name_in: Callable[[str], str],
+        parse: Callable[..., CloudCursor],
+        what: str,
     ) -> Sequence[CloudCursor]:
         names: dict[str, str] = {}
         async for listed in self._store.list(folder):
@@ -118,7 +117,7 @@ class Keepers:
         for low in range(0, len(keys), _AT_ONCE):
             some = keys[low : low + _AT_ONCE]
             reading = [
-                read_stored(
+                find_stored(
                     self._store,
                     key,
                     partial(parse, name=names[key]),
@@ -126,12 +125,9 @@ class Keepers:
                 )
                 for key in some
             ]
-            for stored in await asyncio.gather(*reading, return_exceptions=True):
-                if isinstance(stored, ObjectNotFoundError):
-                    continue  # deleted meanwhile
-                if isinstance(stored, BaseException):
-                    raise stored
-                found.append(replace(stored.value, etag=stored.etag))
+            for stored in await settle_all(reading):
+                if stored is not None:  # else it was deleted meanwhile
+                    found.append(replace(stored.value, etag=stored.etag))
         return found
 
 

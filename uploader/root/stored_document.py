@@ -13,8 +13,9 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from uploader.format.document import MOST_BYTES
+from uploader.format.entries import Fragment
 from uploader.runtime.shared_worker import SharedWorker
-from uploader.stores.port import ObjectStore, StoredObject, get_bounded
+from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject, get_bounded
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Lane
 
@@ -47,6 +48,16 @@ async def read_object(
     return await get_bounded(store, key, most_bytes_at(key) if most_bytes is None else most_bytes)
 
 
+async def read_fragment(store: ObjectStore, entry: Fragment) -> bytes:
+    """Return all bytes of the object that an entry names, unchecked; errors as :func:`read_object`.
+
+    A range costs less than a get, which may have to hash the object for its ETag. One byte more than there
+    should be is requested, to detect a longer object, which takes a second request.
+    """
+    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
+    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
+
+
 def most_bytes_at(key: str) -> int:
     """Return the greatest length of an object, by its key alone."""
     return MOST_FRAGMENT_BYTES if key.endswith(".parquet") else MOST_BYTES
@@ -65,20 +76,39 @@ async def read_stored(
     return StoredDocument(await parse_aside(parse, stored.data, worker=worker), stored.etag)
 
 
-async def read_stored_or_damaged(
+async def find_stored(
+    store: ObjectStore,
+    key: str,
+    parse: Callable[[bytes], _T],
+    *,
+    most_bytes: int = MOST_BYTES,
+    worker: Lane | None = None,
+) -> StoredDocument[_T] | None:
+    """Return what :func:`read_stored` does; None if there is no object."""
+    try:
+        return await read_stored(store, key, parse, most_bytes=most_bytes, worker=worker)
+    except ObjectNotFoundError:
+        return None
+
+
+async def find_stored_or_damaged(
     store: ObjectStore, key: str, parse: Callable[[bytes], _T], *, most_bytes: int = MOST_BYTES
-) -> StoredDocument[_T | None]:
-    """Return what :func:`read_stored` does, with None as the value of a damaged document.
+) -> StoredDocument[_T | None] | None:
+    """Return what :func:`find_stored` does, with None as the value of a damaged document.
 
     This allows replacing exactly the damaged object, which the ETag names.
     """
     try:
-        stored = await read_object(store, key, most_bytes=most_bytes)
-    except CorruptionError as error:
-        found = await store.head(key)
-        if found is not None and found.size_bytes > most_bytes:
-            return StoredDocument(None, found.etag, error)
-        stored = await read_object(store, key, most_bytes=most_bytes)  # another program replaced it
+        try:
+            stored = await read_object(store, key, most_bytes=most_bytes)
+        except CorruptionError as error:
+            found = await store.head(key)
+            if found is not None and found.size_bytes > most_bytes:
+                return StoredDocument(None, found.etag, error)
+            # Another program replaced it.
+            stored = await read_object(store, key, most_bytes=most_bytes)
+    except ObjectNotFoundError:
+        return None
     try:
         return StoredDocument(await parse_aside(parse, stored.data), stored.etag)
     except CorruptionError as error:

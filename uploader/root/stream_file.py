@@ -11,8 +11,8 @@ from collections.abc import Callable
 from uploader.format import layout
 from uploader.format.stream_table import StreamTable
 from uploader.root import cas
-from uploader.root.stored_document import read_stored, read_stored_or_damaged
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.root.stored_document import find_stored, find_stored_or_damaged
+from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.conditions import MAX_LEDGER_BYTES
@@ -60,11 +60,10 @@ class StreamFile:
     # -- inside ------------------------------------------------------------------------------
 
     async def _load(self) -> tuple[StreamTable, str | None]:
-        try:
-            found = await read_stored(
-                self._store, layout.STREAMS, StreamTable.parse, worker=self._worker
-            )
-        except ObjectNotFoundError:
+        found = await find_stored(
+            self._store, layout.STREAMS, StreamTable.parse, worker=self._worker
+        )
+        if found is None:
             return self._note(StreamTable()), None
         return self._note(found.value), found.etag
 
@@ -77,10 +76,7 @@ class StreamFile:
 
 async def read_closings(store: ObjectStore) -> int:
     """Return how many closings of streams a log's table records; 0 if it is missing or damaged."""
-    try:
-        found = await read_stored_or_damaged(
-            store, layout.STREAMS, StreamTable.parse, most_bytes=MAX_LEDGER_BYTES
-        )
-    except ObjectNotFoundError:
-        return 0
-    return 0 if found.value is None else found.value.closings
+    found = await find_stored_or_damaged(
+        store, layout.STREAMS, StreamTable.parse, most_bytes=MAX_LEDGER_BYTES
+    )
+    return 0 if found is None or found.value is None else found.value.closings

@@ -86,7 +86,7 @@ async def check_exists(store: ObjectStore, root: Root) -> None:
     """Raise LogNotFoundError if the root, which is loaded, has found no log."""
     if not root.is_known:
         await check_not_destroyed(store)
-        raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
+        raise missing(store.url)
 
 
 async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
@@ -118,6 +118,11 @@ def may_be_revived(manifest: Manifest) -> bool:
     Not one that was changed since: its writer has looked for a tombstone, and destroyers seal first.
     """
     return is_unwritten(manifest) and not manifest.is_sealed
+
+
+def missing(url: str) -> LogNotFoundError:
+    """Return the error for a log that is not there."""
+    return LogNotFoundError(f"there is no log at {url}", location=url)
 
 
 def destroyed(url: str) -> LogNotFoundError:

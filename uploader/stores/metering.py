@@ -12,6 +12,7 @@ themselves (the S3 store repeats failed reads).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -164,36 +165,29 @@ _T = TypeVar("_T")
 _ANSWERS = (ObjectNotFoundError, PreconditionFailedError, InvalidSettingsError)
 
 
+@dataclass(slots=True)
 class _Meter:
     """The counts of one kind; :class:`KindUsage` is a copy of it."""
 
-    __slots__ = (
-        "cancelled", "counts", "failures", "longest_seconds", "received_bytes", "requests",
-        "sent_bytes", "total_seconds",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.requests = self.failures = self.cancelled = 0
-        self.sent_bytes = self.received_bytes = 0
-        self.total_seconds = self.longest_seconds = 0.0
-        self.counts = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+    requests: int = 0
+    failures: int = 0
+    cancelled: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    total_seconds: float = 0.0
+    longest_seconds: float = 0.0
+    latency_counts: list[int] = field(
+        default_factory=lambda: [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
+    )
 
     def time(self, seconds: float) -> None:
         self.total_seconds += seconds
         self.longest_seconds = max(self.longest_seconds, seconds)
-        self.counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_SECONDS, seconds)] += 1
 
     def copy(self) -> KindUsage:
-        return KindUsage(
-            requests=self.requests,
-            failures=self.failures,
-            cancelled=self.cancelled,
-            sent_bytes=self.sent_bytes,
-            received_bytes=self.received_bytes,
-            total_seconds=self.total_seconds,
-            longest_seconds=self.longest_seconds,
-            latency_counts=tuple(self.counts),
-        )
+        counted = dataclasses.asdict(self)
+        return KindUsage(**{**counted, "latency_counts": tuple(self.latency_counts)})
 
 
 class MeteredStore(StoreWrapper):

@@ -156,12 +156,8 @@ def takes_limit(kind: type[ObjectStore]) -> bool:
     """Return whether a store's ``get`` takes ``max_bytes``; an override may not."""
     try:
         return "max_bytes" in signature(kind.get).parameters
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ):  # passed on to another one, or not written in Python
-        return False
+    except (AttributeError, TypeError, ValueError):
+        return False  # it is passed on to another one, or not written in Python
 
 
 class ListingOrder:

@@ -114,14 +114,7 @@ class CloudTier:
         for damaged objects, or fragments without a manifest; else the store's errors.
         """
         root = self._root = await self._open_root()
-        self._uploader = Uploader(
-            store=self._store,
-            root=root,
-            settings=self._settings,
-            retry=self._session.retry,
-            clock=self._session.clock,
-            worker=self._session.worker,
-        )
+        self._uploader = Uploader(self._session, root, self._settings)
         if not root.is_known:
             return
         check_unsealed(root.manifest, url=self.url)

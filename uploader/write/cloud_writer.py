@@ -99,7 +99,7 @@ class CloudWriter:
 
             async with session.closed_on_error():
                 await stall_guard.guard(partial(stall_guard.call, find))
-                log = cls(session, WriteContext.of(session, stall_guard), chosen)
+                log = cls(session, WriteContext.of(session, session.root, stall_guard), chosen)
             try:
                 await log._start()
             except BaseException:

@@ -25,12 +25,7 @@ from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
-from walstore.errors import (
-    ContentionError,
-    CorruptionError,
-    LogSealedError,
-    OutcomeUnknownError,
-)
+from walstore.errors import ContentionError, CorruptionError, LogSealedError, OutcomeUnknownError
 
 _FOOTER_BYTES: Final = 64 << 10
 """Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""
@@ -104,11 +99,8 @@ class SharedTail:
                     assert pending.built is not None
                     await self._puts.void(pending.entry, pending.built.data)
                     return FragmentFate.LOST
-                return (
-                    FragmentFate.COMMITTED
-                    if await self._publish(pending.entry)
-                    else FragmentFate.LOST
-                )
+                is_published = await self._publish(pending.entry)
+                return FragmentFate.COMMITTED if is_published else FragmentFate.LOST
             if await self._publish(pending.entry):
                 return FragmentFate.COMMITTED
             if self._root.manifest.next_seq_no < pending.seq_no:
@@ -198,9 +190,8 @@ class SharedTail:
         try:
             return await self._stall_guard.call(self._puts.orphans)
         except CorruptionError:
-            await (
-                self.load()
-            )  # a log that is being sealed has an object there that is not a fragment
+            # A log that is being sealed has an object there that is not a fragment.
+            await self.load()
             check_unsealed(self._root.manifest, url=self._store.url)
             raise
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from uploader.layouts.log_session import LogSession
 from uploader.root.root import Root
@@ -30,7 +30,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
-from walstore.ports import Clock
+from walstore.ports import Clock, TierSource
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -40,13 +40,6 @@ _T = TypeVar("_T")
 _LEAST_SLEEP_SECONDS = 1e-6
 _LONGEST_REFUSAL_SECONDS = 60.0
 """Longest pause between two attempts while an operator has to act first."""
-
-
-class Draining(Protocol):
-    """Something that will be closed."""
-
-    async def wait_draining(self) -> None:
-        """Return when it is closing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +59,11 @@ class WriteContext:
     """Encodes and decodes, off the event loop."""
 
     @classmethod
-    def of(cls, session: LogSession, stall_guard: StallGuard) -> Self:
-        """Return the context of the writer that has the session."""
+    def of(cls, session: LogSession, root: Root, stall_guard: StallGuard) -> Self:
+        """Return the context of the writer that has the session, whose root is loaded."""
         return cls(
             store=session.store,
-            root=session.root,
+            root=root,
             stall_guard=stall_guard,
             retry=session.retry,
             clock=session.clock,
@@ -130,7 +123,9 @@ class StallGuard:
         self._trouble = None
         return answer
 
-    async def guard(self, work: Callable[[], Awaitable[_T]], source: Draining | None = None) -> _T:
+    async def guard(
+        self, work: Callable[[], Awaitable[_T]], source: TierSource | None = None
+    ) -> _T:
         """Await ``work()`` as long as the store answers now and then; see :meth:`run_out`."""
         async with task_group() as tasks:
             watching = tasks.create_task(self.run_out(source))
@@ -138,7 +133,7 @@ class StallGuard:
             watching.cancel()
         return answer
 
-    async def run_out(self, source: Draining | None = None) -> None:
+    async def run_out(self, source: TierSource | None = None) -> None:
         """Wait until the store has been silent for too long; then raise.
 
         With ``source`` only its closing starts the count. Raises StorageUnavailableError with the last
@@ -173,9 +168,8 @@ class StallGuard:
                     raise
                 self._trouble = error
                 attempt += 1
-                if (
-                    attempt & (attempt - 1) == 0
-                ):  # an outage of hours is not logged every two seconds
+                if attempt & (attempt - 1) == 0:
+                    # An outage of hours is not logged every two seconds.
                     logger.warning("%s; trying again (attempt %d)", error, attempt)
                 if may_pass or self._on_refusal is None:
                     await self._clock.sleep(self._retry.wait_seconds(attempt))

@@ -42,14 +42,13 @@ from uploader.format.stream_table import (
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
 from uploader.root.stream_file import Change, StreamFile
-from uploader.root.write_guard import check_unsealed
+from uploader.root.write_guard import check_unsealed, missing
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.write.stall_guard import WriteContext
 from walstore.batches.conditions import check_metadata, check_name
 from walstore.errors import (
     CorruptionError,
     LimitExceededError,
-    LogNotFoundError,
     StorageUnavailableError,
     StreamClosedError,
     UnsupportedStoreError,
@@ -323,7 +322,7 @@ class StreamDoor:
 
     async def _look(self) -> None:
         if not await self._root.load():
-            raise LogNotFoundError(f"there is no log at {self._url}", location=self._url)
+            raise missing(self._url)
 
     async def _change(self, make: Callable[[StreamTable], StreamTable | None]) -> StreamTable:
         return await self._stall_guard.guard(partial(self._guard.change, make))

@@ -20,18 +20,14 @@ import logging
 from functools import partial
 
 from uploader.format.entries import Fragment
+from uploader.layouts.log_session import LogSession
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import Claiming, Remember
 from uploader.runtime.task_groups import first_of, within_seconds
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
-from uploader.stores.retry import RetryPolicy
+from uploader.stores.port import ObjectNotFoundError
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
-from uploader.write.fragment_puts import (
-    FragmentPuts,
-    FragmentWriter,
-    LateFragmentError,
-)
+from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.writer_settings import UploadSettings
@@ -44,8 +40,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.format.claims import Claims
-from walstore.ports import Clock, LocalRecords, TierSource
-from walstore.runtime.threads import Worker
+from walstore.ports import LocalRecords, TierSource
 
 logger = logging.getLogger("walstore")
 
@@ -55,40 +50,24 @@ _LEAST_SLEEP_SECONDS = 1e-6
 class Uploader:
     """Ships one log to one store."""
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        root: Root,
-        settings: UploadSettings,
-        retry: RetryPolicy,
-        clock: Clock,
-        worker: Worker,
-    ) -> None:
-        """``root`` is loaded."""
-        self._url = store.url
+    def __init__(self, session: LogSession, root: Root, settings: UploadSettings) -> None:
+        """``root``, that of the session, is loaded."""
+        self._url = session.store.url
         self._root = root
         self._settings = settings
-        self._clock = clock
+        self._clock = session.clock
         self._source: TierSource | None = None
         self._stall_guard = StallGuard(
-            url=store.url,
-            retry=retry,
-            clock=clock,
+            url=self._url,
+            retry=session.retry,
+            clock=session.clock,
             silent_seconds=settings.drain_seconds,
             on_refusal=self._report_refusal,
         )
         self._claim: Claim | None = None
         self._proven_limit = 0
         self._planned = root.manifest
-        context = WriteContext(
-            store=store,
-            root=root,
-            stall_guard=self._stall_guard,
-            retry=retry,
-            clock=clock,
-            worker=worker,
-        )
+        context = WriteContext.of(session, root, self._stall_guard)
         self._puts = FragmentPuts(
             context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
         )

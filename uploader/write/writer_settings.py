@@ -111,14 +111,10 @@ class WriterSettings:
     )
 
     parallel_puts: bool = flag(
-        """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
-        layout 'chain' always are. Without it the next fragment is put once the one before is there.
-        So whatever a crash leaves continues the log, and programs of wal3 may write to it at any
-        time. With it more of a fast uplink is used when full fragments pile up; a single append
-        is not sooner. But after a crash, or behind another writer, there may be fragments
-        behind a hole. Ours deal with that; a program of wal3 that opens the log for writing then links
-        what does not continue it, and with that destroys the log. So set it only where no such
-        program ever does.""",
+        """Whether fragments of a log in the layout 'swap' are put in parallel: more of a fast uplink is
+        used when full fragments pile up; a single append is not sooner. As for
+        UploadSettings.parallel_puts, there may then be fragments behind a hole, here also behind another
+        writer. So set it only where no program of wal3 ever opens the log for writing.""",
         default=False,
     )
 

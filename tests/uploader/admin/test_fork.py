@@ -23,12 +23,12 @@ from tests.uploader.logs import begin, collect, extend, manifest_in, numbers, ro
 from tests.uploader.parquet import copy_as_wal3
 from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
+from uploader.admin.forking import Forked
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.document import position, serialise
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
-from uploader.layouts.growing_manifest import Forked
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore

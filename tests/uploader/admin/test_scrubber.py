@@ -201,7 +201,7 @@ async def test_everything_that_differs_is_told(store, worker) -> None:
     ("fields", "what"),
     [
         ({"setsum": Setsum().hexdigest()}, "do not add up"),
-        ({"acc_bytes": 1}, "more bytes"),
+        ({"acc_bytes": 1}, "bytes are held, but only 1 were ever added"),
         ({"initial_offset": {"offset": 7}}, "initial offset"),
         ({"initial_seq_no": 3}, "before the initial one"),
     ],

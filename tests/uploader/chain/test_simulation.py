@@ -298,7 +298,9 @@ def destroyed(seed: int, weather: Weather, *, writers: int = 6) -> Simulation:
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a destroyer do its work on the event loop, whose time is not that of threads."""
-    monkeypatch.setattr("uploader.admin.destroy.Worker", lambda *_args, **_options: InlineWorker())
+    monkeypatch.setattr(
+        "uploader.layouts.log_session.Worker", lambda *_args, **_options: InlineWorker()
+    )
 
 
 @pytest.mark.parametrize("weather", WEATHERS)

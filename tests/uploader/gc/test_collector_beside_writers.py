@@ -48,7 +48,7 @@ async def race(
     settings = WriterSettings(parallel_puts=is_parallel)
     stall_guard = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
     opened = await session()
-    writer = CloudWriter(opened, WriteContext.of(opened, stall_guard), settings)
+    writer = CloudWriter(opened, WriteContext.of(opened, opened.root, stall_guard), settings)
     await writer._start()
     appends: list[asyncio.Task[int]] = []
 

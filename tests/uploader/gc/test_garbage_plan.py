@@ -115,7 +115,7 @@ def test_only_whole_fragments_go() -> None:
     for cutoff in (11, 12, 20):
         cut = plan_garbage(manifest, cutoff, {})
         assert cut is not None
-        assert (cut.start, cut.limit, cut.num_bytes) == (1, 11, 100)
+        assert (cut.fragments[0].start, cut.limit, cut.fragments[0].num_bytes) == (1, 11, 100)
     cut = plan_garbage(manifest, 21, {})
     assert cut is not None
     assert (cut.garbage.start_seq_no, cut.garbage.limit_seq_no) == (1, 3)

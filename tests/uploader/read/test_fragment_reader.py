@@ -82,7 +82,7 @@ async def write(store: FaultyStore, count: int = 5, size: int = 10) -> Manifest:
 )
 async def test_entries_of_an_interval(store, reader, start, limit, numbers) -> None:
     manifest = await write(store)
-    found = await reader.entries(manifest, start, limit)
+    found = await reader.tree.entries(manifest, start, limit)
     assert [entry.seq_no for entry in found] == numbers
     assert store.requests == 0
 

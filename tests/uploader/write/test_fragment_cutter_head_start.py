@@ -14,6 +14,7 @@ from tests.local import turns
 from tests.waiting import until
 from uploader import UploadSettings
 from uploader.format import layout
+from uploader.layouts.log_session import LogSession
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
@@ -45,14 +46,10 @@ class Bench:
         self.release = asyncio.Event()
         retry = RetryPolicy(clock=clock, attempts=2, first_wait_seconds=0, longest_wait_seconds=0)
         self._root = SwappedRoot(self.store, retry, self.worker)
-        self.uploader = Uploader(
-            store=self.store,
-            root=self._root,
-            settings=SETTINGS,
-            retry=retry,
-            clock=clock,
-            worker=self.worker,
+        session = LogSession(
+            "memory://x", store=self.store, retry=retry, clock=clock, worker=self.worker
         )
+        self.uploader = Uploader(session, self._root, SETTINGS)
 
     async def hang(self) -> None:
         """Let the first fragment be under way, and the next one wait."""

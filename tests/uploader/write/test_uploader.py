@@ -16,6 +16,7 @@ from tests.waiting import until
 from uploader import UploadSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
+from uploader.layouts.log_session import LogSession
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.ownership import writer_name
 from uploader.stores import MemoryStore, RetryPolicy
@@ -74,14 +75,8 @@ async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
     store, worker = FaultyStore(MemoryStore()), Worker("test")
     retry = RetryPolicy(clock=clock, attempts=2, first_wait_seconds=0, longest_wait_seconds=0)
     manifests = SwappedRoot(store, retry, worker)
-    uploader = Uploader(
-        store=store,
-        root=manifests,
-        settings=SETTINGS,
-        retry=retry,
-        clock=clock,
-        worker=worker,
-    )
+    session = LogSession("memory://x", store=store, retry=retry, clock=clock, worker=worker)
+    uploader = Uploader(session, manifests, SETTINGS)
     yield Bench(store, MemorySource(), clock, manifests, uploader, worker)
     worker.close()
 
