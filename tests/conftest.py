@@ -13,13 +13,15 @@ import pytest
 from hypothesis import settings
 
 from tests import guard
-from tests.spark_classes import java_options
+from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
 
 # What tests start inherits this.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(_name, java_options())
+_given = os.environ.get("PYTHONPATH")
+os.environ["PYTHONPATH"] = python_path(*([_given] if _given else []))
 
 settings.register_profile("walstore", deadline=None, max_examples=50, print_blob=True)
 settings.load_profile("walstore")

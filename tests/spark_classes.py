@@ -3,6 +3,8 @@
 ``python -m tests.spark_classes`` makes it once for a virtual environment, with a session that does what the
 tests do: it reads a log, streams from it, and reads and writes Parquet. Java ignores an archive of another
 Java or of other jars, so it never has to be deleted. Without one, the tests are only slower.
+
+``spark_path`` does the like for Spark's Python processes.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ def java_options() -> str:
     if not ARCHIVE.exists():
         return _SHORT_LIVED
     return f"{_SHORT_LIVED} -XX:SharedArchiveFile={ARCHIVE} {_QUIET}"
+
+
+def python_path(*more: str | Path) -> str:
+    """Return the PYTHONPATH of Spark's Python processes, and of who starts them."""
+    return os.pathsep.join([str(Path(__file__).with_name("spark_path")), *map(str, more)])
 
 
 def _use_spark(directory: Path) -> None:

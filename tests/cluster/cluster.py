@@ -23,7 +23,7 @@ from typing import Any
 
 import pyspark
 
-from tests.spark_classes import java_options
+from tests.spark_classes import java_options, python_path
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
@@ -210,7 +210,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self._directory / "scratch"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(ROOT),
         }
 
 

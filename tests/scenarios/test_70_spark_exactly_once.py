@@ -1,7 +1,9 @@
 """A stream lands each record once in a table, however often and wherever it is killed.
 
-The child is a whole Spark: driver, JVM, planner and workers. It tells what it does through a pipe, while the
-test appends; it stands still at a call of the source that the seed chose, or goes on while it is killed.
+The child is a whole Spark: driver, JVM, planners and workers, with two streams, one from a log in a store and
+one from a log in a directory. Each tells what it does through a pipe, while the test appends; it stands
+still at a call of the source that its seed chose, or goes on while it is killed. One session has both
+streams, since it takes longer to start than they take to their stops.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from tests.scenarios.stream_source import PIPE, STOP_AT
+from tests.scenarios.stream_source import PIPES, STOPS
 from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
 from walstore import Wal
@@ -45,6 +49,7 @@ STAGES = {
 ROUNDS = 4
 MOST_LINES = 60
 """After so many lines it is killed wherever it is."""
+SEEDS = {"store": 0, "directory": 1}
 
 
 class Producer:
@@ -66,80 +71,111 @@ class Producer:
 class Children:
     """Runs the program, one after the other."""
 
-    def __init__(self, location: str, place: Path, options: list[str]) -> None:
-        self._arguments = [location, str(place), *options]
+    def __init__(self, locations: list[str], place: Path) -> None:
+        self._locations = locations
         self._place = place
         self._errors = place / "errors"
         self._runs = 0
-        self._pipe = place
 
-    async def land(self, producer: Producer | None, stop_at: str) -> list[str]:
-        """Run until it stops, or has told much, appending meanwhile; kill it; return what it told."""
-        lines: list[str] = []
-        child, pipe = await asyncio.to_thread(self._start, "land", stop_at, subprocess.DEVNULL)
-        with pipe:
-            dying = asyncio.create_task(asyncio.to_thread(_tell_death, child, self._pipe))
+    async def land(
+        self, producers: Mapping[str, Producer | None], stops: Mapping[str, str]
+    ) -> dict[str, set[str]]:
+        """Run until both stopped or told much, appending meanwhile; kill them; return what they told."""
+        going, over = set(SEEDS), asyncio.Event()
+        seen: dict[str, set[str]] = {kind: set() for kind in SEEDS}
+
+        async def follow(kind: str) -> None:
+            for number in count(1):
+                line = (await asyncio.to_thread(pipes[kind].readline)).strip()
+                if line == "died":
+                    assert over.is_set(), self._errors.read_text()
+                    return
+                seen[kind].add(line)
+                if line == "stopped" or number == MOST_LINES:
+                    going.discard(kind)
+                if not going:
+                    over.set()
+                if (producer := producers[kind]) is not None:
+                    await producer.append()
+
+        with contextlib.ExitStack() as stack:
+            where, pipes = self._make_pipes(stack)
+            child = await asyncio.to_thread(self._start, "land", where, stops, subprocess.DEVNULL)
             try:
-                while len(lines) < MOST_LINES and lines[-1:] != ["stopped"]:
-                    line = await asyncio.to_thread(pipe.readline)
-                    lines.append(line.strip())
-                    assert lines[-1] != "died", self._errors.read_text()
-                    if producer is not None:
-                        await producer.append()
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(asyncio.to_thread(_tell_death, child, where))
+                    for kind in SEEDS:
+                        group.create_task(follow(kind))
+                    await over.wait()
+                    os.killpg(child.pid, signal.SIGKILL)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
-                await dying
-        return lines
+        return seen
 
-    def finish(self) -> list[tuple[int, bytes]]:
-        """Let it land the rest; return the rows of the table."""
-        child, pipe = self._start("finish", "nowhere:1", subprocess.PIPE)
-        with pipe:
+    def finish(self) -> dict[str, list[tuple[int, bytes]]]:
+        """Let it land the rest; return the rows of each table."""
+        with contextlib.ExitStack() as stack:
+            where, _ = self._make_pipes(stack)
+            child = self._start("finish", where, {}, subprocess.PIPE)
             try:
                 output, _ = child.communicate(timeout=400)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
         assert child.returncode == 0, self._errors.read_text()
-        rows = [line.split() for line in output.decode().splitlines()]
-        return sorted((int(offset), value.encode()) for offset, value in rows)
+        rows: dict[str, list[tuple[int, bytes]]] = {kind: [] for kind in SEEDS}
+        for line in output.decode().splitlines():
+            kind, offset, value = line.split()
+            rows[kind].append((int(offset), value.encode()))
+        return {kind: sorted(found) for kind, found in rows.items()}
+
+    def _make_pipes(self, stack: contextlib.ExitStack) -> tuple[Path, dict[str, TextIO]]:
+        """Make pipes for a run: a process of the child before may have closed its own not yet."""
+        self._runs += 1
+        where = self._place / f"pipes{self._runs}"
+        where.mkdir()
+        pipes = {}
+        for kind in SEEDS:
+            os.mkfifo(where / kind)
+            # Open for writing, too, so that it has no end when a child dies.
+            pipe = os.fdopen(os.open(where / kind, os.O_RDWR))
+            pipes[kind] = stack.enter_context(pipe)
+        return where, pipes
 
     def _start(
-        self, mode: str, stop_at: str, stdout: int
-    ) -> tuple[subprocess.Popen[bytes], TextIO]:
-        options = []
+        self, mode: str, pipes: Path, stops: Mapping[str, str], stdout: int
+    ) -> subprocess.Popen[bytes]:
+        options = ["cursorName=etl", "startingOffsets=latest"]
         if mode == "land":
-            options = [
+            options += [
                 "pollIntervalMs=1",
                 *(f"{name}={value}" for name, value in limit(50).items()),
             ]
-        # Its own pipe: a process of the child before may have closed that one's not yet.
-        self._runs += 1
-        self._pipe = self._place / f"pipe{self._runs}"
-        os.mkfifo(self._pipe)
-        # Open for writing, too, so that it has no end when a child dies.
-        pipe = os.fdopen(os.open(self._pipe, os.O_RDWR))
         with self._errors.open("wb") as errors:
-            child = subprocess.Popen(
+            return subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tests.scenarios.stream_child", mode),
-                    *(*self._arguments, *options),
+                    *(str(self._place), *self._locations, *options),
                 ],
-                env=os.environ | {PIPE: str(self._pipe), STOP_AT: stop_at},
+                env=os.environ
+                | {
+                    PIPES: str(pipes),
+                    STOPS: " ".join(f"{kind}:{call}" for kind, call in stops.items()),
+                },
                 cwd=Path(__file__).parents[2],
                 stdout=stdout,
                 stderr=errors,
                 start_new_session=True,
             )
-        return child, pipe
 
 
-def _tell_death(child: subprocess.Popen[bytes], path: Path) -> None:
-    """Say in the pipe that a child died, since nothing else would."""
+def _tell_death(child: subprocess.Popen[bytes], pipes: Path) -> None:
+    """Say in the pipes that a child died, since nothing else would."""
     child.wait()
-    with path.open("w") as pipe:
-        pipe.write("died\n")
+    for kind in SEEDS:
+        with (pipes / kind).open("w") as pipe:
+            pipe.write("died\n")
 
 
 def chosen(chance: random.Random, seed: int, turn: int) -> str:
@@ -149,27 +185,38 @@ def chosen(chance: random.Random, seed: int, turn: int) -> str:
     return f"{stage}:{chance.randint(low, high)}"
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("store", 0), ("directory", 1)])
-def test_each_record_is_in_the_table_once(tmp_path, kind, seed):
-    chance = random.Random(seed)
-    store = f"file://{tmp_path}/store/orders"
-    location = store if kind == "store" else str(tmp_path / "log")
-    children = Children(location, tmp_path, ["cursorName=etl", "startingOffsets=latest"])
+def test_each_record_is_in_the_table_once(tmp_path):
+    store, directory = f"file://{tmp_path}/store/orders", str(tmp_path / "log")
+    chances = {kind: random.Random(seed) for kind, seed in SEEDS.items()}
+    children = Children([store, directory], tmp_path)
+    seen: dict[str, set[str]] = {kind: set() for kind in SEEDS}
 
-    async def run() -> tuple[int, int, set[str]]:
-        opening = CloudWriter.open(store) if kind == "store" else Wal.open(location)
-        async with opening as log:
-            producer = Producer(log, chance)
-            await producer.append()
-            first = producer.written + 1
-            # Killed when it has resolved "latest" and read nothing; until then nothing is appended.
-            seen = set(await children.land(None, "latest:1" if HAS_LIMITS else "partitions:1"))
+    async def run() -> dict[str, range]:
+        async with CloudWriter.open(store) as stored, Wal.open(directory) as local:
+            producers = {
+                "store": Producer(stored, chances["store"]),
+                "directory": Producer(local, chances["directory"]),
+            }
+            for producer in producers.values():
+                await producer.append()
+            first = {kind: producer.written + 1 for kind, producer in producers.items()}
+            # Killed when they have resolved "latest" and read nothing; until then nothing is appended.
+            start = "latest:1" if HAS_LIMITS else "partitions:1"
+            rounds = [(dict.fromkeys(SEEDS), dict.fromkeys(SEEDS, start))]
             for turn in range(ROUNDS):
-                seen |= set(await children.land(producer, chosen(chance, seed, turn)))
-            return first, producer.written, seen
+                stops = {kind: chosen(chances[kind], seed, turn) for kind, seed in SEEDS.items()}
+                rounds.append((producers, stops))
+            for appending, stops in rounds:
+                for kind, told in (await children.land(appending, stops)).items():
+                    seen[kind] |= told
+            return {
+                kind: range(first[kind], producer.written + 1)
+                for kind, producer in producers.items()
+            }
 
-    first, written, seen = asyncio.run(run())
-    assert {"initial", "latest", "partitions", "read", "stopped"} <= seen
+    expected = asyncio.run(run())
     rows = children.finish()
-    assert rows == [(offset, b"%d" % offset) for offset in range(first, written + 1)]
-    assert len(rows) > 50
+    for kind in SEEDS:
+        assert {"initial", "latest", "partitions", "read", "stopped"} <= seen[kind]
+        assert rows[kind] == [(offset, b"%d" % offset) for offset in expected[kind]]
+        assert len(rows[kind]) > 50

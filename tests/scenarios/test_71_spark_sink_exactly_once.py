@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark_classes import python_path
 from tests.uploader.partitioned.writes import keys_in, records_in
 from uploader.stores import open_store
 
@@ -48,7 +49,7 @@ def start(tmp_path: Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, str(CHILD), *map(str, arguments)],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": python_path(ROOT)},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

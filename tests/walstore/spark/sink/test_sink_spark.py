@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession, functions
 
+from tests.spark_classes import python_path
 from tests.walstore.spark.sink.writing import left_over, records, values
 from walstore.spark import finish_commits, partition_rows, sweep_staging
 
@@ -202,7 +203,7 @@ def test_tasks_whose_workers_are_killed_are_tried_again(url, directory, tmp_path
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "marks"), url],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=250,
