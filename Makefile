@@ -20,6 +20,12 @@ PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
 QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
 QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal
+# Where quick tests have their files: in memory, if there is room. On a disk they wait for it half of the time. What
+# calls the system itself is tested on the disk anyway, test-debug and test-slow are, and so is all of make test MEMORY=
+MEMORY ?= $(shell [ -w /dev/shm ] && [ "$$(df --output=avail -k /dev/shm | tail -n 1)" -gt 2000000 ] && echo /dev/shm)
+IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
+# Else three runs would stay there.
+QUICK_OPTIONS = $(if $(MEMORY),-o tmp_path_retention_policy=failed)
 # Which PySparks make test-spark-versions runs, beside the newest, which the other targets have.
 VERSIONS ?= 4.0.5 4.1.4 4.2.1
 SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_70_spark_exactly_once.py \
@@ -38,7 +44,7 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real 
 
 .PHONY: test
 test: $(DEV) ## Run the quick tests
-	$(PYTEST) -m "not slow" $(QUICK_PARALLEL) $(ARGS)
+	$(IN_MEMORY) $(PYTEST) -m "not slow" $(QUICK_PARALLEL) $(QUICK_OPTIONS) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV) ## Run the tests that take longer than about a second each
