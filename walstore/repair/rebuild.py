@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder, marks_column, split
-from walstore.batches.concat import ConcatBatch
+from walstore.batches.derived import ConcatBatch
 from walstore.format import codec, frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, StreamInfo

@@ -10,7 +10,15 @@ from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, ro
 from uploader import Collection
 from uploader.stores.port import PreconditionFailedError
 from uploader.testing import FaultyStore
-from uploader.testing.faults import SAYS, Says, hang, happen_then_fail, outlive_caller, report, timeout
+from uploader.testing.faults import (
+    SAYS,
+    Says,
+    hang,
+    happen_then_fail,
+    outlive_caller,
+    report,
+    timeout,
+)
 from walstore.errors import (
     CollectionNotFoundError,
     IndefiniteError,
