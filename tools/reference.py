@@ -115,6 +115,16 @@ PAGES = [
         },
     ),
     Page(
+        "versioned_collections",
+        "Versioned collections",
+        "Tables in object storage that change over time, their writers, readers and controller. "
+        "[versioned_collections.md](../versioned_collections.md) explains them.",
+        {
+            "uploader": "Collection CollectionStatus CollectionWriter CollectionReader Controller "
+            "ControllerSettings CompactionPlan Compacted Purged"
+        },
+    ),
+    Page(
         "stores",
         "Object stores",
         "The port, the stores behind it, and stores around stores.",
@@ -165,6 +175,8 @@ MADE_HERE = {
     "Consumer",
     "CloudWriter",
     "CloudLog",
+    "CollectionWriter",
+    "CollectionReader",
     "CoordinatedTransaction",
     "Cursor",
 }
@@ -176,7 +188,8 @@ SECTIONS = {
     "Start here": "index tutorial",
     "How-tos": (
         "web_application several_processes work_queue transactions streams readonly consumers messages "
-        "retention store cloud_writer cloud_reading collection integrity restore repair operations testing "
+        "retention store cloud_writer cloud_reading collection integrity restore versioned_collections "
+        "repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar"
     ),
     "Reference": "errors cli metrics format chain",

@@ -29,7 +29,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.versioned.collection_writer import CollectionWriter
     from uploader.versioned.compaction import CompactionPlan
     from uploader.versioned.controller import Compacted, Controller, ControllerSettings
-    from uploader.versioned.sweep import Swept
+    from uploader.versioned.sweep import Purged
     from uploader.write.cloud_tier import CloudTier
     from uploader.write.cloud_writer import CloudWriter
     from uploader.write.writer_settings import UploadSettings, WriterSettings, WriterStatistics
@@ -73,7 +73,7 @@ __all__ = [
     "Scrubber",
     "Severity",
     "StoredCopy",
-    "Swept",
+    "Purged",
     "UploadSettings",
     "Verified",
     "WriterSettings",

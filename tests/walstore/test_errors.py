@@ -11,6 +11,7 @@ import pytest
 from tests.cases import case
 from walstore import errors
 from walstore.errors import (
+    CollectionNotFoundError,
     CollectionRefusedError,
     ContentionError,
     CorruptionError,
@@ -19,7 +20,9 @@ from walstore.errors import (
     ExpectationError,
     FencedError,
     FormatVersionError,
+    IndefiniteError,
     InvalidSettingsError,
+    LeaseExpiredError,
     LimitExceededError,
     LogNotFoundError,
     LogSealedError,
@@ -31,9 +34,11 @@ from walstore.errors import (
     RecordTooLargeError,
     RegisterMismatchError,
     SequenceMismatchError,
+    SinceViolationError,
     StorageUnavailableError,
     StreamClosedError,
     UnsupportedStoreError,
+    UpperMismatchError,
     WalClosedError,
     WalError,
     WalLockedError,
@@ -68,6 +73,11 @@ PARENTS = {
     LogNotFoundError: WalError,
     LogSealedError: WalError,
     UnsupportedStoreError: WalError,
+    UpperMismatchError: ExpectationError,
+    CollectionNotFoundError: WalError,
+    SinceViolationError: WalError,
+    LeaseExpiredError: WalError,
+    IndefiniteError: WalError,
     InvalidSettingsError: WalError,
     FormatVersionError: WalError,
 }
@@ -100,6 +110,11 @@ EXAMPLES = [
     LogNotFoundError("none", location="s3://bucket/orders"),
     LogSealedError("sealed", location="s3://bucket/orders"),
     UnsupportedStoreError("no conditional puts"),
+    UpperMismatchError("it ends elsewhere", expected=5, actual=9),
+    CollectionNotFoundError("none", location="s3://bucket/people"),
+    SinceViolationError("compacted", as_of=4, since=5),
+    LeaseExpiredError("expired", reader="report"),
+    IndefiniteError("they differ", writers=("one", "two"), lower=5, upper=9),
     InvalidSettingsError("cache_bytes must be at least 0, not -1"),
     FormatVersionError("newer", path="/log/1.wal", found=2, supported=1),
 ]

@@ -24,7 +24,7 @@ from uploader.versioned import transitions, updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import MAX_NAME_CHARACTERS, check_name, new_id
-from uploader.versioned.pending import Part, cover
+from uploader.versioned.pending import PendingPart, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
     ContentionError,
@@ -357,7 +357,7 @@ class CollectionReader:
         if not parts:
             return None
         batch = parts[0].batch
-        whole = [Part(batch, frontier, batch.upper)]
+        whole = [PendingPart(batch, frontier, batch.upper)]
         tables = await self._session.pending.read(whole, head.schema)
         rows = await self._session.worker.run(_listed, tables, head.schema, frontier)
         return rows, batch.upper, batch.writer

@@ -14,7 +14,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from uploader.versioned import batch_file, updates
-from uploader.versioned.head_file import HeadFile
+from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.pending import PendingArea
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from uploader.versioned.version import MergedBatch
@@ -46,7 +46,7 @@ class CollectionSession:
         self.clock = clock or SystemClock()
         self.retry = retry or RetryPolicy(clock=self.clock)
         self.worker: Worker = SharedWorker("cloud", 4)
-        self.head = HeadFile(self.store, retry=self.retry, clock=self.clock)
+        self.head = CollectionHead(self.store, retry=self.retry, clock=self.clock)
         self._owns_store = store is None
         self._pending: PendingArea | None = None
         self._guard = LoopGuard("collection")

@@ -16,7 +16,7 @@ import pyarrow as pa
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.head import Consumed, Head
-from uploader.versioned.pending import Part, PendingBatch, cover
+from uploader.versioned.pending import PendingBatch, PendingPart, cover
 from uploader.versioned.schema import CollectionSchema
 from uploader.versioned.version import MergedBatch
 
@@ -32,7 +32,7 @@ class CompactionPlan:
 
     run: tuple[MergedBatch, ...]
     """Batches that follow each other in the newest version."""
-    parts: tuple[Part, ...] = field(repr=False)
+    parts: tuple[PendingPart, ...] = field(repr=False)
     """Pending batches that follow the merged area; if there are any, the run ends with it."""
     lower: int
     upper: int
@@ -113,9 +113,9 @@ def plan_compaction(
     )
 
 
-def _first(parts: Sequence[Part], most_rows: int) -> list[Part]:
+def _first(parts: Sequence[PendingPart], most_rows: int) -> list[PendingPart]:
     """Return the first parts with about ``most_rows`` updates, at least one."""
-    taken: list[Part] = []
+    taken: list[PendingPart] = []
     rows = 0
     for part in parts:
         rows += part.batch.footer.rows

@@ -30,7 +30,7 @@ from uploader.versioned.compaction import (
 from uploader.versioned.head import Head
 from uploader.versioned.names import merged_key, version_key
 from uploader.versioned.pending import disagreement
-from uploader.versioned.sweep import Swept, plan_sweep, sweep
+from uploader.versioned.sweep import Purged, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
     ContentionError,
@@ -202,7 +202,7 @@ class Controller:
                     bytes_written=done.bytes_written + output.size_bytes,
                 )
 
-    async def gc(self, *, dry_run: bool = False) -> Swept:
+    async def gc(self, *, dry_run: bool = False) -> Purged:
         """Remove what no version that a reader holds needs, an hour after it was replaced.
 
         ``dry_run`` only says what would be removed. May be killed at any point and repeated.

@@ -118,7 +118,7 @@ class Head:
         return min(held, default=self.version.n)
 
     def serialise(self) -> bytes:
-        """Return the document. A long version is left out; :class:`HeadFile` reads it from its own object."""
+        """Return the document. A long version is left out: it has an object of its own."""
         version = self.version.to_json()
         is_inline = self.version_key is None or len(serialise(version)) <= MOST_INLINE_BYTES
         return serialise(

@@ -63,7 +63,7 @@ class PendingBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PendingPart:
     """A pending batch as far as a reader needs it: times ``t`` with ``start <= t < limit``."""
 
     batch: PendingBatch
@@ -171,10 +171,10 @@ class PendingArea:
         batch = self._known[key] = self._checked(key, footer, len(data))
         return batch, table
 
-    async def read(self, parts: Iterable[Part], schema: CollectionSchema) -> list[pa.Table]:
+    async def read(self, parts: Iterable[PendingPart], schema: CollectionSchema) -> list[pa.Table]:
         """Return the updates of all parts; ObjectNotFoundError if one of them was removed."""
 
-        async def one(part: Part) -> pa.Table:
+        async def one(part: PendingPart) -> pa.Table:
             found = await self.fetch(part.batch.writer, part.batch.lower, schema)
             if found is None:
                 raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
@@ -194,13 +194,13 @@ def cover(
     *,
     limit: int | None = None,
     prefer: str | None = None,
-) -> list[Part]:
+) -> list[PendingPart]:
     """Return parts that follow each other from ``start`` on, as far as any shard reaches, or to ``limit``.
 
     At each step the shard that was followed is kept if it continues, first ``prefer``; else the batch that
     reaches farthest is taken. Pure.
     """
-    parts: list[Part] = []
+    parts: list[PendingPart] = []
     position, shard = start, prefer
     while limit is None or position < limit:
         fitting = [batch for batch in batches if batch.lower <= position < batch.upper]
@@ -208,7 +208,7 @@ def cover(
             break
         batch = max(fitting, key=lambda batch: (batch.writer == shard, batch.upper))
         end = batch.upper if limit is None else min(batch.upper, limit)
-        parts.append(Part(batch, position, end))
+        parts.append(PendingPart(batch, position, end))
         position, shard = end, batch.writer
     return parts
 

@@ -30,7 +30,7 @@ _AT_ONCE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Purged:
     """What a collection of garbage removed, or would remove."""
 
     pending: int
@@ -59,13 +59,13 @@ class SweepPlan:
     doomed: tuple[tuple[str, int], ...] = field(repr=False)
     """Keys and lengths of the objects to remove, in the order of their removal."""
 
-    def swept(self, head: Head) -> Swept:
+    def swept(self, head: Head) -> Purged:
         """Return the report."""
         keys = [key for key, _ in self.doomed]
         holders = [
             name for name, hold in head.readers.items() if hold.version == head.oldest_held_version
         ]
-        return Swept(
+        return Purged(
             pending=sum(key.startswith(PENDING_FOLDER) for key in keys),
             merged=sum(key.startswith(MERGED_FOLDER) for key in keys),
             versions=sum(key.startswith(VERSION_FOLDER) for key in keys),

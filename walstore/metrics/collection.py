@@ -1,4 +1,4 @@
-"""Collection: all logs observed for one registry. Counts their events and reads their statistics on demand.
+"""MetricsCollection: all logs observed for one registry. Counts events, reads statistics on demand.
 
 It has one lock, no I/O and no dependency on Prometheus. Logs attach, commit and close on their event
 loops, of which there may be several; reads come from any thread, mostly that of an HTTP server. So that
@@ -108,7 +108,7 @@ class Observation:
 
     __slots__ = ("_collection", "_log", "_samples", "label")
 
-    def __init__(self, collection: Collection, label: str, log: ObservedLog) -> None:
+    def __init__(self, collection: MetricsCollection, label: str, log: ObservedLog) -> None:
         self._collection = collection
         self._log = log
         self._samples = tuple(Histogram(metric.bounds) for metric in HISTOGRAMS)
@@ -142,7 +142,7 @@ class Observation:
         )
 
 
-class Collection:
+class MetricsCollection:
     """Logs by label."""
 
     def __init__(self) -> None:

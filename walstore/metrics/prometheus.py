@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from walstore.metrics.collection import Collection
+from walstore.metrics.collection import MetricsCollection
 from walstore.metrics.definitions import (
     HISTOGRAMS,
     METRICS,
@@ -75,7 +75,7 @@ class _Collector:
     """Returns the families to a registry, which calls it on any thread."""
 
     def __init__(self) -> None:
-        self.collection = Collection()
+        self.collection = MetricsCollection()
 
     def describe(self) -> Iterator[Family]:
         """Yield the families without samples, for the check for duplicate names."""

@@ -36,7 +36,7 @@ from walstore.repair.runs import (
 )
 
 
-class Planner:
+class RepairPlanner:
     """Collects the steps and actions of one plan."""
 
     def __init__(

@@ -58,7 +58,7 @@ from walstore.repair.plan import (
     decode_plan,
     encode_plan,
 )
-from walstore.repair.planner import Planner
+from walstore.repair.planner import RepairPlanner
 from walstore.repair.runs import Keep
 from walstore.repair.survey import survey_log
 
@@ -144,9 +144,9 @@ def _plan(
     survey = survey_log(fs, path)
     kept = fs.list(path / KEPT_NAME) if KEPT_NAME in survey.names else []
     if copy is None:
-        return Planner(survey, keep, kept).plan()
+        return RepairPlanner(survey, keep, kept).plan()
     healed = heal(fs, survey, copy, staging)
-    return Planner(survey, keep, kept, healed=healed, source=copy.url).plan()
+    return RepairPlanner(survey, keep, kept, healed=healed, source=copy.url).plan()
 
 
 def _to_finish(interrupted: RepairPlan, path: Path) -> RepairPlan:

@@ -133,7 +133,7 @@ class CollectionHistory:
     async def _lives(self, name: str, number: int, work: Callable[..., Awaitable[None]]) -> None:
         for life in range(self.plan.lives):
             program = Program(self, f"{name}.{life}")
-            task = self.loop.spawn(program.process, self._guarded(work(program, number)), name)
+            task = self.loop.spawn(program.process, self.guarded(work(program, number)), name)
             if self.random.random() < self.plan.kills:
                 seconds = self.random.choice([0.2, 1.0, 5.0, 30.0, 4000.0])
                 await asyncio.wait([task], timeout=self.random.uniform(0, seconds))
@@ -146,7 +146,7 @@ class CollectionHistory:
             if self.violation is not None:
                 return
 
-    async def _guarded(self, call: Awaitable[Any]) -> None:
+    async def guarded(self, call: Awaitable[Any]) -> None:
         try:
             await call
         except ViolationError as violation:
@@ -184,7 +184,7 @@ class Program:
 
     async def alone(self, call: Any) -> None:
         await asyncio.wait(
-            [self.history.loop.spawn(self.process, self.history._guarded(call), "alone")]
+            [self.history.loop.spawn(self.process, self.history.guarded(call), "alone")]
         )
 
     async def create(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.observed import NumbersLog
-from walstore.metrics.collection import Collection, Histogram, Observation
+from walstore.metrics.collection import Histogram, MetricsCollection, Observation
 from walstore.metrics.definitions import (
     BYTES,
     METRICS,
@@ -25,7 +25,9 @@ from walstore.metrics.definitions import (
 BY_NAME = {metric.full_name: metric for metric in METRICS}
 
 
-def value(collection: Collection, name: str, log: str | None = None, *labels: str) -> float | None:
+def value(
+    collection: MetricsCollection, name: str, log: str | None = None, *labels: str
+) -> float | None:
     """Return one value as a look shows it."""
     metric = BY_NAME[name]
     look = collection.look()
@@ -34,7 +36,7 @@ def value(collection: Collection, name: str, log: str | None = None, *labels: st
 
 
 def test_a_log_is_shown_as_it_is_now() -> None:
-    collection = Collection()
+    collection = MetricsCollection()
     log = NumbersLog()
     collection.attach("orders", log)
     log.set(waiting_bytes=10, commits=3, cache_read_bytes=5, head=4)
@@ -46,7 +48,7 @@ def test_a_log_is_shown_as_it_is_now() -> None:
 
 
 def test_commits_and_syncs_feed_the_histograms() -> None:
-    collection = Collection()
+    collection = MetricsCollection()
     observer = collection.attach("orders", NumbersLog())
     observer.on_commit(100, 4096, 0.003, 0.002)
     observer.on_sync(0.001)
@@ -57,7 +59,7 @@ def test_commits_and_syncs_feed_the_histograms() -> None:
 
 
 def test_closing_leaves_nothing_but_the_counters_of_the_process() -> None:
-    collection = Collection()
+    collection = MetricsCollection()
     log = NumbersLog(errors={"DiskFullError": 2}, recovery_truncated_bytes=30)
     observer = collection.attach("orders", log)
     observer.close()
@@ -72,7 +74,7 @@ def test_closing_leaves_nothing_but_the_counters_of_the_process() -> None:
 
 
 def test_a_log_that_is_opened_again_begins_anew() -> None:
-    collection = Collection()
+    collection = MetricsCollection()
     collection.attach("orders", NumbersLog(commits=9)).close()
     collection.attach("orders", NumbersLog(commits=1))
     assert value(collection, "walstore_commits_total", "orders") == 1
@@ -81,7 +83,7 @@ def test_a_log_that_is_opened_again_begins_anew() -> None:
 
 def test_logs_with_one_label_are_shown_as_one() -> None:
     """Sizes are added, of lags the largest is shown, and offsets are nobody's."""
-    collection = Collection()
+    collection = MetricsCollection()
     facts = {"cache_bytes": 10, "reader_lag_records": 3, "tail": 8, "commits": 1}
     collection.attach("all", NumbersLog(**facts))
     other = collection.attach("all", NumbersLog(**facts | {"reader_lag_records": 5}))
@@ -96,7 +98,7 @@ def test_logs_with_one_label_are_shown_as_one() -> None:
 
 
 def test_histograms_of_one_label_are_added_and_kept() -> None:
-    collection = Collection()
+    collection = MetricsCollection()
     first = collection.attach("all", NumbersLog())
     second = collection.attach("all", NumbersLog())
     for observer in (first, second, second):
@@ -110,7 +112,7 @@ class Counting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.collection = Collection()
+        self.collection = MetricsCollection()
         self.open: list[tuple[NumbersLog, Observation]] = []
         self.seen: dict[tuple[str | None, Metric, Labels], float] = {}
 

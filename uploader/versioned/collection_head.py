@@ -1,4 +1,4 @@
-"""HeadFile: reads a collection's head and changes it by compare-and-swap."""
+"""CollectionHead: reads a collection's head and changes it by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SeenHead:
     at: TwoClockTime
 
 
-class HeadFile:
+class CollectionHead:
     """The head of one collection. Any number of tasks may call it.
 
     All methods raise CollectionNotFoundError if there is none, or if it was deleted (except
