@@ -121,7 +121,8 @@ PAGES = [
         "[versioned_collections.md](../versioned_collections.md) explains them.",
         {
             "uploader": "Collection CollectionStatus CollectionWriter CollectionReader Controller "
-            "ControllerSettings CompactionPlan Compacted Purged"
+            "ControllerSettings CompactionPlan Compacted Purged "
+            "Materializer MaterializerSettings Materialized"
         },
     ),
     Page(

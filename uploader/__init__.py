@@ -29,6 +29,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.versioned.collection_writer import CollectionWriter
     from uploader.versioned.compaction import CompactionPlan
     from uploader.versioned.controller import Compacted, Controller, ControllerSettings
+    from uploader.versioned.materializer import Materialized, Materializer, MaterializerSettings
     from uploader.versioned.sweep import Purged
     from uploader.write.cloud_tier import CloudTier
     from uploader.write.cloud_writer import CloudWriter
@@ -60,6 +61,9 @@ __all__ = [
     "FragmentCache",
     "GarbageCollector",
     "Layout",
+    "Materialized",
+    "Materializer",
+    "MaterializerSettings",
     "Plan",
     "Progress",
     "RebuildPlan",

@@ -1,0 +1,209 @@
+"""A collection kept up to date with a log: each record counts once, whatever fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.uploader.versioned.collections import Site, content
+from uploader import CloudLog, CloudWriter, Collection, Materializer
+from uploader.testing.faults import happen_then_fail, timeout
+from uploader.versioned.envelope import to_updates
+from uploader.versioned.schema import CollectionSchema
+from walstore import Wal
+from walstore.errors import InvalidSettingsError, OffsetTrimmedError, OutcomeUnknownError
+from walstore.records import Record
+
+
+def js(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+async def now(collection: Collection) -> list[tuple[Any, ...]]:
+    async with await collection.reader() as reader:
+        return content(await reader.snapshot())
+
+
+async def test_rows_of_a_local_log(tmp_path):
+    site = Site()
+    async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
+        await log.append_many([js(k=1, v="a"), js(k=1, v="a"), js(k=2, v="b")])
+        materializer = Materializer(log, collection, envelope="append")
+        done = await materializer.step()
+        assert (done.lower, done.upper, done.records) == (0, 4, 3)
+        assert await now(collection) == [(1, "a", 2), (2, "b", 1)]
+        await log.append(js(k=3, v="c"))
+        assert await Materializer(log, collection, envelope="append").catch_up() == 1
+        async with await collection.reader() as reader:
+            assert content(await reader.snapshot(as_of=1)) == [(1, "a", 1)]
+            assert await reader.upper() == log.tail
+
+
+async def test_keys_of_a_log_in_object_storage():
+    site = Site("upsert")
+    async with (
+        CloudWriter.open("memory://materialized") as writer,
+        site.program().opened() as collection,
+    ):
+        await writer.append(js(k=1, v="a"))
+        await writer.append(js(k=2, v="b"))
+        await writer.append(js(k=1, v="c"))
+        await writer.append(b"", key=js(k=2))
+        async with CloudLog.open("memory://materialized") as log:
+            assert await Materializer(log, collection, envelope="upsert").catch_up() == 4
+        assert await now(collection) == [(1, "c")]
+
+
+@pytest.mark.parametrize("kind", ["diff", "upsert"])
+async def test_change_events(tmp_path, kind: str):
+    site = Site(kind)
+    one, two, moved = {"k": 1, "v": "a"}, {"k": 1, "v": "b"}, {"k": 7, "v": "b"}
+    async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
+        await log.append_many(
+            [
+                js(op="r", before=None, after=one),
+                js(schema={}, payload={"op": "u", "before": one, "after": two}),
+                js(op="u", before=two, after=moved),
+                js(op="c", before=None, after=one),
+                js(op="d", before=one, after=None),
+                b"",
+            ]
+        )
+        await Materializer(log, collection, envelope="debezium").catch_up()
+        async with await collection.reader() as reader:
+            contents = [content(await reader.snapshot(as_of=as_of)) for as_of in range(1, 7)]
+    rows = [[(1, "a")], [(1, "b")], [(7, "b")], [(1, "a"), (7, "b")], [(7, "b")], [(7, "b")]]
+    assert [[row[:2] for row in found] for found in contents] == rows
+
+
+async def test_each_record_counts_once_whatever_the_store_says(tmp_path):
+    site = Site()
+    program = site.program()
+    async with Wal.open(tmp_path / "log") as log, program.opened() as collection:
+        await log.append_many([js(k=1, v="a")] * 3)
+        program.store.on(
+            "put_if_absent", happen_then_fail(timeout()), key_prefix="pending/", times=2
+        )
+        program.store.on("get", happen_then_fail(timeout()), key_prefix="pending/", times=2)
+        materializer = Materializer(log, collection, envelope="append")
+        with pytest.raises(OutcomeUnknownError):
+            await materializer.step()
+        other = Materializer(log, collection, envelope="append")
+        await log.append(js(k=1, v="a"))
+        await other.catch_up()
+        await materializer.catch_up()
+        await materializer.catch_up()
+        assert await now(collection) == [(1, "a", 4)]
+
+
+async def test_two_at_once_do_not_harm_each_other(tmp_path):
+    site = Site()
+    async with (
+        Wal.open(tmp_path / "log") as log,
+        site.program().opened() as one,
+        site.program().opened() as two,
+    ):
+        both = [Materializer(log, collection, envelope="append") for collection in (one, two)]
+        for number in range(20):
+            await log.append(js(k=number % 3, v="x"))
+            await both[number % 2].step(max_wait=0.0)
+        assert sum(count for *_, count in await now(one)) == 20
+
+
+async def test_a_cursor_keeps_the_records_that_are_not_in_the_collection(tmp_path):
+    site = Site()
+    async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
+        cursor = await log.cursor("collection")
+        await log.append_many([js(k=1, v="a")] * 3)
+        materializer = Materializer(log, collection, envelope="append", commit=cursor.commit)
+        await materializer.catch_up()
+        assert cursor.position == 4
+
+
+async def test_a_log_that_lost_what_comes_next_is_refused(tmp_path):
+    from walstore import Settings
+
+    site = Site()
+    settings = Settings(segment_bytes=65536)
+    async with (
+        Wal.open(tmp_path / "log", settings=settings) as log,
+        site.program().opened() as collection,
+    ):
+        await log.append(js(k=1, v="a"))
+        materializer = Materializer(log, collection, envelope="append")
+        await materializer.catch_up()
+        for number in range(3000):
+            await log.append(js(k=number, v="b" * 50))
+        await log.trim(2900)
+        assert log.head > 2
+        with pytest.raises(OffsetTrimmedError):
+            await Materializer(log, collection, envelope="append").step()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff", "not JSON"),
+        (js(k=1, v="a", more=1), "no column 'more'"),
+        (js(k="one", v="a"), "'k' must be int64"),
+        (js(k=1 << 70, v="a"), ""),
+        (js(k=1.5, v="a"), ""),
+        (js(k=True, v="a"), "true and false"),
+    ],
+)
+async def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, value, said):
+    site = Site()
+    async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
+        await log.append_many([js(k=1, v="a"), value, js(k=2, v="b")])
+        materializer = Materializer(log, collection, envelope="append")
+        for _ in range(2):
+            with pytest.raises(InvalidSettingsError, match=rf"offset 2 .*{said}"):
+                await materializer.step()
+        assert await site.keys("pending/") == []
+
+
+async def test_envelopes_need_their_kind():
+    site = Site()
+    async with site.program().opened() as collection:
+        with pytest.raises(InvalidSettingsError, match="'upsert' needs"):
+            Materializer(None, collection, envelope="upsert")  # type: ignore[arg-type]
+        with pytest.raises(InvalidSettingsError, match="one of append"):
+            Materializer(None, collection, envelope="avro")  # type: ignore[arg-type]
+
+
+def test_values_of_every_type():
+    columns = pa.schema(
+        [
+            ("i", pa.int8()),
+            ("f", pa.float32()),
+            ("b", pa.bool_()),
+            ("s", pa.large_string()),
+            ("x", pa.binary()),
+            ("t", pa.timestamp("us", tz="UTC")),
+            ("d", pa.date32()),
+            ("m", pa.decimal128(9, 2)),
+        ]
+    )
+    schema = CollectionSchema.new(columns, kind="diff", key=())
+    row = {
+        "i": 1,
+        "f": 2,
+        "b": True,
+        "s": "é",
+        "x": "AAE=",
+        "t": "2026-01-02T03:04:05Z",
+        "d": "2026-01-02",
+    }
+    found = to_updates(
+        [Record(5, js(**row, m="1.25")), Record(6, js(**row, m=1.25))], "append", schema
+    )
+    first, second = found.to_pylist()
+    assert str(first["m"]) == str(second["m"]) == "1.25"
+    assert (first["x"], first["t"].year, first["_t"], second["_t"]) == (b"\x00\x01", 2026, 5, 6)
+    with pytest.raises(InvalidSettingsError, match=r"offset 7 .*base64"):
+        to_updates([Record(7, js(**(row | {"x": "?"})))], "append", schema)

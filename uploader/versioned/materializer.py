@@ -1,0 +1,207 @@
+"""Materializer: keeps a collection up to date with a log. The time of an update is its record's offset.
+
+So the collection itself says how far it is, each record counts once whatever fails, and two materializers of
+one log do not harm each other: their batches are compare-and-append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from uploader.root.stored_document import run_aside
+from uploader.versioned.collection import Collection
+from uploader.versioned.collection_writer import CollectionWriter
+from uploader.versioned.envelope import ENVELOPES, Envelope, to_updates
+from uploader.versioned.schema import CollectionSchema
+from walstore.batches.batch import Batch
+from walstore.errors import (
+    InvalidSettingsError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    UpperMismatchError,
+)
+from walstore.read.reader import Reader
+from walstore.validation.fields import check_fields, described, seconds, size, whole
+
+_WRITER: Final = "log"
+_FIRST: Final = 1
+"""Offset of a log's first record."""
+
+
+class MaterializedLog(Protocol):
+    """The log: a ``Wal``, ``ReadonlyWal`` or ``CloudLog``."""
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+
+    def reader(self, start: int, *, follow: bool) -> Reader:
+        """Return a reader."""
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaterializerSettings:
+    """How records become batches."""
+
+    batch_records: int = whole(100_000, "A batch has at most so many records.", low=1)
+
+    batch_bytes: int = size(16 << 20, "A batch is made of about so many bytes of records.", low=1)
+
+    wait_seconds: float = seconds(
+        1.0, "How long a step waits for records; how often an idle log is looked at."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Materialized:
+    """What one step did."""
+
+    lower: int
+    """The first offset of the batch."""
+    upper: int
+    """The offset after its last; equal to ``lower`` if there was nothing."""
+    records: int
+    """Records that this step wrote to the collection."""
+
+
+class Materializer:
+    """Reads a log from where the collection ends, and appends what its records say. One task at a time."""
+
+    def __init__(
+        self,
+        log: MaterializedLog,
+        collection: Collection,
+        *,
+        envelope: Envelope,
+        writer: str = _WRITER,
+        commit: Callable[[int], Awaitable[object]] | None = None,
+        settings: MaterializerSettings | None = None,
+    ) -> None:
+        """Neither the log nor the collection is closed by it.
+
+        Args:
+            log: An open log.
+            collection: An open collection.
+            envelope: What a record says: ``append`` a row, ``upsert`` a row for a key, ``debezium`` a change.
+            writer: The shard, which belongs to this log alone.
+            commit: Called with the offset of the next record that is needed, after the collection has all
+                before it: the ``commit`` of a cursor that keeps the log from removing records.
+            settings: How records become batches.
+
+        InvalidSettingsError if the envelope does not fit the collection's kind.
+        """
+        kinds = ENVELOPES.get(envelope, ())
+        if collection.schema.kind not in kinds:
+            raise InvalidSettingsError(
+                f"the envelope must be one of {', '.join(ENVELOPES)}"
+                if not kinds
+                else f"the envelope {envelope!r} needs a collection of kind {' or '.join(kinds)}"
+            )
+        self._log = log
+        self._collection = collection
+        self._envelope: Envelope = envelope
+        self._writer: CollectionWriter = collection.writer(writer)
+        self._commit = commit
+        self._settings = settings or MaterializerSettings()
+        self._reader: Reader | None = None
+        self._lower = 0
+        self._batch: _PendingAppend | None = None
+
+    async def step(self, *, max_wait: float | None = None) -> Materialized:
+        """Append the next batch, and return what it was; empty if no record came for ``max_wait`` seconds.
+
+        Default: as the settings say. Cancellation, and any error, loses nothing: call again.
+
+        Raises:
+            InvalidSettingsError: A record does not fit; nothing of its batch was appended.
+            OffsetTrimmedError: The log no longer has the next record.
+            OutcomeUnknownError: The store did not say whether the batch was appended; call again.
+        """
+        if self._batch is None:
+            self._batch = await self._read(max_wait)
+        lower, upper, records, table = self._batch
+        if not records:
+            self._batch = None
+            return Materialized(lower=lower, upper=lower, records=0)
+        try:
+            await self._writer.append(table, lower=lower, upper=upper)
+        except UpperMismatchError:
+            # Another materializer was faster.
+            self._batch = self._reader = None
+            return Materialized(lower=lower, upper=lower, records=0)
+        except OutcomeUnknownError as error:
+            if not error.retriable:
+                self._batch = self._reader = None
+            raise
+        self._batch, self._lower = None, upper
+        if self._commit is not None:
+            await self._commit(upper)
+        return Materialized(lower=lower, upper=upper, records=records)
+
+    async def run(self) -> None:
+        """Step for ever; errors as of :meth:`step`. Ends by cancellation, which loses nothing."""
+        while True:
+            await self.step()
+
+    async def catch_up(self) -> int:
+        """Step until no record is left, and return how many were written."""
+        total = 0
+        while (done := await self.step(max_wait=0.0)).upper > done.lower:
+            total += done.records
+        return total
+
+    async def _read(self, max_wait: float | None) -> _PendingAppend:
+        settings = self._settings
+        if self._reader is None:
+            self._lower, self._reader = await self._open()
+        position = self._reader.position
+        wait = settings.wait_seconds if max_wait is None else max_wait
+        batch = await self._reader.fetch(
+            max_records=settings.batch_records, max_bytes=settings.batch_bytes, max_wait=wait
+        )
+        if not len(batch):
+            return _PendingAppend(self._lower, self._lower, 0, None)
+        schema = self._collection.schema
+        convert = partial(_convert, batch, self._envelope, schema)
+        try:
+            table = await run_aside(convert, size_bytes=batch.nbytes)
+        except BaseException:
+            self._reader.seek(position)
+            raise
+        return _PendingAppend(self._lower, batch.limit, len(batch), table)
+
+    async def _open(self) -> tuple[int, Reader]:
+        """Return where the collection ends, and a reader there; OffsetTrimmedError if that was removed.
+
+        A new collection begins with the first record that the log still has.
+        """
+        upper = await self._writer.upper()
+        head = self._log.head
+        if upper and max(upper, _FIRST) < head:
+            raise OffsetTrimmedError(requested=upper, head=head, tail=head)
+        if self._commit is not None and upper:
+            await self._commit(upper)
+        return upper, self._log.reader(max(upper, head), follow=True)
+
+
+class _PendingAppend(NamedTuple):
+    """A batch that is not known to be in the collection."""
+
+    lower: int
+    upper: int
+    records: int
+    table: pa.Table | None
+
+
+def _convert(batch: Batch, envelope: Envelope, schema: CollectionSchema) -> pa.Table:
+    return to_updates(batch, envelope, schema)
