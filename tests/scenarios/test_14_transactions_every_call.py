@@ -7,6 +7,7 @@ a producer appends again is there once.
 from __future__ import annotations
 
 import errno
+import shutil
 from itertools import count
 from pathlib import Path
 
@@ -110,9 +111,9 @@ async def test_any_call_may_fail(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_the_power_may_go_before_any_call(tmp_path: Path) -> None:
+async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
     for nth in count(1):
-        root = tmp_path / f"{nth}" / "before"
+        root = scratch / f"{nth}" / "before"
         root.mkdir(parents=True)
         power = PowerLossFileSystem(root, UnsyncedFileSystem())
         fs = FaultyFileSystem(power)
@@ -121,6 +122,7 @@ async def test_the_power_may_go_before_any_call(tmp_path: Path) -> None:
         await life.run(root / "log", fs)
         for crashed in crashes(power, (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1), root.parent):
             await life.check(crashed / "log")
+        shutil.rmtree(root.parent)
         if not cut.was_cut:
             break
     assert nth > 100
