@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from walstore.files.segment_file import CHUNK_BYTES, read_batches
 from walstore.log.opening import Opened, enter_log, recover_log
 from walstore.ports import Clock, FileSystem
 from walstore.settings import KIB
-from walstore.testing import ManualClock
+from walstore.testing import Call, FaultyFileSystem, ManualClock, PowerLossFileSystem
 
 _T = TypeVar("_T")
 
@@ -88,6 +89,49 @@ def check_contiguous(records: Iterable[Record], start: int = 1) -> None:
         assert record.offset == offset
         assert record.timestamp_us >= latest_us
         latest_us = record.timestamp_us
+
+
+UNCHANGING = frozenset(("close", "free_bytes", "list", "pread", "read", "size"))
+"""Calls before which a power failure leaves what one before the next other call leaves."""
+
+
+class PowerCut:
+    """Cuts the power before the n-th call that may change the disk, and counts these calls."""
+
+    def __init__(self, fs: FaultyFileSystem, power: PowerLossFileSystem, nth: int) -> None:
+        self.calls = 0
+        self._power = power
+        self._nth = nth
+        self._lock = threading.Lock()
+        fs.before_each(self._see)
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether there were as many calls."""
+        return self.calls >= self._nth
+
+    def _see(self, call: Call) -> None:
+        if call.kind in UNCHANGING:
+            return
+        with self._lock:
+            self.calls += 1
+        if self.was_cut:
+            self._power.cut()
+
+
+def crashes(power: PowerLossFileSystem, seeds: Iterable[int], scratch: Path) -> Iterator[Path]:
+    """Yield what a crash leaves with each seed, in directories of ``scratch``; what is the same only once."""
+    seen: list[dict[Path, bytes | None]] = []
+    for seed in seeds:
+        crashed = scratch / f"crashed-{seed}"
+        power.crash(seed, crashed)
+        state = {
+            path.relative_to(crashed): path.read_bytes() if path.is_file() else None
+            for path in crashed.rglob("*")
+        }
+        if state not in seen:
+            seen.append(state)
+            yield crashed
 
 
 async def turns(count: int = 10) -> None:

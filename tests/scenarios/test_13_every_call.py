@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.local import PowerCut, crashes
 from walstore import Settings, Wal
 from walstore.errors import WalError
 from walstore.files.posix import PosixFileSystem
@@ -89,11 +89,6 @@ class Workload:
             self.acknowledged[offset] = b"group"
 
 
-def directories(tmp_path: Path) -> Iterator[Path]:
-    """Name directories that are not there yet."""
-    return (tmp_path / str(number) for number in count())
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
@@ -114,19 +109,16 @@ async def test_any_call_may_fail(fault: str, stride: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("stride", STRIDES)
 async def test_the_power_may_go_before_any_call(stride: int, tmp_path: Path) -> None:
     """Then what was acknowledged survives, whichever unsynced sectors and names do."""
-    fresh = directories(tmp_path)
     for nth in count(1, stride):
-        root = next(fresh)
-        root.mkdir()
+        root = tmp_path / f"{nth}" / "before"
+        root.mkdir(parents=True)
         power = PowerLossFileSystem(root, PosixFileSystem())
         fs = FaultyFileSystem(power)
-        fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
+        cut = PowerCut(fs, power, nth)
         workload = Workload(nth)
         await workload.run(root / "log", fs)
-        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1):
-            crashed = next(fresh)
-            await asyncio.to_thread(power.crash, seed, crashed)
+        for crashed in crashes(power, (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1), root.parent):
             await workload.check(crashed / "log")
-        if len(fs.calls) < nth:
+        if not cut.was_cut:
             break
     assert nth > 50

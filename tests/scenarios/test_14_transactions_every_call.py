@@ -7,12 +7,13 @@ a producer appends again is there once.
 from __future__ import annotations
 
 import errno
+import shutil
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL, UnsyncedFileSystem
+from tests.local import SMALL, PowerCut, UnsyncedFileSystem, crashes
 from walstore import Wal
 from walstore.errors import WalError
 from walstore.ports import FileSystem
@@ -23,7 +24,6 @@ from walstore.testing.power import KEEP_ALL, LOSE_ALL
 pytestmark = pytest.mark.slow
 
 SETTINGS = SMALL.replace(transaction_memory_bytes=4 * KIB, producer_window=8)
-STRIDES = [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 FAULTS = {
     "one-error": {"error": errno.EIO},
     "done-and-reported-failed": {"happened": True},
@@ -97,10 +97,9 @@ class Life:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_any_call_may_fail(fault: str, stride: int, tmp_path: Path) -> None:
-    for nth in count(1, stride):
+async def test_any_call_may_fail(fault: str, tmp_path: Path) -> None:
+    for nth in count(1):
         fs = FaultyFileSystem(UnsyncedFileSystem())
         fs.fail("*", nth=nth, **FAULTS[fault])
         life = Life()
@@ -112,21 +111,18 @@ async def test_any_call_may_fail(fault: str, stride: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("stride", STRIDES)
-async def test_the_power_may_go_before_any_call(stride: int, tmp_path: Path) -> None:
-    names = count()
-    for nth in count(1, stride):
-        root = tmp_path / str(next(names))
-        root.mkdir()
+async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
+    for nth in count(1):
+        root = scratch / f"{nth}" / "before"
+        root.mkdir(parents=True)
         power = PowerLossFileSystem(root, UnsyncedFileSystem())
         fs = FaultyFileSystem(power)
-        fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
+        cut = PowerCut(fs, power, nth)
         life = Life()
         await life.run(root / "log", fs)
-        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1):
-            crashed = tmp_path / str(next(names))
-            power.crash(seed, crashed)
+        for crashed in crashes(power, (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1), root.parent):
             await life.check(crashed / "log")
-        if len(fs.calls) < nth:
+        shutil.rmtree(root.parent)
+        if not cut.was_cut:
             break
     assert nth > 100

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cloud import SMALL, RecordingStore, cloud_values, copy_store, tier, values
 from tests.local import SMALL as SMALL_LOG
-from tests.local import UnsyncedFileSystem, read_values, segments, turns
+from tests.local import UnsyncedFileSystem, crashes, read_values, segments, turns
 from tests.waiting import until
 from uploader import UploadSettings
 from uploader.stores.memory import MemoryStore
@@ -121,8 +121,8 @@ async def test_the_power_goes_while_files_are_deleted(
     """Before any call on the disk; whatever it keeps of it, every record is in a file or in the cloud."""
     content = values(40, 6000)
     for nth in count(1, stride):
-        root = scratch / str(nth)
-        root.mkdir()
+        root = scratch / str(nth) / "before"
+        root.mkdir(parents=True)
         inner = MemoryStore()
         power = PowerLossFileSystem(root, UnsyncedFileSystem())
         fs = FaultyFileSystem(power)
@@ -134,9 +134,7 @@ async def test_the_power_goes_while_files_are_deleted(
             ) as wal:
                 for value in content:
                     acknowledged = await wal.append(value)
-        for seed in (LOSE_ALL, KEEP_ALL, nth + 2):
-            crashed = scratch / f"{nth}-{seed}"
-            await asyncio.to_thread(power.crash, seed, crashed)
+        for crashed in crashes(power, (LOSE_ALL, KEEP_ALL, nth + 2), root.parent):
             again = tier(await copy_store(inner))
             async with Wal.open(crashed / "log", settings=NOTHING_KEPT, tier=again) as wal:
                 found = await read_values(wal)

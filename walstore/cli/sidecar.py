@@ -183,7 +183,7 @@ def _run(
             from walstore.spark.sidecar.metrics import serving
 
             metrics, port = stack.enter_context(serving(metrics_port))
-            observers.append(metrics)
+            observers.insert(0, metrics)  # who has read a line finds the metrics as new
             complain(f"metrics at port {port}")
         everybody = _Several(observers)
         running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
