@@ -13,19 +13,24 @@ import pytest
 from tests.test_docs import ROOT
 from tools.reference import DOCS, PAGES, SECTIONS, pages, public_errors
 
-MADE = pages()
 MODULES = ["walstore", "uploader", "uploader.stores", "walstore.messages", "walstore.metrics"]
 MODULES += ["walstore.spark", "walstore.testing", "uploader.testing"]
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_generated_page_is_current(name: str) -> None:
-    assert (DOCS / name).read_text() == MADE[name], "run: python -m tools.reference"
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """The pages, made once a test needs them: each process of the tests collects this module."""
+    return pages()
 
 
-def test_no_generated_page_is_left_over() -> None:
+def test_every_generated_page_is_current(made: dict[str, str]) -> None:
+    outdated = [name for name, text in made.items() if (DOCS / name).read_text() != text]
+    assert not outdated, "run: python -m tools.reference"
+
+
+def test_no_generated_page_is_left_over(made: dict[str, str]) -> None:
     assert {f"reference/{path.name}" for path in (DOCS / "reference").iterdir()} == {
-        name for name in MADE if name.startswith("reference/")
+        name for name in made if name.startswith("reference/")
     }
 
 
@@ -48,10 +53,10 @@ def test_help_shows_every_field_of_settings() -> None:
             )
 
 
-def test_every_page_is_in_a_section_and_in_the_navigation() -> None:
+def test_every_page_is_in_a_section_and_in_the_navigation(made: dict[str, str]) -> None:
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     sections = {f"{name}.md" for names in SECTIONS.values() for name in names.split()}
-    assert sections | {name for name in MADE if name.endswith(".md")} == there
+    assert sections | {name for name in made if name.endswith(".md")} == there
     project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     assert set(re.findall(r"[\w/]+\.md", str(project["nav"]))) == there
 
