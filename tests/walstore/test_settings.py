@@ -284,7 +284,9 @@ def test_all_classes_of_settings_are_found() -> None:
     assert names == {
         "ChainSettings",
         "CollectorSettings",
+        "ControllerSettings",
         "HedgeSettings",
+        "MaterializerSettings",
         "Prices",
         "RetryPolicy",
         "RollUpSettings",

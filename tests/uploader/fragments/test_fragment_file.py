@@ -13,7 +13,7 @@ import pytest
 
 from tests.frames import batch_of, build, values_only
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
-from uploader.fragments import fragment_file
+from uploader.fragments import fragment_file, parquet_metadata
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import PAGE_BYTES, ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from uploader.fragments.parquet_metadata import FREE_BYTES
@@ -220,7 +220,7 @@ def test_every_file_that_a_writer_makes_is_within_bounds() -> None:
     ],
 )
 def test_what_arrow_says_of_memory_is_not_corruption(error: Exception) -> None:
-    with pytest.raises(MemoryError), fragment_file._parsing("p"):
+    with pytest.raises(MemoryError), parquet_metadata.parsing("p"):
         raise error
 
 
