@@ -103,10 +103,12 @@ test-spark-%: .venv-spark-%/.ready
 # Several minutes on two processors; never less than 2000 before a release. Half of the cloud's seeds for each layout.
 SEEDS ?= 6000
 CLOUD_SEEDS ?= 800
+COLLECTION_SEEDS ?= 800
 .PHONY: sim
-sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashes, under many seeds: SEEDS=6000 CLOUD_SEEDS=800
+sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashes, under many seeds: SEEDS=6000 CLOUD_SEEDS=800 COLLECTION_SEEDS=800
 	$(VENV)/bin/python -m tests.sim --seeds $(SEEDS) $(ARGS)
 	$(VENV)/bin/python -m tests.sim --cloud --seeds $(CLOUD_SEEDS) $(ARGS)
+	$(VENV)/bin/python -m tests.sim --collections --seeds $(COLLECTION_SEEDS) $(ARGS)
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests

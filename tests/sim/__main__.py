@@ -1,6 +1,7 @@
 """Runs histories: ``python -m tests.sim --seeds 2000`` many, ``--seed 7`` one with its trace.
 
-Of local logs; with ``--cloud`` of logs in object storage, of which even seeds have the layout ``swap``.
+Of local logs; with ``--cloud`` of logs in object storage, of which even seeds have the layout ``swap``; with
+``--collections`` of versioned collections, of which odd seeds have the kind ``upsert``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tests.sim.cloud import events as cloud_events
 from tests.sim.cloud import plan as cloud_plan
 from tests.sim.cloud.history import CloudHistory
 from tests.sim.cloud.ledger import CLOUD_RULES
+from tests.sim.collections import plan as collection_plan
+from tests.sim.collections.history import CollectionHistory, happenings
+from tests.sim.collections.truth import COLLECTION_RULES
 from tests.sim.history import History
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
@@ -43,6 +47,13 @@ class Kind(NamedTuple):
 
 
 LOCAL: Final = Kind("", plan.draw, History, events.events, RULES)
+COLLECTIONS: Final = Kind(
+    " --collections",
+    collection_plan.draw,
+    CollectionHistory,
+    happenings,
+    COLLECTION_RULES,
+)
 CLOUD: Final = Kind(" --cloud", cloud_plan.draw, CloudHistory, cloud_events.events, CLOUD_RULES)
 
 
@@ -151,7 +162,7 @@ def show(kind: Kind, plan: Any, lines: int, without: Collection[str] = ()) -> in
     for seconds, who, text in shown:
         print(f"{seconds:12.6f} {who:8} {text}")
     if error is None:
-        groups = kind.events(history)["groups appended"]
+        groups = kind.events(history).get("groups appended", 0)
         print(f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {groups} groups")
         return 0
     cause = error.__cause__
@@ -167,6 +178,7 @@ def show(kind: Kind, plan: Any, lines: int, without: Collection[str] = ()) -> in
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--cloud", action="store_true", help="simulate logs in object storage")
+    parser.add_argument("--collections", action="store_true", help="simulate collections")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
     parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -183,7 +195,7 @@ def main() -> int:
     options = parser.parse_args()
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
-    kind = CLOUD if options.cloud else LOCAL
+    kind = COLLECTIONS if options.collections else CLOUD if options.cloud else LOCAL
     if options.seed is None:
         holds = run_many(
             kind,

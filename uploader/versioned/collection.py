@@ -16,6 +16,7 @@ from typing import Final, Self
 
 import pyarrow as pa
 
+from uploader.format.layout import MANIFEST
 from uploader.root import cas
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.probe import require_conditional_puts
@@ -220,13 +221,31 @@ class Collection:
             readers=dict(head.readers),
         )
 
+    @classmethod
+    async def finish_deletion(
+        cls,
+        url: str,
+        *,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> int:
+        """Repeat :meth:`delete` for a collection that is deleted already; arguments as of :meth:`open`.
+
+        CollectionNotFoundError if there never was one, InvalidSettingsError if it is not deleted.
+        """
+        async with cls(CollectionSession(url, store=store, retry=retry, clock=clock)) as collection:
+            if not (await collection._session.head.load_any()).head.is_deleted:
+                raise InvalidSettingsError("the collection is not deleted; open it, and call delete()")
+            return await collection.delete()
+
     async def delete(self) -> int:
         """Delete the collection for ever, and return how many objects were removed.
 
         The head stays, marked, so that no other collection begins in its place, and so does one small
         object for each shard, where a late batch would be put. An append that was acknowledged before is
-        gone with the collection; one that begins later fails with CollectionNotFoundError. Repeat it to
-        remove objects that were put meanwhile.
+        gone with the collection; one that begins later fails with CollectionNotFoundError. Repeat it,
+        or call :meth:`finish_deletion`, to remove objects that were put meanwhile.
         """
         self._session.check_home()
         head = (await self._session.head.load_any()).head
@@ -301,6 +320,10 @@ async def _found(
     except CollectionNotFoundError:
         if not create or wanted is None or await _was_deleted(session):
             raise
+        async for listed in session.store.list(MANIFEST):
+            raise InvalidSettingsError(
+                f"there is a log at {session.store.url} ({listed.key}); give the collection a prefix of its own"
+            ) from None
         await require_conditional_puts(session.store, is_new=True, retry=session.retry)
         head = await session.head.create(Head(collection=new_id(), schema=wanted))
     else:

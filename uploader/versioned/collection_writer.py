@@ -107,7 +107,8 @@ class CollectionWriter:
         published before is left out here. Arguments as of :meth:`append`.
 
         Raises:
-            IndefiniteError: The shard contains other updates for the same times. Nothing more was written.
+            IndefiniteError: The shard contains other updates for the same times, as far as its batches are
+                still there: an hour after they were merged they are not. Nothing more was written.
             UpperMismatchError: The shard ends before ``lower``, at ``actual``: there would be a gap.
             InvalidSettingsError: The updates do not fit the schema or the interval. Nothing was written.
             OutcomeUnknownError: The store did not report the outcome. Publish the same updates again.
@@ -121,6 +122,8 @@ class CollectionWriter:
                 at, reach = await self._survey()
             if lower > reach:
                 raise _mismatch(self.name, lower, reach)
+            if lower < at:
+                await self._check_published(conformed, lower, min(at, upper))
             at = max(at, lower)
             while at < upper:
                 part = await self._session.worker.run(updates.between, conformed, at, upper)
@@ -241,6 +244,17 @@ class CollectionWriter:
             for item in head.consumed
         )
 
+    async def _check_published(self, table: pa.Table, start: int, limit: int) -> None:
+        """Compare updates with what the shard still has for their times; IndefiniteError."""
+        session = self._session
+        head = session.head.seen.head
+        batches = await session.pending.survey(head, writer=self.name, beyond=start)
+        for batch in batches:
+            if batch.lower < limit:
+                found = await session.pending.fetch(self.name, batch.lower, head.schema)
+                if found is not None:
+                    await self._agreed(found, table, max(start, batch.lower), limit)
+
     async def _agreed(
         self, other: tuple[PendingBatch, pa.Table], table: pa.Table, start: int, upper: int
     ) -> int:
@@ -257,7 +271,7 @@ class CollectionWriter:
                 lower=start,
                 upper=end,
             )
-        self._upper = batch.upper
+        self._upper = max(self._upper or 0, batch.upper)
         return batch.upper
 
 

@@ -462,6 +462,11 @@ def _check_swept(history: CollectionHistory) -> None:
         raise CollectionViolationError("swept", f"left are {sorted(garbage)}")
 
 
+def happenings(history: CollectionHistory) -> Counter[str]:
+    """Return how often what happened."""
+    return history.happened
+
+
 def simulate(seed: int, **changes: Any) -> CollectionHistory:
     """Run the history of a seed; raises ViolationError."""
     history = CollectionHistory(plans.draw(seed).replace(**changes))

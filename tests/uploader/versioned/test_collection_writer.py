@@ -12,6 +12,7 @@ from uploader.stores.port import PreconditionFailedError
 from uploader.testing import FaultyStore
 from uploader.testing.faults import (
     SAYS,
+    fail,
     Says,
     hang,
     happen_then_fail,
@@ -211,6 +212,37 @@ async def test_publishing_leaves_out_what_is_there_and_refuses_what_differs():
         with pytest.raises(IndefiniteError):
             await stale.publish(B, lower=9, upper=10)
         assert await now(one) == [(1, "a", 2)]
+
+
+async def test_what_was_published_before_is_compared_by_a_new_process_too():
+    site = Site()
+    async with site.program().opened() as one, site.program().opened() as other:
+        await one.writer("w").publish(A, lower=0, upper=5)
+        for upper in (3, 5, 9):
+            with pytest.raises(IndefiniteError):
+                await other.writer("w").publish(B, lower=0, upper=upper)
+        assert await other.writer("w").publish(A, lower=0, upper=3) == 5
+
+
+async def test_a_deletion_that_was_interrupted_can_be_finished():
+    site = Site()
+    program = site.program()
+    async with program.opened() as one:
+        await one.writer().append(A, lower=0, upper=5)
+        with pytest.raises(InvalidSettingsError, match="not deleted"):
+            await Collection.finish_deletion("memory://here", **program.options())
+        program.store.on("delete", fail(timeout()))
+        with pytest.raises(StorageUnavailableError):
+            await one.delete()
+    assert await Collection.finish_deletion("memory://here", **program.options()) == 1
+
+
+async def test_a_collection_needs_a_prefix_of_its_own():
+    site = Site()
+    await site.objects.put_if_absent("manifest/MANIFEST", b"{}")
+    with pytest.raises(InvalidSettingsError, match="there is a log"):
+        async with site.program().opened():
+            pass
 
 
 async def test_a_second_shard_may_begin_where_the_first_can_be_read():
