@@ -184,8 +184,8 @@ def write(
         bool,
         typer.Option(
             "--definite",
-            help="Leave out what the shard has already, if it is the same: for rows that are derived "
-            "from an input again.",
+            help="Leave out the times that the shard has already: for rows that are derived from an "
+            "input again.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -243,6 +243,10 @@ def _parsed(values: list[Any], kind: pa.DataType) -> pa.Array:
     if types.is_decimal(kind):
         numbers = [str(one) if type(one) in (int, float) else one for one in values]
         return pa.array(_only(numbers, str), pa.string()).cast(kind)
+    if types.is_time(kind):
+        days = [None if one is None else f"1970-01-01 {one}" for one in _only(values, str)]
+        units = pa.array(days, pa.string()).cast(pa.timestamp(kind.unit)).cast(pa.int64())
+        return (units.cast(pa.int32()) if types.is_time32(kind) else units).cast(kind)
     return pa.array(_only(values, str), pa.string()).cast(kind)
 
 
