@@ -72,6 +72,7 @@ PAGES = {
     "testing": 3,
     "transactions": 5,
     "tutorial": 6,
+    "versioned_collections": 1,
     "web_application": 1,
     "work_queue": 1,
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -169,6 +172,26 @@ def test_a_damaged_head(cli: Cli, people: str, tmp_path: Path) -> None:
             done = cli("collection", verb, people)
             assert done.code == 2
             assert "head" in done.error
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    """In order; the lines of the block after them are among what they print."""
+    page = (Path(__file__).parents[3] / "docs" / "versioned_collections.md").read_text()
+    ((code, output),) = re.findall(r"```sh\n(.*?)```\n\n```\n(.*?)```", page, re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert [line for line in output.splitlines() if line not in printed] == []
+    assert pq.read_table(tmp_path / "people.parquet").to_pylist() == [{"id": 1, "name": "Bea"}]
 
 
 @pytest.mark.parametrize("verb", ["nonsense", "destroy"])
