@@ -65,7 +65,7 @@ def read(
 
     It is registered as a leased reader meanwhile, and released at the end. Content is sorted by key; changes
     have the columns _t and _d or _deleted and are sorted by time. With --json a line for each row, which
-    'walstore collection write' takes. SIGINT and SIGTERM end it with exit code 0.
+    'walstore collection write' takes. With --follow, SIGINT and SIGTERM end it with exit code 0.
     """
     if as_of is not None and after is not None:
         raise UsageError("give --as-of for the content or --after for changes, not both")
@@ -73,7 +73,9 @@ def read(
         raise UsageError("--output needs an end; leave --follow out")
     place = to_url(url, "collection read")
     done = run_async(_read(place, _Reading(as_of, after, follow), output, limit, as_json=as_json))
-    if done is not None:
+    if done is None:
+        raise typer.Abort
+    if output is not None:
         fields = [(name, value) for name, value in done.items() if value is not None]
         print_result(done, fields, as_json=as_json)
 
@@ -82,24 +84,24 @@ class _Reading:
     """What to read: the content at a time, or the changes after one; and whether to follow."""
 
     def __init__(self, as_of: int | None, after: int | None, is_following: bool) -> None:  # noqa: FBT001
-        self._as_of, self._after, self._is_following = as_of, after, is_following
+        self._as_of, self._after, self.is_following = as_of, after, is_following
 
     async def steps(self, reader: CollectionReader) -> AsyncIterator[pa.Table]:
         """Yield tables until there is no more; UsageError for a time that is not published yet."""
         upper = await reader.upper()
         asked = self._as_of if self._after is None else self._after
-        if asked is not None and asked >= upper and not self._is_following:
+        if asked is not None and asked >= upper and not self.is_following:
             raise UsageError(
                 f"the collection ends at {upper}, so nothing is known about {asked} yet; "
                 "--follow waits for it"
             )
         if self._after is not None:
-            if self._is_following or self._after + 1 < upper:
+            if self.is_following or self._after + 1 < upper:
                 async for table, limit in reader.listen(after=self._after):
                     yield table
-                    if limit >= upper and not self._is_following:
+                    if limit >= upper and not self.is_following:
                         return
-        elif self._is_following:
+        elif self.is_following:
             async for table, _ in reader.subscribe(as_of=self._as_of):
                 yield table
         else:
@@ -111,7 +113,7 @@ class _Reading:
 async def _read(
     url: str, reading: _Reading, output: str | None, limit: int | None, *, as_json: bool
 ) -> dict[str, Any] | None:
-    """Write the rows to stdout; or to a file, and return what the verb says about it."""
+    """Write the rows to stdout or a file, and return what the verb says; None if it was interrupted."""
     import pyarrow as pa
 
     tables: list[pa.Table] = []
@@ -130,8 +132,10 @@ async def _read(
                     if not left:
                         break
             location = collection.url
-        if output is None or stop.is_set():
+        if stop.is_set() and not reading.is_following:
             return None
+    if output is None:
+        return {}
     if not tables:
         raise UsageError(f"there are no changes after that time; {output} was not written")
     table = pa.concat_tables(tables)
@@ -226,20 +230,21 @@ async def _write(
         writer = collection.writer(name)
         lower = await writer.upper() if interval[0] is None else interval[0]
         upper = lower + 1 if interval[1] is None else interval[1]
-        if table is None:
+        given = table
+        if given is None:
             data = b"".join([chunk async for chunk in read_stdin(asyncio.Event())])
             columns = collection.schema.updates
-            table = await asyncio.to_thread(rows.parse_json_lines, data, columns, lower=lower)
+            given = await asyncio.to_thread(rows.parse_json_lines, data, columns, lower=lower)
         append = writer.publish if is_definite else writer.append
         try:
-            await append(table, lower=lower, upper=upper)
+            await append(given, lower=lower, upper=upper)
         except OutcomeUnknownError as error:
-            error.add_note(f"Repeat it with --lower {lower} --upper {upper}.")
+            error.add_note(f"(repeat it with --lower {lower} --upper {upper})")
             raise
         return {
             "location": collection.url,
             "writer": name,
             "lower": lower,
             "upper": upper,
-            "rows": table.num_rows,
+            "rows": given.num_rows,
         }

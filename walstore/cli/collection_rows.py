@@ -42,8 +42,8 @@ def columns_of(names: Sequence[str]) -> pa.Schema:
         except ValueError as error:
             raise UsageError(
                 f"--column {text}: give NAME:TYPE or NAME:TYPE:null ({error}); types are int64, double, "
-                "bool, string, binary, date32[day], timestamp[us], timestamp[us, tz=UTC], "
-                "decimal128(12, 2) and others that Arrow names so"
+                "bool, string, binary, date32[day], timestamp[us], timestamp[us, tz=UTC] and others "
+                "that Arrow names so"
             ) from None
         fields.append(pa.field(name, kind, nullable=is_nullable))
     return pa.schema(fields)
@@ -116,7 +116,8 @@ def cells(table: pa.Table) -> list[tuple[str, ...]]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else to_json(value)
+    is_plain = isinstance(value, str) and value.isprintable()
+    return value if is_plain else to_json(value)
 
 
 def _rendered(column: pa.Array | pa.ChunkedArray) -> list[Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import pytest
 
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli, objects
-from uploader import Collection
+from uploader import Collection, CollectionReader, CollectionWriter
+from walstore import OutcomeUnknownError
 
 ADA, BOB, BEA = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}, {"id": 2, "name": "Bea"}
 
@@ -105,6 +107,39 @@ async def test_follows_until_a_signal_and_releases_its_reader(people: str, numbe
         assert await process.communicate() == (b"", b"")
         assert process.returncode == 0
         assert (await collection.status()).readers == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_content_that_is_interrupted(
+    cli: Cli, people: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is no content: the code is 1, no file is written, and the reader is released."""
+
+    async def interrupted(*_: object) -> AsyncIterator[pa.Table]:
+        signal.raise_signal(number)
+        await asyncio.Event().wait()
+        yield None
+
+    with monkeypatch.context() as broken:
+        broken.setattr(CollectionReader, "snapshot", lambda *_, **__: anext(interrupted()))
+        done = cli("collection", "read", people, "--output", tmp_path / "x")
+    assert (done.code, done.out, done.error) == (1, b"", "interrupted")
+    assert not (tmp_path / "x").exists()
+    assert cli("collection", "show", people, "--json").json["readers"] == []
+
+
+def test_an_append_of_unknown_outcome(
+    cli: Cli, people: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the times with which it is repeated."""
+
+    async def unknown(*_: object, **__: object) -> None:
+        raise OutcomeUnknownError("the store did not answer; append it again")
+
+    monkeypatch.setattr(CollectionWriter, "append", unknown)
+    done = cli("collection", "write", people, "-")
+    assert done.code == 1
+    assert done.error.endswith("append it again (repeat it with --lower 20 --upper 21)")
 
 
 def test_rows_from_stdin(cli: Cli, people: str) -> None:

@@ -76,6 +76,11 @@ def test_any_number_goes_round_as_strict_json(values: list[float]) -> None:
     assert list(map(str, found)) == list(map(str, [0.0, *values]))
 
 
+def test_a_cell_is_one_line() -> None:
+    table = pa.table({"c": ["plain", "two\nlines", "\x1b[2J"]})
+    assert cells(table) == [("plain",), ('"two\\nlines"',), ('"\\u001b[2J"',)]
+
+
 def test_what_a_row_leaves_out() -> None:
     columns = pa.schema([("id", pa.int64()), ("_t", pa.uint64()), ("_deleted", pa.bool_())])
     found = parse_json_lines(
