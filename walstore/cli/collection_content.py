@@ -230,11 +230,7 @@ async def _write(
         writer = collection.writer(name)
         lower = await writer.upper() if interval[0] is None else interval[0]
         upper = lower + 1 if interval[1] is None else interval[1]
-        given = table
-        if given is None:
-            data = b"".join([chunk async for chunk in read_stdin(asyncio.Event())])
-            columns = collection.schema.updates
-            given = await asyncio.to_thread(rows.parse_json_lines, data, columns, lower=lower)
+        given = await _from_stdin(collection.schema.updates, lower) if table is None else table
         append = writer.publish if is_definite else writer.append
         try:
             await append(given, lower=lower, upper=upper)
@@ -248,3 +244,8 @@ async def _write(
             "upper": upper,
             "rows": given.num_rows,
         }
+
+
+async def _from_stdin(columns: pa.Schema, lower: int) -> pa.Table:
+    data = b"".join([chunk async for chunk in read_stdin(asyncio.Event())])
+    return await asyncio.to_thread(rows.parse_json_lines, data, columns, lower=lower)
