@@ -236,7 +236,9 @@ class Collection:
         """
         async with cls(CollectionSession(url, store=store, retry=retry, clock=clock)) as collection:
             if not (await collection._session.head.load_any()).head.is_deleted:
-                raise InvalidSettingsError("the collection is not deleted; open it, and call delete()")
+                raise InvalidSettingsError(
+                    "the collection is not deleted; open it, and call delete()"
+                )
             return await collection.delete()
 
     async def delete(self) -> int:
@@ -322,7 +324,7 @@ async def _found(
             raise
         async for listed in session.store.list(MANIFEST):
             raise InvalidSettingsError(
-                f"there is a log at {session.store.url} ({listed.key}); give the collection a prefix of its own"
+                f"there is a log at {session.store.url} ({listed.key}); a collection needs a prefix of its own"
             ) from None
         await require_conditional_puts(session.store, is_new=True, retry=session.retry)
         head = await session.head.create(Head(collection=new_id(), schema=wanted))

@@ -16,6 +16,9 @@ import walstore
 from walstore.cli import (
     append,
     bench,
+    collection,
+    collection_content,
+    collection_upkeep,
     copying,
     cursors,
     demo,
@@ -60,6 +63,7 @@ CHECKING: Final = "Checking and repairing"
 MOVING: Final = "Copying logs"
 ENDING: Final = "Removing and ending"
 TRYING: Final = "Trying it out"
+COLLECTIONS: Final = "Versioned collections"
 
 
 class _Grouped(TyperGroup):
@@ -122,8 +126,13 @@ class _ReaderGoneError(Exception):
 
 def _add(heading: str, verb: Callable[..., None], about: str) -> None:
     """Add a verb with its examples; ``about`` describes it in fewer words than its help."""
-    examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
     _headings[verb.__name__] = heading
+    _add_to(app, verb, about)
+
+
+def _add_to(group: typer.Typer, verb: Callable[..., None], about: str) -> None:
+    """Add a verb to the program or to a group of verbs."""
+    examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
 
     @functools.wraps(verb)
     def guarded(*arguments: Any, **options: Any) -> None:
@@ -134,7 +143,7 @@ def _add(heading: str, verb: Callable[..., None], about: str) -> None:
                 raise _ReaderGoneError from None
             raise
 
-    app.command(cls=_Verb, epilog=examples, short_help=about)(guarded)
+    group.command(cls=_Verb, epilog=examples, short_help=about)(guarded)
 
 
 _add(RECORDS, append.append, "records from stdin into a log")
@@ -164,6 +173,26 @@ _add(ENDING, removal.destroy, "remove a stored log for good")
 _add(TRYING, bench.bench, "how fast this disk is, and the log on it")
 _add(TRYING, demo.demo, "the whole path once, with a kill in the middle")
 _add(TRYING, soak.soak, "a load with kills and collections, every record checked")
+
+_collections = typer.Typer(
+    help="Tables in object storage that change over time; docs/versioned_collections.md explains them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_add_to(_collections, collection.create, "a new collection with columns of your choice")
+_add_to(_collections, collection.show, "batches, frontiers, readers and what each holds back")
+_add_to(_collections, collection_content.read, "its content at a time, or its changes")
+_add_to(_collections, collection_content.write, "rows from a Parquet file or stdin, as one batch")
+_add_to(
+    _collections, collection_upkeep.compact, "merge batches and forget what nobody distinguishes"
+)
+_add_to(_collections, collection_upkeep.gc, "remove objects that no reader needs")
+_add_to(_collections, collection_upkeep.expire, "remove a reader and what it holds back")
+_add_to(_collections, collection_upkeep.delete, "remove a collection for good")
+app.add_typer(
+    _collections, name="collection", short_help="tables that change over time; verbs of their own"
+)
+_headings["collection"] = COLLECTIONS
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

@@ -8,6 +8,7 @@ from typing import Final
 
 from walstore import MissingExtraError
 from walstore.errors import (
+    CollectionNotFoundError,
     ContentionError,
     CorruptionError,
     FencedError,
@@ -80,7 +81,10 @@ def exit_code(error: BaseException) -> int:
         return error.code if OK < error.code <= LOCKED else FAILED
     if isinstance(error, CorruptionError):
         return CORRUPTION
-    if isinstance(error, LogNotFoundError | FileNotFoundError | NotADirectoryError):
+    if isinstance(
+        error,
+        LogNotFoundError | CollectionNotFoundError | FileNotFoundError | NotADirectoryError,
+    ):
         return NOT_FOUND
     if isinstance(error, WalLockedError | FencedError | ContentionError | LogSealedError):
         return LOCKED

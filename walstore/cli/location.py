@@ -15,10 +15,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from walstore import Batch, OffsetNotWrittenError, OffsetTrimmedError, ReadonlyWal
 from walstore.cli.errors import UsageError
+from walstore.errors import CollectionNotFoundError, LogNotFoundError
 from walstore.records import to_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader import CloudLog
+    from uploader import CloudLog, Collection
 
 _SCHEMES = ("s3", "s3a", "file", "memory")
 
@@ -137,6 +138,42 @@ async def open_location(location: str) -> AsyncIterator[OpenedLog]:
     else:
         async with ReadonlyWal.open(to_directory(location, "this")) as readonly:
             yield OpenedLog(readonly)
+
+
+@asynccontextmanager
+async def open_collection(url: str) -> AsyncIterator[Collection]:
+    """Open the versioned collection at a store URL; CollectionNotFoundError as of :func:`at_collection`."""
+    from uploader import Collection
+
+    async with at_collection(url), Collection.open(url) as collection:
+        yield collection
+
+
+@asynccontextmanager
+async def at_collection(url: str) -> AsyncIterator[None]:
+    """Let a CollectionNotFoundError of the block say what is at the URL instead, or how to make one."""
+    try:
+        yield
+    except CollectionNotFoundError as error:
+        text = str(error).removesuffix("; create it with create=True")
+        if text == str(error):  # it was deleted
+            raise
+        if await is_log(url):
+            text = f"there is a log at {error.location}, no collection"
+        raise CollectionNotFoundError(
+            f"{text}; 'walstore collection create' makes one", location=error.location
+        ) from None
+
+
+async def is_log(url: str) -> bool:
+    """Return whether a stored log is there, rather than nothing or something else."""
+    from uploader import CloudLog
+
+    try:
+        async with CloudLog.open(url):
+            return True
+    except LogNotFoundError:
+        return False
 
 
 _FIRST_STEP = 4096

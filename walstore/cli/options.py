@@ -36,6 +36,23 @@ StoredAt = Annotated[
     ),
 ]
 
+CollectionAt = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="Where the collection is: s3://bucket/prefix or file:///directory.",
+        show_default=False,
+    ),
+]
+
+TakeControl = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Also if another controller is at work; that one is fenced and changes nothing any more.",
+    ),
+]
+
 Stream = Annotated[
     str | None,
     typer.Option(

@@ -12,8 +12,8 @@ from uploader.stores.port import PreconditionFailedError
 from uploader.testing import FaultyStore
 from uploader.testing.faults import (
     SAYS,
-    fail,
     Says,
+    fail,
     hang,
     happen_then_fail,
     outlive_caller,

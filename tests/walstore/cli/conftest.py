@@ -96,6 +96,39 @@ def stored(log: Path, tmp_path: Path, cli: Cli) -> str:
     return url
 
 
+async def make_people(url: str) -> None:
+    """Make an upsert collection that ends at 20: Ada and Bob at 0, Bea instead of Bob at 14."""
+    import pyarrow as pa
+
+    from uploader import Collection
+
+    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())]
+    schema = pa.schema(fields)
+    async with Collection.open(url, create=True, schema=schema, key=("id",), kind="upsert") as made:
+        writer = made.writer()
+        await writer.append(pa.table({"id": [1, 2], "name": ["Ada", "Bob"]}), lower=0, upper=10)
+        renamed = pa.table({"id": [2], "name": ["Bea"], "_t": pa.array([14], pa.uint64())})
+        await writer.append(renamed, lower=10, upper=20)
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> str:
+    """The URL of that collection."""
+    url = (tmp_path / "people").as_uri()
+    asyncio.run(make_people(url))
+    return url
+
+
+def objects(url: str) -> dict[str, bytes]:
+    """Return what is stored at a ``file://`` URL."""
+    root = Path(url.removeprefix("file://"))
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and ".tmp" not in path.parts
+    }
+
+
 @pytest.fixture
 def damaged(log: Path) -> Path:
     """That log with a flipped bit in its last batch."""

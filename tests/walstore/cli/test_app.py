@@ -15,8 +15,9 @@ from tests.walstore.cli.conftest import Cli
 VERBS = (
     *("append", "tail", "dump", "inspect", "segments", "fragments", "manifest", "cursors"),
     *("verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal", "destroy"),
-    *("bench", "demo", "soak"),
+    *("bench", "demo", "soak", "collection"),
 )
+COLLECTION_VERBS = ("create", "show", "read", "write", "compact", "gc", "expire", "delete")
 
 
 def test_version(cli: Cli) -> None:
@@ -50,14 +51,24 @@ def test_help_is_one_tidy_screen(cli: Cli) -> None:
 
 
 def test_every_verb_has_help_with_examples_and_json(cli: Cli) -> None:
-    for verb in VERBS:
+    verbs = [verb for verb in VERBS if verb != "collection"]
+    for verb in (*verbs, *(f"collection {verb}" for verb in COLLECTION_VERBS)):
         with case(verb):
-            done = cli(verb, "--help")
+            done = cli(*verb.split(), "--help")
             text = done.out.decode()
             assert done.code == 0
             assert "Examples:" in text
             assert text.count(f"walstore {verb}") >= 3
             assert "--json" in text
+
+
+def test_help_of_a_group_names_its_verbs(cli: Cli) -> None:
+    for arguments, code in ((["collection", "--help"], 0), (["collection"], 1)):
+        done = cli(*arguments)
+        assert (done.code, done.err) == (code, "")
+        lines = done.lines[done.lines.index("Commands:") + 1 :]
+        assert [line.split()[0] for line in lines] == list(COLLECTION_VERBS)
+        assert "..." not in "".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli, fill
-from tests.walstore.cli.test_app import VERBS
+from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
 
 DIRECTORY = ("segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
@@ -19,6 +19,8 @@ READERS = ("tail", "dump", "inspect", "cursors", "verify")
 EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""
+COLLECTION = tuple(f"collection {verb}" for verb in COLLECTION_VERBS)
+"""Verbs that need a versioned collection in a store, but for the one that makes it."""
 
 BEFORE = {"gc": ("plan",)}
 AFTER = {
@@ -28,6 +30,9 @@ AFTER = {
     "trim": ("--before", "1"),
     "bench": ("--seconds", "0.1"),
     "sidecar": ("--to", "table"),
+    "collection create": ("--column", "a:int64"),
+    "collection write": ("-",),
+    "collection expire": ("report",),
 }
 
 NO_DIRECTORIES = (
@@ -49,7 +54,7 @@ NO_STORES = (
 
 
 def test_every_verb_is_here() -> None:
-    named = {*VERBS, "rebuild", "sidecar"} - {"demo", "soak"}
+    named = {*VERBS, "rebuild", "sidecar"} - {"demo", "soak", "collection"}
     assert {*DIRECTORY, *STORE, *EITHER, *OTHER} == named
 
 
@@ -67,7 +72,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _check(cli: Cli, verb: str, location: str, codes: set[int], words: str) -> None:
     before = sorted(os.listdir())
-    done = cli(verb, *BEFORE.get(verb, ()), location, *AFTER.get(verb, ()), stdin=b"a\n")
+    done = cli(*verb.split(), *BEFORE.get(verb, ()), location, *AFTER.get(verb, ()), stdin=b"a\n")
     told = f"walstore {verb} {location!r}: {done}"
     assert done.code in codes, told
     assert done.out == b"", told
@@ -98,13 +103,22 @@ def test_verbs_on_stores(cli: Cli, place: Path) -> None:
             _check(cli, verb, path.as_uri(), {3}, words)
 
 
+def test_verbs_on_collections(cli: Cli, place: Path) -> None:
+    for verb in COLLECTION:
+        for location, code, words in NO_STORES:
+            _check(cli, verb, location, {code}, words)
+        if verb != "collection create":
+            for path in (place / "missing", place / "file", place / "log"):
+                _check(cli, verb, path.as_uri(), {3}, "there is no collection at")
+
+
 def test_a_store_instead_of_a_directory(cli: Cli, place: Path) -> None:
     for verb in DIRECTORY:
         _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
 
 
 def test_a_directory_instead_of_a_store(cli: Cli, place: Path) -> None:
-    for verb in STORE:
+    for verb in (*STORE, *COLLECTION):
         for location in ("log", "missing", "~/log", ""):
             _check(cli, verb, location, {1}, f"{verb} needs a store URL such as")
 

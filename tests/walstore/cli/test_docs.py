@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typer.main import get_command
 
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli
+from uploader import Collection
 from uploader.format.findings import Severity
 from walstore.cli import errors
 from walstore.cli.app import app
@@ -19,7 +21,18 @@ from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.run import Soak
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
-VERBS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+
+
+def _verbs(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the verbs of the program; those of a group with its name before them."""
+    found = {}
+    for name, command in group.commands.items():
+        is_group = hasattr(command, "commands")
+        found |= _verbs(command, f"{name} ") if is_group else {prefix + name: command}
+    return found
+
+
+VERBS = _verbs(get_command(app))
 
 
 def _section(verb: str) -> str:
@@ -31,8 +44,9 @@ def _quoted(text: str) -> set[str]:
 
 
 def test_verbs() -> None:
-    assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == list(VERBS)
-    assert re.findall(r"^\| \[`(\w+)`\]\(#\w+\)", PAGE, re.MULTILINE) == list(VERBS)
+    assert re.findall(r"^### ([\w ]+)$", PAGE, re.MULTILINE) == list(VERBS)
+    rows = re.findall(r"^\| \[`([\w ]+)`\]\(#([\w-]+)\)", PAGE, re.MULTILINE)
+    assert rows == [(verb, verb.replace(" ", "-")) for verb in VERBS]
 
 
 def test_options() -> None:
@@ -66,7 +80,7 @@ def _fields(value: Any) -> set[str]:
     return set(value).union(*inner)
 
 
-def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
+def test_json_fields(cli: Cli, log: Path, stored: str, people: str, tmp_path: Path) -> None:
     cli("cursors", log, "--set", "billing", "5", "--confirm")
     cli("upload", log, (tmp_path / "chain").as_uri(), "--layout", "chain")
     lines: dict[str, list[tuple[Any, ...]]] = {
@@ -95,10 +109,28 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     }
     lines["append"].append(("append", (tmp_path / "store2").as_uri(), "--json"))
     lines["cursors"].append(("cursors", stored, "--set", "billing", "5", "--confirm", "--json"))
+    file = tmp_path / "people.parquet"
+    lines |= {
+        "collection create": [
+            ("create", (tmp_path / "c").as_uri(), "--column", "a:int64", "--json"),
+        ],
+        "collection read": [("read", people, "--output", file, "--json")],
+        "collection write": [("write", people, file, "--json")],
+        "collection compact": [
+            ("compact", people, "--json"),
+            ("compact", people, "--confirm", "--json"),
+        ],
+        "collection show": [("show", people, "--json")],
+        "collection gc": [("gc", people, "--json")],
+        "collection expire": [("expire", people, "report", "--json")],
+        "collection delete": [("delete", people, "--json")],
+    }
+    asyncio.run(_leave_a_reader(people))
     for verb, commands in lines.items():
+        group = verb.split()[:-1]
         named = _quoted(_section(verb))
         for command in commands:
-            missing = _fields(cli(*command).json) - named
+            missing = _fields(cli(*group, *command).json) - named
             assert not missing, f"{verb}: {missing}"
     assert {"path", "position", "message"} <= _quoted(_section("verify"))
     assert {"kind", "path", "message", "lossy", "start", "limit"} <= _quoted(_section("repair"))
@@ -125,6 +157,11 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     assert set(soak.report(1.0, 1, 1)) <= _quoted(_section("soak"))
 
 
+async def _leave_a_reader(url: str) -> None:
+    async with Collection.open(url) as collection:
+        await collection.critical("report")
+
+
 def test_values_of_options() -> None:
     assert {str(how) for how in ValueEncoding} <= _quoted(_section("dump"))
     defaults = {
@@ -135,6 +172,8 @@ def test_values_of_options() -> None:
         "bench": {"--seconds": "5", "--producers": "64", "--record-bytes": "100"},
         "fragments": {"--from": "earliest", "--to": "latest"},
         "gc": {"--max-fragments": "10000", "--max-fraction": "0.95"},
+        "collection create": {"--kind": "diff"},
+        "collection write": {"--writer": "main"},
     }
     for verb, expected in defaults.items():
         for parameter in VERBS[verb].params:

@@ -1,0 +1,257 @@
+"""walstore collection create and show: tables in object storage that change over time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walstore.cli import collection_rows as rows
+from walstore.cli.errors import UsageError
+from walstore.cli.location import is_log, open_collection, to_url
+from walstore.cli.options import AsJson, CollectionAt
+from walstore.cli.output import (
+    complain,
+    format_bytes,
+    format_count,
+    print_fields,
+    print_json,
+    print_result,
+    print_table,
+)
+from walstore.cli.running import run_async
+from walstore.errors import CollectionNotFoundError
+from walstore.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from uploader import CollectionStatus
+
+CREATE_EXAMPLES = """\b
+Examples:
+  walstore collection create s3://bucket/people --column id:int64 --column name:string:null \\
+      --key id --kind upsert
+  walstore collection create s3://bucket/sales --like sales.parquet --key region,day
+  walstore collection create file:///srv/c --column 'at:timestamp[us, tz=UTC]' --column n:int64
+"""
+
+
+class KindName(StrEnum):
+    """The kinds of collections there are."""
+
+    DIFF = "diff"
+    UPSERT = "upsert"
+
+
+def create(
+    url: CollectionAt,
+    *,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME:TYPE",
+            help="A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
+            show_default=False,
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="FILE", help="The columns of this Parquet file instead."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="A,B", help="Key columns. An upsert collection must have some."
+        ),
+    ] = None,
+    kind: Annotated[
+        KindName,
+        typer.Option("--kind", help="Whether updates change counts of rows, or replace rows."),
+    ] = KindName.DIFF,
+    as_json: AsJson = False,
+) -> None:
+    """Create a collection. If there is one with the same columns, key and kind, nothing changes."""
+    if bool(column) == bool(like):
+        raise UsageError("give the columns, with --column for each or with --like FILE")
+    names = [] if key is None else [name.strip() for name in key.split(",")]
+    place = to_url(url, "collection create")
+    schema = rows.columns_like(Path(like)) if like else rows.columns_of(column or [])
+    made = run_async(_create(place, schema, names, kind))
+    print_result(made, _schema_fields(made), as_json=as_json)
+    if not made["created"]:
+        complain("the collection exists; nothing was changed")
+
+
+async def _create(
+    url: str, schema: pa.Schema, key: Sequence[str], kind: KindName
+) -> dict[str, Any]:
+    from uploader import Collection
+
+    is_new = False
+    try:
+        opened = await Collection.open(url, schema=schema, key=key, kind=kind.value)
+    except CollectionNotFoundError:
+        if await is_log(url):
+            raise UsageError(f"there is a log at {url}; choose a prefix of its own") from None
+        opened = await Collection.open(url, create=True, schema=schema, key=key, kind=kind.value)
+        is_new = True
+    async with opened as collection:
+        found = await collection.status()
+        return {"location": collection.url, "created": is_new, **_schema_json(found)}
+
+
+def _schema_json(found: CollectionStatus) -> dict[str, Any]:
+    schema = found.schema
+    columns = [
+        {"name": one.name, "type": str(one.type), "nullable": one.nullable}
+        for one in schema.columns
+    ]
+    return {"collection": found.collection, "kind": schema.kind, "key": list(schema.key)} | {
+        "columns": columns
+    }
+
+
+def _schema_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    columns = [
+        f"{one['name']} {one['type']}{', may be null' if one['nullable'] else ''}"
+        for one in found["columns"]
+    ]
+    return [
+        ("location", found["location"]),
+        ("kind", found["kind"]),
+        ("key", ", ".join(found["key"]) or "none"),
+        *zip(("columns", *[""] * len(columns)), columns, strict=False),
+    ]
+
+
+SHOW_EXAMPLES = """\b
+Examples:
+  walstore collection show s3://bucket/people
+  walstore collection show s3://bucket/people --json
+  walstore collection show file:///srv/c --json | jq .held_by
+"""
+
+
+def show(url: CollectionAt, *, as_json: AsJson = False) -> None:
+    """Show the schema, frontiers, batches and readers of a collection, the newest first.
+
+    The line 'behind' says how many times before the latest one are still distinguished, and for whom.
+    """
+    found = run_async(_show(to_url(url, "collection show")))
+    if as_json:
+        print_json(found)
+    else:
+        _print_status(found)
+
+
+async def _show(url: str) -> dict[str, Any]:
+    async with open_collection(url) as collection:
+        return _status_json(collection.url, await collection.status())
+
+
+def _status_json(location: str, found: CollectionStatus) -> dict[str, Any]:
+    latest, now_us = found.upper - 1, SystemClock().now_us()
+    readers = [
+        {
+            "name": name,
+            "version": hold.version,
+            "frontier": hold.frontier,
+            "behind": max(latest - hold.frontier, 0),
+            "lease_seconds": None
+            if hold.expires_us is None
+            else max(hold.expires_us - now_us, 0) / 1e6,
+            "expires_us": hold.expires_us,
+        }
+        for name, hold in found.readers.items()
+    ]
+    readers.sort(key=lambda one: (one["frontier"], one["version"] or 0, one["name"]), reverse=True)
+    furthest = min((hold.frontier for hold in found.readers.values()), default=None)
+    return {
+        "location": location,
+        **_schema_json(found),
+        "schema": found.schema.id,
+        "version": found.version,
+        "upper": found.upper,
+        "merged_upper": found.merged_upper,
+        "since": found.since,
+        "behind": max(latest - found.since, 0),
+        "held_by": sorted(one["name"] for one in readers if one["frontier"] == furthest),
+        "gc_floor": found.gc_floor,
+        "epoch": found.epoch,
+        "controller": found.holder,
+        "batches": [
+            {
+                "lower": one.lower,
+                "upper": one.upper,
+                "since": one.since,
+                "layer": one.layer,
+                "rows": one.rows,
+                "bytes": one.size_bytes,
+                "objects": len(one.keys),
+            }
+            for one in reversed(found.batches)
+        ],
+        "pending": {
+            "batches": found.pending_batches,
+            "rows": found.pending_rows,
+            "bytes": found.pending_bytes,
+        },
+        "readers": readers,
+    }
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    pending = found["pending"]
+    print_fields(
+        [
+            *_schema_fields(found),
+            ("version", found["version"]),
+            ("upper", f"{found['upper']}, merged up to {found['merged_upper']}"),
+            ("since", found["since"]),
+            ("behind", _behind(found)),
+            ("pending", f"{pending['batches']} batches, {_size(pending)}"),
+            ("controller", found["controller"] or "none"),
+        ]
+    )
+    if found["batches"]:
+        sys.stdout.write("\n")
+        names = ("lower", "upper", "since", "layer", "rows", "bytes")
+        print_table(names, [[one[name] for name in names] for one in found["batches"]])
+    if found["readers"]:
+        sys.stdout.write("\n")
+        print_table(
+            ("reader", "version", "frontier", "behind", "lease left"),
+            [
+                (
+                    one["name"],
+                    "-" if one["version"] is None else one["version"],
+                    one["frontier"],
+                    one["behind"],
+                    _lease_left(one["lease_seconds"]),
+                )
+                for one in found["readers"]
+            ],
+        )
+
+
+def _behind(found: dict[str, Any]) -> str:
+    behind = found["behind"]
+    if not found["readers"]:
+        return f"{format_count(behind)} times; there is no reader, so since stays where it is"
+    return f"{format_count(behind)} times, held by {', '.join(found['held_by'])}"
+
+
+def _size(found: dict[str, Any]) -> str:
+    return f"{format_count(found['rows'])} rows, {format_bytes(found['bytes'])}"
+
+
+def _lease_left(seconds: float | None) -> str:
+    if seconds is None:
+        return "critical, no lease"
+    return f"{seconds:.0f} s" if seconds else "ended"

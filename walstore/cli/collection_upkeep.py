@@ -1,0 +1,334 @@
+"""walstore collection compact, gc, expire and delete: what keeps a collection small, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walstore.cli.location import at_collection, open_collection, to_url
+from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl
+from walstore.cli.output import complain, format_bytes, format_count, print_result
+from walstore.cli.running import run_async
+from walstore.errors import CollectionNotFoundError
+
+if TYPE_CHECKING:
+    from uploader import CollectionStatus, Compacted, CompactionPlan, Controller, Swept
+
+COMPACT_EXAMPLES = """\b
+Examples:
+  walstore collection compact s3://bucket/people
+  walstore collection compact s3://bucket/people --confirm
+  walstore collection compact s3://bucket/people --full --confirm --json
+"""
+
+
+def compact(
+    url: CollectionAt,
+    *,
+    full: Annotated[
+        bool, typer.Option("--full", help="Make one batch of all, without what was overwritten.")
+    ] = False,
+    take_over: TakeControl = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Merge what is pending and batches of similar size. A dry run without --confirm.
+
+    Times that no reader distinguishes become one, and what cancels out or was overwritten there vanishes. The
+    dry run shows the first pass. With --confirm exit code 4 if another controller is at work.
+    """
+    place = to_url(url, "collection compact")
+    if confirm:
+        done = run_async(_compact(place, is_full=full, take_over=take_over))
+    else:
+        done = run_async(_plan_compaction(place, is_full=full))
+    print_result(done, _compaction_fields(done), as_json=as_json)
+    _conclude(is_confirmed=confirm)
+
+
+async def _plan_compaction(url: str, *, is_full: bool) -> dict[str, Any]:
+    async with _watch(url) as (location, controller):
+        plan = await controller.plan(is_full=is_full)
+        return {
+            "location": location,
+            "applied": False,
+            "plan": None if plan is None else _plan_json(plan),
+            **dict.fromkeys(_DONE),
+        }
+
+
+_DONE = (
+    "passes",
+    "rows_read",
+    "rows_written",
+    "bytes_read",
+    "bytes_written",
+    "version",
+    "upper",
+    "since",
+)
+
+
+def _plan_json(plan: CompactionPlan) -> dict[str, Any]:
+    return {
+        "lower": plan.lower,
+        "upper": plan.upper,
+        "since": plan.since,
+        "batches": len(plan.run),
+        "pending": len(plan.parts),
+        "rows": plan.rows,
+        "bytes": plan.size_bytes,
+    }
+
+
+async def _compact(url: str, *, is_full: bool, take_over: bool) -> dict[str, Any]:
+    async with _control(url, take_over=take_over) as (location, controller):
+        done: Compacted = await controller.compact(is_full=is_full)
+        figures = {name: getattr(done, name) for name in _DONE}
+        return {"location": location, "applied": True, "plan": None, **figures}
+
+
+def _compaction_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+    fields: list[tuple[str, Any]] = [("location", done["location"])]
+    plan = done["plan"]
+    if done["applied"]:
+        fields += [
+            ("passes", done["passes"]),
+            ("read", _size(done["rows_read"], done["bytes_read"])),
+            ("written", _size(done["rows_written"], done["bytes_written"])),
+            ("version", done["version"]),
+            ("merged up to", done["upper"]),
+            ("since", done["since"]),
+        ]
+    elif plan is None:
+        fields.append(("first pass", "nothing to do"))
+    else:
+        fields += [
+            (
+                "first pass",
+                f"[{plan['lower']}, {plan['upper']}), times up to {plan['since']} as one",
+            ),
+            ("inputs", f"{plan['batches']} batches, {plan['pending']} pending"),
+            ("size", _size(plan["rows"], plan["bytes"])),
+        ]
+    return fields
+
+
+def _size(rows: int, size_bytes: int) -> str:
+    return f"{format_count(rows)} rows, {format_bytes(size_bytes)}"
+
+
+GC_EXAMPLES = """\b
+Examples:
+  walstore collection gc s3://bucket/people
+  walstore collection gc s3://bucket/people --confirm
+  walstore collection gc s3://bucket/people --take-over --confirm --json
+"""
+
+
+def gc(
+    url: CollectionAt,
+    *,
+    take_over: TakeControl = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove objects that no reader needs, an hour after they were replaced. A dry run without --confirm.
+
+    After an interruption, the same command continues. With --confirm exit code 4 if another controller is at
+    work.
+    """
+    place = to_url(url, "collection gc")
+    found = run_async(_collect(place, take_over=take_over, is_confirmed=confirm))
+    fields = [
+        ("location", found["location"]),
+        ("pending", f"{found['pending']} batches"),
+        ("merged", f"{found['merged']} objects"),
+        ("versions", found["versions"]),
+        ("size", format_bytes(found["bytes"])),
+        ("kept from", f"version {found['gc_floor']} on, {_held(found['held_by'])}"),
+    ]
+    print_result(found, fields, as_json=as_json)
+    _conclude(is_confirmed=confirm)
+
+
+async def _collect(url: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
+    opened = _control(url, take_over=take_over) if is_confirmed else _watch(url)
+    async with opened as (location, controller):
+        swept: Swept = await controller.gc(dry_run=not is_confirmed)
+        return {
+            "location": location,
+            "applied": is_confirmed,
+            "pending": swept.pending,
+            "merged": swept.merged,
+            "versions": swept.versions,
+            "bytes": swept.size_bytes,
+            "gc_floor": swept.gc_floor,
+            "purged": swept.purged,
+            "held_by": swept.held_by,
+        }
+
+
+def _held(reader: str | None) -> str:
+    return "no reader holds an older one" if reader is None else f"held by {reader}"
+
+
+EXPIRE_EXAMPLES = """\b
+Examples:
+  walstore collection expire s3://bucket/people report
+  walstore collection expire s3://bucket/people report --confirm
+  walstore collection expire s3://bucket/people report --take-over --confirm --json
+"""
+
+
+def expire(
+    url: CollectionAt,
+    reader: Annotated[
+        str,
+        typer.Argument(
+            metavar="READER",
+            help="Its name, as 'walstore collection show' has it.",
+            show_default=False,
+        ),
+    ],
+    *,
+    take_over: TakeControl = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a reader, leased or critical, and what it holds back. A dry run without --confirm.
+
+    If its program still runs, its next read fails. With --confirm exit code 4 if another controller is at
+    work.
+    """
+    place = to_url(url, "collection expire")
+    done = run_async(_expire(place, reader, take_over=take_over, is_confirmed=confirm))
+    held = "no version" if done["version"] is None else f"version {done['version']}"
+    fields = [
+        ("location", done["location"]),
+        ("reader", done["reader"]),
+        ("held", f"times from {done['frontier']} on, {held}"),
+        ("since", done["since"]),
+    ]
+    print_result(done, fields, as_json=as_json)
+    _conclude(is_confirmed=confirm)
+
+
+async def _expire(url: str, name: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
+    async with open_collection(url) as collection:
+        found = await collection.status()
+        hold = found.readers.get(name)
+        if hold is None:
+            raise _no_reader(name, collection.url)
+        if is_confirmed:
+            async with _control(url, take_over=take_over) as (_, controller):
+                if not await controller.expire(name):
+                    raise _no_reader(name, collection.url)
+            found = await collection.status()
+        return {
+            "location": collection.url,
+            "applied": is_confirmed,
+            "reader": name,
+            "frontier": hold.frontier,
+            "version": hold.version,
+            "expires_us": hold.expires_us,
+            "since": found.since,
+        }
+
+
+def _no_reader(name: str, location: str) -> CollectionNotFoundError:
+    return CollectionNotFoundError(
+        f"the collection at {location} has no reader {name!r}", location=location
+    )
+
+
+DELETE_EXAMPLES = """\b
+Examples:
+  walstore collection delete s3://bucket/people
+  walstore collection delete s3://bucket/people --confirm
+  walstore collection delete file:///srv/scratch --confirm --json
+"""
+
+
+def delete(url: CollectionAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+    """Remove a collection for good, also if it is being read and written. A dry run without --confirm.
+
+    A mark stays, so that no collection begins in its place. After an interruption, the same command
+    continues; repeated, it removes what was written meanwhile.
+    """
+    place = to_url(url, "collection delete")
+    done = run_async(_delete(place) if confirm else _plan_deletion(place))
+    fields = [("location", done["location"])]
+    if done["applied"]:
+        fields.append(("removed", f"{format_count(done['objects'])} objects"))
+    else:
+        fields.append(("size", _size(done["rows"], done["bytes"])))
+        fields += [("reader", name) for name in done["readers"]]
+    print_result(done, fields, as_json=as_json)
+    _conclude(is_confirmed=confirm)
+
+
+async def _plan_deletion(url: str) -> dict[str, Any]:
+    async with open_collection(url) as collection:
+        found: CollectionStatus = await collection.status()
+        return {
+            "location": collection.url,
+            "applied": False,
+            "rows": found.pending_rows + sum(one.rows for one in found.batches),
+            "bytes": found.pending_bytes + sum(one.size_bytes for one in found.batches),
+            "readers": sorted(found.readers),
+            "objects": None,
+        }
+
+
+async def _delete(url: str) -> dict[str, Any]:
+    """Delete the collection, also one whose deletion was interrupted, which cannot be opened any more."""
+    from uploader import Collection
+    from uploader.versioned.collection_session import CollectionSession
+
+    async with at_collection(url), Collection(CollectionSession(url)) as collection:
+        count = await collection.delete()
+        return {
+            "location": collection.url,
+            "applied": True,
+            **dict.fromkeys(("rows", "bytes", "readers")),
+            "objects": count,
+        }
+
+
+def _conclude(*, is_confirmed: bool) -> None:
+    if not is_confirmed:
+        complain("nothing was changed; give --confirm to do this")
+
+
+@asynccontextmanager
+async def _control(url: str, *, take_over: bool) -> AsyncIterator[tuple[str, Controller]]:
+    """Be the controller of the collection; yield its location and the controller."""
+    from uploader import Controller
+
+    async with (
+        open_collection(url) as collection,
+        Controller.open(url, take_over=take_over) as controller,
+    ):
+        yield collection.url, controller
+
+
+@asynccontextmanager
+async def _watch(url: str) -> AsyncIterator[tuple[str, Controller]]:
+    """Yield the location and a controller for dry runs alone.
+
+    It has the epoch of the one that is at work and is not noted in the head, so it fences nobody.
+    """
+    from uploader import Controller, ControllerSettings
+    from uploader.versioned.collection_session import CollectionSession
+
+    async with at_collection(url):
+        session = CollectionSession(url)
+        try:
+            head = (await session.head.load()).head
+            yield session.store.url, Controller(session, head.epoch, ControllerSettings())
+        finally:
+            await session.aclose()
