@@ -324,7 +324,7 @@ async def _found(
             raise
         async for listed in session.store.list(MANIFEST):
             raise InvalidSettingsError(
-                f"there is a log at {session.store.url} ({listed.key}); a collection needs a prefix of its own"
+                f"there is a log at {session.store.url} ({listed.key}); give the collection its own prefix"
             ) from None
         await require_conditional_puts(session.store, is_new=True, retry=session.retry)
         head = await session.head.create(Head(collection=new_id(), schema=wanted))

@@ -15,7 +15,7 @@ from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError
 
 if TYPE_CHECKING:
-    from uploader import CollectionStatus, Compacted, CompactionPlan, Controller, Swept
+    from uploader import CollectionStatus, Compacted, CompactionPlan, Controller, Purged
 
 COMPACT_EXAMPLES = """\b
 Examples:
@@ -158,7 +158,7 @@ def gc(
 async def _collect(url: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
     opened = _control(url, take_over=take_over) if is_confirmed else _watch(url)
     async with opened as (location, controller):
-        swept: Swept = await controller.gc(dry_run=not is_confirmed)
+        swept: Purged = await controller.gc(dry_run=not is_confirmed)
         return {
             "location": location,
             "applied": is_confirmed,
