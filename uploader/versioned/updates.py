@@ -180,7 +180,10 @@ def consolidate(
     before = digest(table)
     advanced = pc.max_element_wise(table.column(TIME), pa.scalar(since, _U64))
     table = _replaced(table, TIME, advanced)
-    table = _consolidated(table, schema)
+    try:
+        table = _consolidated(table, schema)
+    except InvalidSettingsError as error:  # no caller's fault: these are stored
+        raise CorruptionError(str(error), path="a merged batch") from error
     if schema.kind == "diff":
         if digest(table) != before:
             raise CorruptionError(
@@ -297,7 +300,7 @@ def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    largest = pc.sum(pc.abs(pc.cast(table.column(DIFF), pa.float64()))).as_py() or 0.0
+    largest = pc.sum(pc.abs(pc.cast(table.column(DIFF), pa.float64(), safe=False))).as_py() or 0.0
     if largest >= 2.0**62:
         raise InvalidSettingsError(f"the counts in {DIFF} add up to more than 64 bits hold")
     by = [*schema.columns.names, TIME, HASH]
