@@ -170,3 +170,19 @@ def test_zeros_are_one_value_and_so_are_nans() -> None:
     values = [0.0, -0.0, math.nan, -math.nan]
     stored = updates.conform(pa.table({"x": values}), schema, lower=0, upper=1)
     assert stored["_d"].to_pylist() == [2, 2]
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+@given(rows=ROWS)
+def test_the_order_in_which_rows_are_given_does_not_matter_if_no_two_have_one_key_and_time(
+    schema: CollectionSchema, rows: Any
+) -> None:
+    unique = sorted(
+        {(row[0], row[2]): row for row in rows}.values(), key=lambda row: (row[0], row[2])
+    )
+    for given_order in (unique, unique[::-1]):
+        table = given_rows(given_order, schema, 0)
+        stored = updates.conform(table, schema, lower=0, upper=STEP)
+        assert [(row["id"], row["_t"]) for row in stored.to_pylist()] == [
+            (row[0], row[2]) for row in unique
+        ]
