@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uploader.format.document import Fields, read_document, serialise
+from uploader.format.layout import MAX_U64
 from uploader.versioned.names import HEAD, check_name, parse_version_key
 from uploader.versioned.schema import CollectionSchema
 from uploader.versioned.version import Version
@@ -205,9 +206,14 @@ def _consumed(rows: Any) -> list[Consumed]:
     found = []
     for row in rows if isinstance(rows, list) else [None]:
         match row:
-            case [str(writer), int(lower), int(upper), int(digest)]:
-                item = Consumed(writer=writer, lower=lower, upper=upper, digest=digest)
-                found.append(item)
+            case [str(writer), lower, upper, digest] if _are_u64(lower, upper, digest):
+                name = check_name(writer, "the writer of a consumed batch")
+                found.append(Consumed(writer=name, lower=lower, upper=upper, digest=digest))
             case _:
                 raise ValueError("an entry of consumed is not [writer, lower, upper, digest]")
     return found
+
+
+def _are_u64(*values: Any) -> bool:
+    # bool is an int to Python, but true is no number to JSON.
+    return all(type(value) is int and 0 <= value <= MAX_U64 for value in values)

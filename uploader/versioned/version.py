@@ -13,7 +13,9 @@ from typing import Any, Final
 from uploader.format.document import Fields, read_document, serialise
 from uploader.format.layout import MAX_U64
 from uploader.versioned.names import parse_merged_key, parse_version_key
+from walstore.errors import FormatVersionError
 
+FORMAT: Final = 1
 MOST_VERSION_BYTES: Final = 4 << 20
 """Longest document of a version: some ten thousand batches."""
 
@@ -153,7 +155,7 @@ class Version:
 
     def serialise(self) -> bytes:
         """Return the document of the version."""
-        return serialise({"format": 1, **self.to_json()})
+        return serialise({"format": FORMAT, **self.to_json()})
 
     @classmethod
     def read(cls, fields: Fields) -> Version:
@@ -168,9 +170,17 @@ class Version:
 
     @classmethod
     def parse(cls, data: bytes, *, path: str) -> Version:
-        """Read the document of a version; CorruptionError for any other shape."""
+        """Read the document of a version; CorruptionError, or FormatVersionError for a newer one."""
 
         def build(fields: Fields) -> Version:
+            format_ = fields.number("format")
+            if format_ > FORMAT:
+                raise FormatVersionError(
+                    "a version of the merged area in a newer format",
+                    path=path,
+                    found=format_,
+                    supported=FORMAT,
+                )
             found = cls.read(fields)
             if parse_version_key(path) != found.n:
                 raise ValueError(f"it is the document of version {found.n}")

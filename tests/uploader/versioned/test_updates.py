@@ -1,0 +1,188 @@
+"""Updates: what callers give becomes stored tables, and compaction changes nothing that a reader sees."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.uploader.versioned.shapes import COLUMNS, schema_of
+from uploader.versioned import updates
+from uploader.versioned.schema import CollectionSchema
+from walstore.errors import CorruptionError, InvalidSettingsError
+
+DIFF, UPSERT = schema_of("diff"), schema_of("upsert")
+STEP = 10
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([None, "a", "b"]), st.integers(0, 9),
+              st.sampled_from([-2, -1, 1, 2])),
+    max_size=8,
+)  # fmt: skip
+
+
+def given_rows(rows: Any, schema: CollectionSchema, lower: int) -> pa.Table:
+    """Return (id, name, time after ``lower``, count) as callers give updates; a negative count removes."""
+    effect = [row[3] if schema is DIFF else row[3] < 0 for row in rows]
+    return pa.table({
+        "id": pa.array([row[0] for row in rows], pa.int64()),
+        "name": pa.array([row[1] for row in rows], pa.string()),
+        "_t": pa.array([lower + row[2] for row in rows], pa.uint64()),
+        schema.effect: pa.array(effect, schema.updates.field(schema.effect).type),
+    })  # fmt: skip
+
+
+def conform_all(batches: Any, schema: CollectionSchema) -> list[pa.Table]:
+    return [
+        updates.conform(
+            given_rows(rows, schema, STEP * at), schema, lower=STEP * at, upper=STEP * at + STEP
+        )
+        for at, rows in enumerate(batches)
+    ]
+
+
+def content(tables: Any, schema: CollectionSchema, as_of: int) -> Any:
+    rows = updates.snapshot(tables, schema, as_of=as_of).to_pylist()
+    if schema is DIFF:
+        return {(row["id"], row["name"]): row["_d"] for row in rows}
+    return {row["id"]: row["name"] for row in rows}
+
+
+def model(batches: Any, schema: CollectionSchema, as_of: int) -> Any:
+    flat = [(STEP * at + row[2], row) for at, rows in enumerate(batches) for row in rows]
+    counts: Counter[Any] = Counter()
+    live: dict[Any, Any] = {}
+    for time, (key, name, _, effect) in sorted(flat, key=lambda item: item[0]):
+        if time > as_of:
+            continue
+        counts[key, name] += effect
+        live.pop(key, None)
+        if effect > 0:
+            live[key] = name
+    return {row: n for row, n in counts.items() if n} if schema is DIFF else live
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+@given(
+    batches=st.lists(ROWS, min_size=3, max_size=4),
+    since=st.integers(0, 45),
+    more=st.integers(0, 20),
+    first=st.integers(0, 2),
+)
+def test_compaction_in_two_stages_changes_no_content_from_since_on(
+    schema: CollectionSchema, batches: Any, since: int, more: int, first: int
+) -> None:
+    tables = conform_all(batches, schema)
+    for as_of in range(0, 41, 8):
+        assert content(tables, schema, as_of) == model(batches, schema, as_of)
+    for floor, run in ((since, slice(first, first + 2)), (since + more, slice(0, None))):
+        inputs = tables[run]
+        merged = updates.consolidate(inputs, schema, since=floor, is_oldest=run.start == 0)
+        _check_merged(merged, inputs, schema, floor)
+        tables[run] = [merged]
+        for as_of in {floor, floor + 1, floor + 7, 39, 65} - set(range(floor)):
+            assert content(tables, schema, as_of) == model(batches, schema, as_of)
+
+
+def _check_merged(
+    merged: pa.Table, inputs: list[pa.Table], schema: CollectionSchema, since: int
+) -> None:
+    assert merged.schema == schema.stored
+    before = {max(time, since) for table in inputs for time in table["_t"].to_pylist()}
+    assert set(merged["_t"].to_pylist()) <= before
+    by = ["id", "name", "_t"] if schema is DIFF else ["id", "_t"]
+    rows = [tuple(row[name] for name in by) for row in merged.to_pylist()]
+    assert len(set(rows)) == len(rows)
+    order = [(row["id"], row["_t"]) for row in merged.to_pylist()]
+    assert order == sorted(order)
+    if schema is DIFF:
+        assert 0 not in merged["_d"].to_pylist()
+        total = sum(map(updates.digest, inputs)) % (1 << 64)
+        assert updates.digest(merged) == total
+
+
+def test_removals_vanish_only_from_the_oldest_run_and_only_up_to_since() -> None:
+    tables = conform_all([[(1, None, 2, -1), (2, None, 8, -1)]], UPSERT)
+    kept = updates.consolidate(tables, UPSERT, since=5, is_oldest=False)
+    assert [(row["id"], row["_t"]) for row in kept.to_pylist()] == [(1, 5), (2, 8)]
+    oldest = updates.consolidate(tables, UPSERT, since=5, is_oldest=True)
+    assert [(row["id"], row["_t"]) for row in oldest.to_pylist()] == [(2, 8)]
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"id": [1], "other": [1]},
+    {"name": ["a"]},
+    {"id": [None]},
+    {"id": ["1"]},
+    {"id": [1.5]},
+    {"id": [1 << 63]},
+    {"id": [1], "name": [1]},
+    {"id": [1], "_t": [None]},
+    {"id": [1], "_t": [-1]},
+    {"id": [1], "_t": [4]},
+    {"id": [1], "_t": [10]},
+    {"id": [1], "_h": [1]},
+]
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+@pytest.mark.parametrize("columns", REFUSED, ids=str)
+def test_updates_that_do_not_fit_are_refused(
+    schema: CollectionSchema, columns: dict[str, Any]
+) -> None:
+    made = {
+        name: pa.array(v, pa.uint64() if v == [1 << 63] else None) for name, v in columns.items()
+    }
+    with pytest.raises(InvalidSettingsError):
+        updates.conform(pa.table(made), schema, lower=5, upper=10)
+
+
+def test_counts_beyond_what_a_double_holds_exactly() -> None:
+    one = updates.conform(pa.table({"id": [1], "_d": [(1 << 60) + 1]}), DIFF, lower=0, upper=1)
+    assert one["_d"].to_pylist() == [(1 << 60) + 1]
+    with pytest.raises(InvalidSettingsError, match="64 bits"):
+        updates.conform(pa.table({"id": [1, 1], "_d": [1 << 62] * 2}), DIFF, lower=0, upper=1)
+    with pytest.raises(CorruptionError):
+        updates.consolidate([one] * 9, DIFF, since=0, is_oldest=True)
+
+
+def test_a_hash_depends_on_values_alone() -> None:
+    table = pa.table({"id": [1, 2], "name": ["a", None]})
+    plain = updates.conform(table, UPSERT, lower=0, upper=1)["_h"]
+    turned = updates.conform(table.select(["name", "id"]), UPSERT, lower=0, upper=1)["_h"]
+    wide = UPSERT.evolve(
+        pa.schema([COLUMNS.field(0), ("name", pa.large_string()), ("new", pa.float64())])
+    )
+    assert plain == turned == updates.conform(table, wide, lower=0, upper=1)["_h"]
+    upgraded = updates.upgrade(updates.conform(table, UPSERT, lower=0, upper=1), wide, path="x")
+    assert upgraded.schema == wide.stored
+    assert upgraded["new"].null_count == 2
+    with pytest.raises(CorruptionError):
+        updates.upgrade(upgraded, UPSERT, path="x")
+
+
+def test_zeros_are_one_value_and_so_are_nans() -> None:
+    schema = CollectionSchema.new(pa.schema([("x", pa.float64())]), kind="diff", key=())
+    values = [0.0, -0.0, math.nan, -math.nan]
+    stored = updates.conform(pa.table({"x": values}), schema, lower=0, upper=1)
+    assert stored["_d"].to_pylist() == [2, 2]
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+@given(rows=ROWS)
+def test_the_order_in_which_rows_are_given_does_not_matter_if_no_two_have_one_key_and_time(
+    schema: CollectionSchema, rows: Any
+) -> None:
+    unique = sorted(
+        {(row[0], row[2]): row for row in rows}.values(), key=lambda row: (row[0], row[2])
+    )
+    for given_order in (unique, unique[::-1]):
+        table = given_rows(given_order, schema, 0)
+        stored = updates.conform(table, schema, lower=0, upper=STEP)
+        assert [(row["id"], row["_t"]) for row in stored.to_pylist()] == [
+            (row[0], row[2]) for row in unique
+        ]
