@@ -23,8 +23,8 @@ from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import transitions, updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
-from uploader.versioned.names import MAX_NAME_CHARACTERS, check_name, new_id
-from uploader.versioned.pending import PendingPart, cover
+from uploader.versioned.names import HEAD, MAX_NAME_CHARACTERS, check_name, new_id
+from uploader.versioned.pending import PendingPart, StaleSchemaError, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
     ContentionError,
@@ -369,12 +369,17 @@ class CollectionReader:
             before, rounds = self._session.head.seen, rounds + 1
             try:
                 return await read()
-            except ObjectNotFoundError as error:
+            except (ObjectNotFoundError, StaleSchemaError) as error:
                 await self._load()  # raises if the registration is lost
-                if rounds == _REREADS or self._session.head.seen.etag == before.etag:
+                if rounds < _REREADS and self._session.head.seen.etag != before.etag:
+                    continue
+                if isinstance(error, StaleSchemaError):
                     raise CorruptionError(
-                        "an object of the collection is missing", path=error.key
+                        "a batch has a schema that its collection never had", path=HEAD
                     ) from error
+                raise CorruptionError(
+                    "an object of the collection is missing", path=error.key
+                ) from error
 
     @contextmanager
     def _reading(self, version: int) -> Iterator[None]:

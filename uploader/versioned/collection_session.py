@@ -15,7 +15,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from uploader.versioned import batch_file, updates
 from uploader.versioned.collection_head import CollectionHead
-from uploader.versioned.pending import PendingArea
+from uploader.versioned.pending import PendingArea, check_schema
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from uploader.versioned.version import MergedBatch
 from walstore.errors import CorruptionError
@@ -95,6 +95,7 @@ class CollectionSession:
                 expected=expected,
                 found=found,
             )
+        check_schema(footer, schema, key)
         table = updates.upgrade(table, schema, path=key)
         return updates.between(table, start, MAX_TIME) if start else table
 

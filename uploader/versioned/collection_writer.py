@@ -12,7 +12,8 @@ After any answer that is not prompt, the head is read again, and decides.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import pending_key
-from uploader.versioned.pending import PendingBatch, cover
+from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
     IndefiniteError,
@@ -36,6 +37,8 @@ from walstore.validation.arguments import as_int
 
 _REFRESH_SECONDS: Final = cas.TRUSTED_SECONDS / 2
 """A head that is older is read again next to the put."""
+
+_T = TypeVar("_T")
 
 
 class CollectionWriter:
@@ -180,8 +183,9 @@ class CollectionWriter:
         result = await self._created(key, data)
         if result.outcome is cas.PutOutcome.LOST and result.data is not None:
             self._is_open = False
-            other = await session.pending.decode(key, result.data, schema)
-            if other[0].upper != upper or not other[1].equals(table):
+            found = result.data
+            other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
+            if other[0].upper != upper or not self._is_equal(other[1], table):
                 return other
             # The same updates in another encoding.
             result = cas.PutResult(outcome=cas.PutOutcome.COMMITTED, etag=result.etag)
@@ -236,13 +240,30 @@ class CollectionWriter:
         session = self._session
         head = session.head.seen.head
         if lower >= head.purged:
-            found = await session.pending.fetch(self.name, lower, head.schema)
-            return found is not None and found[0].upper == upper and found[1].equals(table)
+            found = await self._fetched(lower)
+            return found is not None and found[0].upper == upper and self._is_equal(found[1], table)
         digest = await session.worker.run(updates.digest, table)
         return any(
             (item.writer, item.lower, item.upper, item.digest) == (self.name, lower, upper, digest)
             for item in head.consumed
         )
+
+    async def _fetched(self, lower: int) -> tuple[PendingBatch, pa.Table] | None:
+        return await self._newest(
+            lambda schema: self._session.pending.fetch(self.name, lower, schema)
+        )
+
+    async def _newest(self, read: Callable[[CollectionSchema], Awaitable[_T]]) -> _T:
+        """Return what ``read`` returns for the newest schema that is needed."""
+        try:
+            return await read(self._session.head.seen.head.schema)
+        except StaleSchemaError:
+            return await read((await self._session.head.load()).head.schema)
+
+    def _is_equal(self, theirs: pa.Table, ours: pa.Table) -> bool:
+        """Return whether two tables have the same updates; ours may be of an older schema."""
+        schema = self._session.head.seen.head.schema
+        return bool(theirs.equals(updates.upgrade(ours, schema, path=self.name)))
 
     async def _check_published(self, table: pa.Table, start: int, limit: int) -> None:
         """Compare updates with what the shard still has for their times; IndefiniteError."""
@@ -251,7 +272,7 @@ class CollectionWriter:
         batches = await session.pending.survey(head, writer=self.name, beyond=start)
         for batch in batches:
             if batch.lower < limit:
-                found = await session.pending.fetch(self.name, batch.lower, head.schema)
+                found = await self._fetched(batch.lower)
                 if found is not None:
                     await self._agreed(found, table, max(start, batch.lower), limit)
 
@@ -262,9 +283,8 @@ class CollectionWriter:
         batch, theirs = other
         end = min(batch.upper, upper)
         cut = self._session.worker.run
-        if not (await cut(updates.between, theirs, start, end)).equals(
-            await cut(updates.between, table, start, end)
-        ):
+        known = await cut(updates.between, theirs, start, end)
+        if not self._is_equal(known, await cut(updates.between, table, start, end)):
             raise IndefiniteError(
                 f"the shard {self.name} already contains other updates for these times",
                 writers=(self.name, batch.writer),
@@ -282,6 +302,7 @@ def _conformed(table: pa.Table, schema: CollectionSchema, lower: int, upper: int
 def _encode(
     table: pa.Table, schema: CollectionSchema, collection: str, writer: str, lower: int, upper: int
 ) -> tuple[BatchFooter, bytes]:
+    table = updates.upgrade(table, schema, path=writer)  # columns may have been added since
     footer = BatchFooter(
         collection=collection,
         writer=writer,

@@ -81,27 +81,22 @@ def plan_compaction(
     Args:
         head: The newest head, after leases that have ended were removed.
         pending: The batches of all shards that reach beyond the merged area.
-        is_full: Whether all batches become one, unless that was done with this ``since``.
-        most_rows: About so many updates are merged at a time.
+        is_full: Whether all batches become one, unless that was done with this ``since``, or they have more
+            than ``most_rows`` updates.
+        most_rows: A pass takes no more updates, unless one pending batch has more.
     """
     parts = _first(cover(pending, head.upper), most_rows)
     batches = head.version.batches
-    if parts:
-        start, end = len(batches), len(batches)
-        rows = sum(part.batch.footer.rows for part in parts)
-    else:
-        start, end, rows = _unsettled(batches, head.since, is_full=is_full)
-        if start == end:
+    rows = sum(part.batch.footer.rows for part in parts)
+    if is_full and rows + head.version.rows <= most_rows:
+        if not parts and (not batches or (len(batches) == 1 and batches[0].since == head.since)):
             return None
-    while start > 0:
-        older = batches[start - 1]
-        if older.layer > _layer(rows) and not is_full:
-            break
-        if rows + older.rows > most_rows and end - start + len(parts) > 1:
-            break
-        start, rows = start - 1, rows + older.rows
-    if not parts and end - start < 2 and not is_full:
-        return None
+        start, end = 0, len(batches)
+    else:
+        end = len(batches) if parts else _unsettled(batches, most_rows)
+        start = _start(batches[:end], rows, most_rows) if parts else max(end - 2, 0)
+        if start == end and not parts:
+            return None
     run = batches[start:end]
     return CompactionPlan(
         run=run,
@@ -125,16 +120,24 @@ def _first(parts: Sequence[PendingPart], most_rows: int) -> list[PendingPart]:
     return taken
 
 
-def _unsettled(
-    batches: Sequence[MergedBatch], since: int, *, is_full: bool
-) -> tuple[int, int, int]:
-    """Return start, end and rows of the newest batch that its neighbour should take in; empty if none."""
-    if is_full and batches and (len(batches) > 1 or batches[0].since < since):
-        return len(batches) - 1, len(batches), batches[-1].rows
-    for index in range(len(batches) - 1, 0, -1):
-        if batches[index - 1].layer <= batches[index].layer:
-            return index, index + 1, batches[index].rows
-    return 0, 0, 0
+def _start(batches: Sequence[MergedBatch], rows: int, most_rows: int) -> int:
+    """Return the index of the first of the newest batches that join so many newer updates."""
+    start = len(batches)
+    while start > 0:
+        older = batches[start - 1]
+        if older.layer > _layer(rows) or rows + older.rows > most_rows:
+            break
+        start, rows = start - 1, rows + older.rows
+    return start
+
+
+def _unsettled(batches: Sequence[MergedBatch], most_rows: int) -> int:
+    """Return the end of the newest two batches of which the older one is in no higher layer; 0 if none."""
+    for end in range(len(batches), 1, -1):
+        older, newer = batches[end - 2 : end]
+        if older.layer <= newer.layer and older.rows + newer.rows <= most_rows:
+            return end
+    return 0
 
 
 def _layer(rows: int) -> int:

@@ -29,7 +29,7 @@ from uploader.versioned.compaction import (
 )
 from uploader.versioned.head import Head
 from uploader.versioned.names import merged_key, version_key
-from uploader.versioned.pending import disagreement
+from uploader.versioned.pending import StaleSchemaError, disagreement
 from uploader.versioned.sweep import Purged, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
@@ -191,7 +191,12 @@ class Controller:
                     return dataclasses.replace(
                         done, version=head.version.n, upper=head.upper, since=head.since
                     )
-                output = await self._merge(plan, head)
+                try:
+                    output = await self._merge(plan, head)
+                except StaleSchemaError:
+                    if head.schema.id == (await self._newest()).schema.id:
+                        raise
+                    continue
                 await self._commit(plan, output)
                 done = dataclasses.replace(
                     done,

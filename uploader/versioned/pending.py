@@ -26,7 +26,7 @@ from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.head import Head
 from uploader.versioned.names import PENDING_FOLDER, parse_pending_key, pending_key
 from uploader.versioned.schema import CollectionSchema
-from walstore.errors import CollectionNotFoundError, CorruptionError
+from walstore.errors import CollectionNotFoundError, CorruptionError, WalError
 from walstore.runtime.threads import Worker
 
 PLUG: Final = b"the collection was deleted"
@@ -69,6 +69,12 @@ class PendingPart:
     batch: PendingBatch
     start: int
     limit: int
+
+
+class StaleSchemaError(WalError):
+    """A batch was written in a newer schema than that of the head at hand: read the head again."""
+
+    retriable = True
 
 
 class PendingArea:
@@ -147,9 +153,9 @@ class PendingArea:
     async def fetch(
         self, writer: str, lower: int, schema: CollectionSchema
     ) -> tuple[PendingBatch, pa.Table] | None:
-        """Return a batch with its updates in the newest schema; None if there is none.
+        """Return a batch with its updates in ``schema``; None if there is none.
 
-        CollectionNotFoundError if the collection was deleted.
+        CollectionNotFoundError if the collection was deleted, StaleSchemaError if ``schema`` is too old.
         """
         key = pending_key(writer, lower)
         async with self._turns:
@@ -185,7 +191,14 @@ class PendingArea:
 
 def _decode(data: bytes, key: str, schema: CollectionSchema) -> tuple[BatchFooter, pa.Table]:
     footer, table = batch_file.decode(data, path=key)
+    check_schema(footer, schema, key)
     return footer, updates.upgrade(table, schema, path=key)
+
+
+def check_schema(footer: BatchFooter, schema: CollectionSchema, key: str) -> None:
+    """Raise StaleSchemaError if a batch is newer than ``schema``."""
+    if footer.schema_id > schema.id:
+        raise StaleSchemaError(f"{key} was written in a newer schema; read the head again")
 
 
 def cover(

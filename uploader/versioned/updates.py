@@ -96,6 +96,11 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
     found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
     if not kinds.is_floating(field.type):
         return found
+    given = table.column(field.name)
+    if kinds.is_floating(given.type) and pc.sum(pc.is_inf(given)) != pc.sum(pc.is_inf(found)):
+        raise InvalidSettingsError(
+            f"the column {field.name!r} has values too large for {field.type}"
+        )
     found = pc.add(found, pa.scalar(0.0, field.type))  # no negative zero
     return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
 
@@ -238,6 +243,8 @@ def upgrade(table: pa.Table, schema: CollectionSchema, *, path: str) -> pa.Table
         ]
         found = pa.Table.from_arrays(columns, schema=stored)
         found.validate()
+        if any(not field.nullable and found.column(field.name).null_count for field in stored):
+            raise CorruptionError("a batch has nulls in a column without nulls", path=path)
     except pa.ArrowException as error:
         raise CorruptionError(
             f"a batch has columns of other types than its collection ({error})", path=path

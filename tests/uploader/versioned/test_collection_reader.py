@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pyarrow as pa
 import pytest
 
-from tests.uploader.versioned.collections import HOUR, Site, content, rows
+from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
 from uploader.testing.faults import call, fail, timeout
 from walstore.errors import (
     CorruptionError,
@@ -281,6 +282,26 @@ async def test_a_read_that_is_overtaken_by_a_collection_begins_again():
         program.store.on("get", call(overtake), key_prefix="merged/")
         assert content(await reader.snapshot(as_of=4)) == [(1, "a", 1)]
         await reader.release()
+
+
+async def test_a_batch_in_a_newer_schema_is_read_with_that_schema():
+    """Columns are added, and a batch with them is published, between a reader's head and its listing."""
+    site = Site()
+    program = site.program()
+    note = pa.field("note", pa.string())
+    async with program.opened() as collection, site.program().opened() as other:
+        await other.writer().append(A, lower=0, upper=1)
+        async with await collection.reader() as reader:
+
+            async def evolve(request):
+                await other.evolve(SCHEMA.append(note))
+                await other.writer().append(A.append_column(note, [["x"]]), lower=1, upper=2)
+                return await request()
+
+            program.store.on("list", evolve)
+            assert content(await reader.snapshot(as_of=1)) == [(1, "a", "x", 1), (1, "a", None, 1)]
+        await collection.writer().append(B, lower=2, upper=3)
+        await other.writer().append(B, lower=2, upper=3)
 
 
 async def test_a_closed_reader_says_so():

@@ -322,6 +322,18 @@ async def test_a_pass_takes_no_more_than_it_may():
     assert await everything(site) == before
 
 
+async def test_a_batch_that_is_too_large_for_a_pass_stays_as_it_is():
+    site = Site()
+    await fill(site, 20)
+    async with site.program().controller(settings=ControllerSettings(most_rows=30)) as keeper:
+        await keeper.compact()
+        await fill(site, 20, start=20)
+        for is_full in (False, True):
+            await keeper.compact(is_full=is_full)
+            head = parse_head((await site.objects.get("head")).data).head
+            assert [batch.rows for batch in head.version.batches] == [20, 20]
+
+
 async def test_random_collections_agree_with_a_model():
     chance = random.Random(7)
     site = Site()

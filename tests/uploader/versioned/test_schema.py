@@ -101,7 +101,8 @@ def test_the_columns_of_updates_and_batches() -> None:
 
 def test_a_collection_without_a_key_is_ordered_by_all_columns() -> None:
     assert CollectionSchema.new(COLUMNS, kind="diff", key=[]).order == ("id", "name")
-    assert schema_of("diff").order == ("id",)
+    assert CollectionSchema.new(COLUMNS, kind="diff", key=["name"]).order == ("name", "id")
+    assert schema_of("upsert").order == ("id",)
 
 
 WIDER = [

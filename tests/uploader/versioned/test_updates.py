@@ -88,6 +88,12 @@ def test_compaction_in_two_stages_changes_no_content_from_since_on(
             assert content(tables, schema, as_of) == model(batches, schema, as_of)
 
 
+def _place(row: dict[str, Any], schema: CollectionSchema) -> list[Any]:
+    """Return what rows are sorted by: nulls come last."""
+    columns = [(row[name] is None, row[name] or "") for name in schema.order if name != "id"]
+    return [row["id"], *columns, row["_t"]]
+
+
 def _check_merged(
     merged: pa.Table, inputs: list[pa.Table], schema: CollectionSchema, since: int
 ) -> None:
@@ -97,7 +103,7 @@ def _check_merged(
     by = ["id", "name", "_t"] if schema is DIFF else ["id", "_t"]
     rows = [tuple(row[name] for name in by) for row in merged.to_pylist()]
     assert len(set(rows)) == len(rows)
-    order = [(row["id"], row["_t"]) for row in merged.to_pylist()]
+    order = [_place(row, schema) for row in merged.to_pylist()]
     assert order == sorted(order)
     if schema is DIFF:
         assert 0 not in merged["_d"].to_pylist()
@@ -183,6 +189,9 @@ def test_the_order_in_which_rows_are_given_does_not_matter_if_no_two_have_one_ke
     for given_order in (unique, unique[::-1]):
         table = given_rows(given_order, schema, 0)
         stored = updates.conform(table, schema, lower=0, upper=STEP)
-        assert [(row["id"], row["_t"]) for row in stored.to_pylist()] == [
+        found = stored.to_pylist()
+        assert sorted((row["id"], row["_t"]) for row in found) == [
             (row[0], row[2]) for row in unique
         ]
+        places = [_place(row, schema) for row in found]
+        assert places == sorted(places)
