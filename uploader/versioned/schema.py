@@ -157,9 +157,7 @@ class CollectionSchema:
                 )
             new = columns.field(index)
             is_looser = new.nullable and not old.nullable and old.name not in self.key
-            if not _is_wider(old.type, new.type) or (
-                new.nullable != old.nullable and not is_looser
-            ):
+            if not is_wider(old.type, new.type) or (new.nullable != old.nullable and not is_looser):
                 raise InvalidSettingsError(
                     f"the column {old.name!r} cannot change from {old} to {new}: types only become wider"
                 )
@@ -213,6 +211,17 @@ def parse_type(text: str) -> pa.DataType:
     raise ValueError(f"no column has the type {text[:80]!r}")
 
 
+def parquet_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column has when it is read from a Parquet file: there are no seconds there."""
+    if kinds.is_date64(kind):
+        return pa.date32()
+    if kinds.is_time32(kind):
+        return pa.time32("ms")
+    if kinds.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", tz=kind.tz)
+    return kind
+
+
 def _check_field(field: pa.Field) -> None:
     if not field.name or field.name.startswith("_") or not field.name.isprintable():
         raise InvalidSettingsError(
@@ -229,7 +238,8 @@ def _check_field(field: pa.Field) -> None:
         )
 
 
-def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
+    """Return whether a type has all values of another one, or is the same."""
     if old.equals(new):
         return True
     for ladder in (_SIGNED, _UNSIGNED, (pa.float32(), pa.float64())):

@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from uploader.versioned.schema import DELETED, DIFF, HASH, TIME, CollectionSchema
+from uploader.versioned.schema import (
+    DELETED,
+    DIFF,
+    HASH,
+    TIME,
+    CollectionSchema,
+    is_wider,
+    parquet_type,
+)
 from walstore.errors import CorruptionError, InvalidSettingsError
 
 _MODULUS: Final = 1 << 64
@@ -227,12 +235,17 @@ def upgrade(table: pa.Table, schema: CollectionSchema, *, path: str) -> pa.Table
         return table
     unknown = [name for name in table.column_names if name not in stored.names]
     missing = [field.name for field in stored if field.name not in table.column_names]
-    if unknown or any(not stored.field(name).nullable for name in missing):
+    narrower = [
+        name
+        for name in table.column_names
+        if name not in unknown and not _fits(table.schema.field(name).type, stored.field(name).type)
+    ]
+    if unknown or narrower or any(not stored.field(name).nullable for name in missing):
         raise CorruptionError(
             "a batch has other columns than its collection",
             path=path,
-            expected=stored.names,
-            found=table.column_names,
+            expected=str(stored),
+            found=str(table.schema),
         )
     try:
         columns = [
@@ -250,6 +263,11 @@ def upgrade(table: pa.Table, schema: CollectionSchema, *, path: str) -> pa.Table
             f"a batch has columns of other types than its collection ({error})", path=path
         ) from error
     return found
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a column of a batch can be one of its collection."""
+    return is_wider(found, wanted) or found.equals(parquet_type(wanted))
 
 
 def snapshot(tables: Sequence[pa.Table], schema: CollectionSchema, *, as_of: int) -> pa.Table:

@@ -1,0 +1,198 @@
+"""Batches as files: every type survives, damage is found, and nothing takes unbounded memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.uploader.versioned.collections import SCHEMA
+from uploader.format.document import serialise
+from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import FOOTER_KEY, BatchFooter
+from uploader.versioned.schema import CollectionSchema, parse_type
+from walstore.errors import CorruptionError, FormatVersionError
+
+DIFF = CollectionSchema.new(SCHEMA, kind="diff", key=("k",))
+UPSERT = CollectionSchema.new(SCHEMA, kind="upsert", key=("k",))
+TYPES = [
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float", "double", "bool", "string", "large_string", "binary", "large_binary",
+    "fixed_size_binary[3]", "date32[day]", "date64[ms]", "time32[s]", "time32[ms]", "time64[us]",
+    "time64[ns]", *(f"timestamp[{unit}]" for unit in ("s", "ms", "us", "ns")),
+    "timestamp[us, tz=Europe/Berlin]", *(f"duration[{unit}]" for unit in ("s", "ms", "us", "ns")),
+    "decimal128(9, 2)", "decimal256(50, 3)",
+]  # fmt: skip
+
+
+def made(table: pa.Table, schema: CollectionSchema, *, upper: int = 10) -> bytes:
+    """Return the file of a caller's updates."""
+    stored = updates.conform(table, schema, lower=0, upper=upper)
+    return batch_file.encode(stored, footer_of(stored, schema, upper), schema=schema)
+
+
+def footer_of(stored: pa.Table, schema: CollectionSchema, upper: int = 10) -> BatchFooter:
+    return BatchFooter(
+        collection="c",
+        writer="w",
+        lower=0,
+        upper=upper,
+        since=0,
+        rows=stored.num_rows,
+        digest=updates.digest(stored),
+        schema_id=schema.id,
+    )
+
+
+def some(rows: int = 20) -> pa.Table:
+    return pa.table({"k": list(range(rows)), "v": [f"value {row}" for row in range(rows)]})
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_survives(name: str) -> None:
+    kind = parse_type(name)
+    whole = pa.array([1, 2, None], pa.int64())
+    if pa.types.is_fixed_size_binary(kind):
+        values = pa.array([b"abc", b"\x00\x01\x02", None], kind)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        values = pa.array([b"a", b"", None], kind)
+    elif pa.types.is_date64(kind):
+        values = pa.array([86_400_000, 172_800_000, None], pa.int64()).cast(kind)
+    elif pa.types.is_date32(kind) or pa.types.is_time32(kind):
+        values = whole.cast(pa.int32()).cast(kind)
+    elif pa.types.is_decimal(kind):
+        values = pa.array([Decimal("1.25"), Decimal("-2.5"), None], kind)
+    else:
+        values = pa.array([1000, 2000, None] if name.endswith("[ns]") else [1, 2, None]).cast(kind)
+    columns = pa.schema([("id", pa.int64()), ("x", kind)])
+    schema = CollectionSchema.new(columns, kind="diff", key=("id",))
+    stored = updates.conform(pa.table({"id": [1, 2, 3], "x": values}), schema, lower=0, upper=10)
+    data = batch_file.encode(stored, footer_of(stored, schema), schema=schema)
+    footer, found = batch_file.decode(data, path="p")
+    assert updates.upgrade(found, schema, path="p").equals(stored)
+    assert footer == footer_of(stored, schema)
+    merged = updates.consolidate(
+        [stored, found.cast(schema.stored)], schema, since=0, is_oldest=True
+    )
+    assert merged["_d"].to_pylist() == [2, 2, 2]
+    assert updates.snapshot([merged], schema, as_of=5)["x"].to_pylist() == values.to_pylist()
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+def test_the_same_updates_give_the_same_bytes(schema: CollectionSchema) -> None:
+    assert made(some(), schema) == made(some(), schema)
+    shuffled = some().take(random.Random(1).sample(range(20), 20))
+    assert made(shuffled, schema) == made(some(), schema)
+
+
+def test_a_batch_without_updates() -> None:
+    footer, found = batch_file.decode(made(some(0), DIFF), path="p")
+    assert (footer.rows, found.num_rows, footer.digest) == (0, 0, 0)
+
+
+def test_a_changed_byte_is_found_or_harmless() -> None:
+    data = made(some(), DIFF)
+    expected = batch_file.decode(data, path="p")
+    for position in range(0, len(data), 3):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x41
+        try:
+            footer, found = batch_file.decode(bytes(damaged), path="p")
+            found = updates.upgrade(found, DIFF, path="p")
+        except (CorruptionError, FormatVersionError):
+            continue
+        kept = dataclasses.replace(
+            footer, collection="c", writer="w", lower=0, upper=10, since=0, schema_id=0
+        )
+        assert (kept, found.to_pylist()) == (expected[0], expected[1].to_pylist()), position
+
+
+def test_what_was_cut_off_is_found() -> None:
+    data = made(some(), DIFF)
+    for length in (*range(0, len(data), 97), len(data) - 1):
+        with pytest.raises(CorruptionError):
+            batch_file.decode(data[:length], path="p")
+    with pytest.raises(CorruptionError):
+        batch_file.decode(random.Random(3).randbytes(500), path="p")
+
+
+def test_the_footer_is_read_from_the_end_alone() -> None:
+    data = made(some(5000), DIFF)
+    needed = batch_file.footer_bytes(data[-8:], path="p")
+    assert needed < len(data)
+    footer = batch_file.read_footer(data[-needed:], size_bytes=len(data), path="p")
+    assert footer == batch_file.decode(data, path="p")[0]
+    with pytest.raises(CorruptionError):
+        batch_file.read_footer(data[-needed + 1 :], size_bytes=len(data), path="p")
+
+
+def forged(table: pa.Table, entry: bytes | None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as file:
+        file.write_table(table)
+        if entry is not None:
+            file.add_key_value_metadata({FOOTER_KEY: entry.decode()})
+    return sink.getvalue().to_pybytes()
+
+
+def entry(**changes: object) -> bytes:
+    stored = updates.conform(some(), DIFF, lower=0, upper=10)
+    return serialise({"format": 1, **dataclasses.asdict(footer_of(stored, DIFF)), **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rows": 19}, {"rows": 1 << 40}, {"digest": 7}, {"digest": -1}, {"lower": 10}, {"upper": 0},
+        {"upper": 1 << 65}, {"lower": 1}, {"since": True}, {"collection": 5}, {"format": "1"}, {"writer": []},
+    ],
+)  # fmt: skip
+def test_a_forged_footer_is_found(changes: dict[str, object]) -> None:
+    stored = updates.conform(some(), DIFF, lower=0, upper=10)
+    assert batch_file.decode(forged(stored, entry()), path="p")[0].rows == 20
+    with pytest.raises(CorruptionError):
+        batch_file.decode(forged(stored, entry(**changes)), path="p")
+
+
+def test_forged_columns_are_found() -> None:
+    stored = updates.conform(some(), DIFF, lower=0, upper=10)
+    tables = [
+        stored.drop_columns(["_h"]),
+        stored.drop_columns(["_t"]),
+        stored.set_column(3, "_d", pa.array([1.0] * 20)),
+        stored.set_column(2, "_t", pa.array([None] * 20, pa.uint64())),
+        stored.append_column("_x", pa.array([1] * 20)),
+        stored.append_column("k", stored["k"]),
+    ]
+    for table in tables:
+        with pytest.raises(CorruptionError):
+            batch_file.decode(forged(table, entry()), path="p")
+    with pytest.raises(CorruptionError, match="which batch"):
+        batch_file.decode(forged(stored, None), path="p")
+    with pytest.raises(FormatVersionError):
+        batch_file.decode(forged(stored, entry(format=2)), path="p")
+    other = stored.set_column(1, "v", pa.array([1] * 20))
+    with pytest.raises(CorruptionError):
+        updates.upgrade(batch_file.decode(forged(other, entry()), path="p")[1], DIFF, path="p")
+
+
+def test_a_file_that_would_take_gigabytes_is_refused() -> None:
+    value = "x" * (1 << 20)
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 8000), pa.array([value]))
+    table = pa.table({"k": list(range(8000)), "v": values})
+    stored = pa.table(
+        {
+            **{name: table[name] for name in ("k", "v")},
+            "_t": pa.array([0] * 8000, pa.uint64()),
+            "_d": pa.array([1] * 8000, pa.int64()),
+            "_h": pa.array([0] * 8000, pa.uint64()),
+        }
+    )
+    data = forged(stored, entry(rows=8000, digest=0))
+    assert len(data) < 1 << 21
+    with pytest.raises(CorruptionError, match="memory"):
+        batch_file.decode(data, path="p")
