@@ -1,0 +1,109 @@
+"""The pending area: which batches count, how a reader covers times with them, and who disagrees."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.uploader.versioned.collections import Site, rows
+from uploader.stores.retry import RetryPolicy
+from uploader.versioned.batch_file import BatchFooter
+from uploader.versioned.collection_head import CollectionHead
+from uploader.versioned.pending import PLUG, PendingArea, PendingBatch, cover, disagreement
+from walstore.errors import CorruptionError
+from walstore.runtime.threads import Worker
+
+
+def batch(writer: str, lower: int, upper: int, digest: int = 0) -> PendingBatch:
+    footer = BatchFooter(
+        collection="c",
+        writer=writer,
+        lower=lower,
+        upper=upper,
+        since=0,
+        rows=1,
+        digest=digest,
+        schema_id=0,
+    )
+    return PendingBatch(writer=writer, footer=footer, size_bytes=9)
+
+
+def spans(batches: list[PendingBatch], start: int, **options: object) -> list[tuple[str, int, int]]:
+    return [
+        (part.batch.writer, part.start, part.limit) for part in cover(batches, start, **options)
+    ]  # type: ignore[arg-type]
+
+
+def test_a_chain_is_followed_to_its_end() -> None:
+    chain = [batch("w", 0, 5), batch("w", 5, 9), batch("w", 10, 12)]
+    assert spans(chain, 0) == [("w", 0, 5), ("w", 5, 9)]
+    assert spans(chain, 3) == [("w", 3, 5), ("w", 5, 9)]
+    assert spans(chain, 9) == []
+    assert spans(chain, 0, limit=7) == [("w", 0, 5), ("w", 5, 7)]
+
+
+def test_a_reader_stays_in_its_shard_and_changes_it_when_that_ends() -> None:
+    both = [batch("a", 0, 5), batch("a", 5, 9), batch("b", 0, 7), batch("b", 7, 20)]
+    assert spans(both, 0) == [("b", 0, 7), ("b", 7, 20)]
+    assert spans(both, 0, prefer="a") == [("a", 0, 5), ("a", 5, 9), ("b", 9, 20)]
+    assert spans(both, 6, prefer="a") == [("a", 6, 9), ("b", 9, 20)]
+
+
+def test_shards_are_compared_where_both_have_a_frontier() -> None:
+    one = [batch("a", 0, 5, 1), batch("a", 5, 9, 2)]
+    assert disagreement([*one, batch("b", 0, 9, 3)]) is None
+    assert disagreement([*one, batch("b", 0, 8, 7)]) is None, "no frontier in common but the first"
+    found = disagreement([*one, batch("b", 0, 9, 4)])
+    assert found is not None
+    assert [item.upper for item in found] == [9, 9]
+    assert disagreement([*one, batch("b", 5, 9, 1)]) is not None
+    assert disagreement([batch("a", 0, 5, 1), batch("a", 7, 9, 2), batch("b", 0, 9, 0)]) is None, (
+        "a gap"
+    )
+
+
+async def area(site: Site) -> tuple[PendingArea, CollectionHead]:
+    retry = RetryPolicy(clock=site.clock)
+    head = CollectionHead(site.objects, retry=retry, clock=site.clock)
+    collection = (await head.load()).head.collection
+    return PendingArea(site.objects, collection=collection, worker=Worker("t", threads=1)), head
+
+
+async def test_what_does_not_belong_there_is_left_out_or_refused() -> None:
+    site = Site()
+    async with site.program().opened() as collection:
+        await collection.writer().append(rows((1, "a")), lower=0, upper=5)
+        pending, head = await area(site)
+        for key in ("pending/x", "pending/main/5.parquet", "pending/a b/0000000000000000.parquet"):
+            await site.objects.put_if_absent(key, b"what")
+        assert [one.upper for one in await pending.survey(head.seen.head)] == [5]
+        data = (await site.objects.get(f"pending/main/{0:016x}.parquet")).data
+        await site.objects.put_if_absent(f"pending/other/{3:016x}.parquet", data)
+        with pytest.raises(CorruptionError, match="pending/other"):
+            await pending.survey(head.seen.head)
+        await site.objects.delete([f"pending/other/{3:016x}.parquet"])
+        await site.objects.put_if_absent(f"pending/main/{5:016x}.parquet", PLUG)
+        assert [one.upper for one in await pending.survey(head.seen.head)] == [5]
+
+
+async def test_a_batch_below_the_purged_time_counts_for_nothing() -> None:
+    site = Site()
+    async with site.program().opened() as collection:
+        await collection.writer().append(rows((1, "a")), lower=0, upper=5)
+        await collection.writer().append(rows((1, "a")), lower=5, upper=9)
+        pending, head = await area(site)
+        import dataclasses
+
+        seen = dataclasses.replace(head.seen.head, purged=5)
+        assert [one.lower for one in await pending.survey(seen)] == [5]
+
+
+async def test_footers_are_read_once() -> None:
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection:
+        for lower in range(5):
+            await collection.writer().append(rows((1, "a")), lower=lower, upper=lower + 1)
+        await collection.status()
+        before = program.store.requests
+        await collection.status()
+        assert program.store.requests - before == 2, "the head and the listing"
