@@ -22,7 +22,11 @@ from uploader.stores.port import ObjectStore, remove
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.versioned import transitions
-from uploader.versioned.collection_reader import LEASE_SECONDS, CollectionReader, check_lease
+from uploader.versioned.collection_reader import (
+    LEASE_SECONDS,
+    CollectionReader,
+    check_lease,
+)
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.collection_writer import CollectionWriter
 from uploader.versioned.head import Head, ReaderHold

@@ -140,7 +140,7 @@ class CollectionReader:
         Raises:
             SinceViolationError: Times after ``as_of`` were compacted with it.
         """
-        at = None if as_of is None else _check_time(as_of, "as_of")
+        at = None if as_of is None else check_time(as_of, "as_of")
         waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
         async with asyncio.timeout(waiting):
             return (await self._reread(lambda: self._snapshot(at)))[0]
@@ -153,7 +153,7 @@ class CollectionReader:
         The rows of the content have the time ``as_of``. Arguments and errors as of :meth:`snapshot` and
         :meth:`listen`.
         """
-        at = None if as_of is None else _check_time(as_of, "as_of")
+        at = None if as_of is None else check_time(as_of, "as_of")
         content, found = await self._reread(lambda: self._snapshot(at))
         schema = self._session.head.seen.head.schema
         yield updates.as_updates(content, schema, at=max(found, 0)), found + 1
@@ -190,7 +190,7 @@ class CollectionReader:
 
         Cancellation: the hold moves now, or with a later renewal, or stays.
         """
-        self._frontier = max(self._frontier, _check_time(since, "since"))
+        self._frontier = max(self._frontier, check_time(since, "since"))
         await self._renew()
 
     async def compare_and_downgrade(self, expected: str, token: str, since: int) -> None:
@@ -198,8 +198,10 @@ class CollectionReader:
 
         The token is the owner's: a fence, or its own position. ExpectationError if it is not ``expected``.
         """
-        _check_time(since, "since")
+        check_time(since, "since")
         self._check()
+        if self._lease_seconds is not None:
+            raise InvalidSettingsError("only a critical reader has a token; use downgrade_since()")
         for what, text in (("expected", expected), ("token", token)):
             if len(as_text(text, what).encode()) > MAX_TOKEN_BYTES:
                 raise InvalidSettingsError(f"{what} must have at most {MAX_TOKEN_BYTES} bytes")
@@ -461,7 +463,8 @@ def _expires_us(session: CollectionSession, lease_seconds: float | None) -> int 
     return None if lease_seconds is None else session.after_us(lease_seconds)
 
 
-def _check_time(value: object, what: str) -> int:
+def check_time(value: object, what: str) -> int:
+    """Return a time of updates; TypeError or InvalidSettingsError naming ``what``."""
     time = as_int(value, what)
     if not 0 <= time < MAX_TIME:
         raise InvalidSettingsError(f"{what} must be between 0 and 2**64 - 2, not {time}")

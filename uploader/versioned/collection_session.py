@@ -18,7 +18,7 @@ from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.pending import PendingArea, check_schema
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from uploader.versioned.version import MergedBatch
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard
@@ -50,6 +50,7 @@ class CollectionSession:
         self._owns_store = store is None
         self._pending: PendingArea | None = None
         self._guard = LoopGuard("collection")
+        self._is_closed = False
 
     @property
     def pending(self) -> PendingArea:
@@ -61,8 +62,10 @@ class CollectionSession:
         return self._pending
 
     def check_home(self) -> None:
-        """Raise WrongLoopError for a caller from another thread or event loop."""
+        """Raise WrongLoopError for a caller from another thread or event loop, WalClosedError once closed."""
         self._guard.check()
+        if self._is_closed:
+            raise WalClosedError(f"the collection at {self.store.url} is closed; open it again")
 
     def after_us(self, seconds: float) -> int:
         """Return the time ``seconds`` from now, in microseconds since 1970."""
@@ -101,6 +104,7 @@ class CollectionSession:
 
     async def aclose(self) -> None:
         """Close the threads and the store; idempotent."""
+        self._is_closed = True
         self.worker.close()
         if self._owns_store:
             await self.store.aclose()

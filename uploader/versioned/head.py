@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uploader.format.document import Fields, read_document, serialise
+from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.format.layout import MAX_U64
 from uploader.versioned.names import HEAD, check_name, parse_version_key
 from uploader.versioned.schema import CollectionSchema
@@ -42,7 +42,13 @@ class ReaderHold:
     expires_us: int | None
     """When the lease ends, in microseconds since 1970. None for a critical reader, whose hold never ends."""
     token: str = ""
-    """Of a critical reader: what its owner stored last; see ``CriticalReader``."""
+    """Of a critical reader: what its owner stored last."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no head can keep; ValueError."""
+        check_u64(
+            frontier=self.frontier, version=self.version or 0, expires_us=self.expires_us or 0
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the hold as a JSON object."""
@@ -106,6 +112,17 @@ class Head:
     consumed: tuple[Consumed, ...] = ()
     is_deleted: bool = False
     """Whether the collection was deleted; final."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no head can keep; ValueError."""
+        check_u64(
+            serial=self.serial,
+            epoch=self.epoch,
+            holder_expires_us=self.holder_expires_us,
+            since=self.since,
+            gc_floor=self.gc_floor,
+            purged=self.purged,
+        )
 
     @property
     def upper(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from uploader.format.document import Fields, read_document, serialise
+from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.format.layout import MAX_U64
 from uploader.versioned.names import parse_merged_key, parse_version_key
 from walstore.errors import FormatVersionError
@@ -42,6 +42,14 @@ class MergedBatch:
 
     def __post_init__(self) -> None:
         """Refuse what no batch can be; ValueError."""
+        check_u64(
+            lower=self.lower,
+            since=self.since,
+            rows=self.rows,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            schema_id=self.schema_id,
+        )
         if not self.lower < self.upper <= MAX_U64:
             raise ValueError(f"the batch [{self.lower}, {self.upper}) is empty or too long")
         if (self.rows == 0) != (not self.keys):
@@ -98,6 +106,7 @@ class Version:
 
     def __post_init__(self) -> None:
         """Refuse batches that are not contiguous, or compacted further than the version; ValueError."""
+        check_u64(n=self.n, created_us=self.created_us, since=self.since)
         position = 0
         for batch in self.batches:
             if batch.lower != position:
