@@ -278,8 +278,8 @@ class Collection:
         """Put the mark of a deleted collection where the shard's next batch would be."""
         session = self._session
         while True:
-            batches = await session.pending.survey(head, writer=writer, beyond=-1)
-            end = max((batch.upper for batch in batches), default=head.upper)
+            spans = await session.pending.spans(head, writer=writer)
+            end = max((span.upper for span in spans), default=head.purged)
             if end == MAX_TIME:
                 return
             key = pending_key(writer, end)

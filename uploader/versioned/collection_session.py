@@ -56,9 +56,7 @@ class CollectionSession:
     def pending(self) -> PendingArea:
         """The pending area; the head must have been read."""
         if self._pending is None:
-            self._pending = PendingArea(
-                self.store, collection=self.head.seen.head.collection, worker=self.worker
-            )
+            self._pending = PendingArea(self.store, head=self.head, worker=self.worker)
         return self._pending
 
     def check_home(self) -> None:

@@ -55,7 +55,8 @@ class CollectionWriter:
         """The shard's name."""
         self._session = session
         self._turn = asyncio.Lock()
-        self._upper: int | None = None
+        self._upper: int | None = None  # where the shard ends, or the merged area, if that is later
+        self._position = 0  # where the next batch goes
         self._last_put: TwoClockTime | None = None  # of this writer, into this shard
         self._is_open = False  # whether the outcome of an earlier put is unknown
 
@@ -132,6 +133,7 @@ class CollectionWriter:
                 part = await self._session.worker.run(updates.between, conformed, at, upper)
                 other = await self._put(part, at, upper)
                 at = upper if other is None else await self._agreed(other, conformed, at, upper)
+                self._upper = at
             return at
 
     async def _conform(
@@ -151,16 +153,14 @@ class CollectionWriter:
     async def _survey(self) -> tuple[int, int]:
         """Return where the shard ends, and up to where a first batch of it may begin."""
         head = (await self._session.head.load()).head
-        batches = await self._session.pending.survey(head)
-        own = [batch for batch in batches if batch.writer == self.name]
-        upper = max([head.upper, *(batch.upper for batch in own)])
-        reach = upper
-        if not own:
-            reach = max([upper, *(part.limit for part in cover(batches, head.upper))])
-        self._upper = upper
+        own = await self._session.pending.spans(head, writer=self.name)
+        self._position = max((span.upper for span in own), default=head.purged)
+        self._upper = reach = max(head.upper, self._position)
         if not own:
             self._last_put = None
-        return upper, reach
+            batches = await self._session.pending.survey(head)
+            reach = max([reach, *(part.limit for part in cover(batches, head.upper))])
+        return self._upper, reach
 
     async def _put(
         self, table: pa.Table, lower: int, upper: int
@@ -172,7 +172,8 @@ class CollectionWriter:
         session = self._session
         seen = session.head.seen
         schema = seen.head.schema
-        key = pending_key(self.name, lower)
+        position = self._position
+        key = pending_key(self.name, position)
         footer, data = await session.worker.run(
             _encode, table, schema, seen.head.collection, self.name, lower, upper
         )
@@ -185,7 +186,9 @@ class CollectionWriter:
             self._is_open = False
             found = result.data
             other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
-            if other[0].upper != upper or not self._is_equal(other[1], table):
+            is_same = (other[0].lower, other[0].upper) == (lower, upper)
+            if not is_same or not self._is_equal(other[1], table):
+                self._position = other[0].upper
                 return other
             # The same updates in another encoding.
             result = cas.PutResult(outcome=cas.PutOutcome.COMMITTED, etag=result.etag)
@@ -193,9 +196,10 @@ class CollectionWriter:
             result.is_late or was_open or was_idle
         )
         seen = session.head.seen
-        if not is_sure or self._is_old(seen.at):
+        # What the merged area has passed long ago may be removed at any time.
+        if not is_sure or self._is_old(seen.at) or position < seen.head.upper:
             seen = await session.head.load()
-        if lower < seen.head.purged:
+        if position < seen.head.purged:
             self._judge_by_ring(seen.head, footer)
         elif result.outcome is not cas.PutOutcome.COMMITTED:
             raise OutcomeUnknownError(
@@ -205,7 +209,7 @@ class CollectionWriter:
             ) from result.cause
         self._is_open = False
         self._last_put = began
-        self._upper = upper
+        self._upper = self._position = upper
         return None
 
     def _is_old(self, at: TwoClockTime) -> bool:
@@ -239,18 +243,23 @@ class CollectionWriter:
         """Return whether exactly this batch was appended before."""
         session = self._session
         head = session.head.seen.head
-        if lower >= head.purged:
-            found = await self._fetched(lower)
-            return found is not None and found[0].upper == upper and self._is_equal(found[1], table)
+        for span in await session.pending.spans(head, writer=self.name):
+            if span.position <= lower and span.upper == upper:
+                found = await self._fetched(span.position)
+                return (
+                    found is not None
+                    and found[0].lower == lower
+                    and self._is_equal(found[1], table)
+                )
         digest = await session.worker.run(updates.digest, table)
         return any(
             (item.writer, item.lower, item.upper, item.digest) == (self.name, lower, upper, digest)
             for item in head.consumed
         )
 
-    async def _fetched(self, lower: int) -> tuple[PendingBatch, pa.Table] | None:
+    async def _fetched(self, position: int) -> tuple[PendingBatch, pa.Table] | None:
         return await self._newest(
-            lambda schema: self._session.pending.fetch(self.name, lower, schema)
+            lambda schema: self._session.pending.fetch(self.name, position, schema)
         )
 
     async def _newest(self, read: Callable[[CollectionSchema], Awaitable[_T]]) -> _T:
@@ -269,19 +278,20 @@ class CollectionWriter:
         """Compare updates with what the shard still has for their times; IndefiniteError."""
         session = self._session
         head = session.head.seen.head
-        batches = await session.pending.survey(head, writer=self.name, beyond=start)
-        for batch in batches:
-            if batch.lower < limit:
-                found = await self._fetched(batch.lower)
-                if found is not None:
-                    await self._agreed(found, table, max(start, batch.lower), limit)
+        for span in await session.pending.spans(head, writer=self.name):
+            if span.position < limit and span.upper > start:
+                found = await self._fetched(span.position)
+                if found is not None and found[0].lower < limit:
+                    await self._agreed(found, table, max(start, found[0].lower), limit)
 
     async def _agreed(
         self, other: tuple[PendingBatch, pa.Table], table: pa.Table, start: int, upper: int
     ) -> int:
         """Return where the other's batch ends, if it has the same updates as far as both reach."""
         batch, theirs = other
-        end = min(batch.upper, upper)
+        start, end = max(start, batch.lower), min(batch.upper, upper)
+        if start >= end:
+            return batch.upper
         cut = self._session.worker.run
         known = await cut(updates.between, theirs, start, end)
         if not self._is_equal(known, await cut(updates.between, table, start, end)):
@@ -291,7 +301,6 @@ class CollectionWriter:
                 lower=start,
                 upper=end,
             )
-        self._upper = max(self._upper or 0, batch.upper)
         return batch.upper
 
 

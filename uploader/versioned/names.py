@@ -55,11 +55,11 @@ def merged_key(epoch: int) -> str:
     return f"{MERGED_FOLDER}{epoch:016x}/{new_id()}.parquet"
 
 
-def pending_key(writer: str, lower: int) -> str:
-    """Return the key of the batch of a shard that begins at ``lower``; InvalidSettingsError."""
-    if not 0 <= lower <= MAX_U64:
-        raise InvalidSettingsError(f"a frontier is between 0 and 2**64 - 1, not {lower}")
-    return f"{PENDING_FOLDER}{writer}/{lower:016x}.parquet"
+def pending_key(writer: str, position: int) -> str:
+    """Return the key of the batch at a position of a shard; InvalidSettingsError if that is no u64."""
+    if not 0 <= position <= MAX_U64:
+        raise InvalidSettingsError(f"a frontier is between 0 and 2**64 - 1, not {position}")
+    return f"{PENDING_FOLDER}{writer}/{position:016x}.parquet"
 
 
 def parse_version_key(key: str) -> int | None:
@@ -75,7 +75,7 @@ def parse_merged_key(key: str) -> int | None:
 
 
 def parse_pending_key(key: str) -> tuple[str, int] | None:
-    """Return the writer and the lower frontier of the pending batch with that key; None for any other key."""
+    """Return the writer and the position of the pending batch with that key; None for any other key."""
     found = _PENDING.fullmatch(key)
     return (found[1], int(found[2], 16)) if found else None
 

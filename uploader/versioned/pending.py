@@ -1,9 +1,12 @@
 """The pending area: what writers have published and no version contains yet.
 
-Each writer has a shard of its own: objects that are put once, each with the key of the time at which it
-begins. So the next batch of a shard that is followed needs no listing. A batch counts if its key is not
-below :attr:`Head.purged`: from there on no object was ever removed, and a put-if-absent that succeeded was
-the first.
+Each writer has a shard of its own, a chain of objects that are put once: the key of each is its position,
+the upper frontier of the one before. So the next batch of a shard that is followed needs no listing, and a
+listing says where each batch ends but the last. A batch counts if its position is not below
+:attr:`Head.purged`: from there on no object was ever removed, and a put-if-absent that succeeded was the
+first. The first batch of a shard without any has the position ``purged``.
+
+A batch begins at its position, or later, if the merged area had passed the shard's end.
 
 A pending batch is not compacted: its times are those of its writer, so any part of it may be read.
 """
@@ -23,6 +26,7 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
+from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.head import Head
 from uploader.versioned.names import PENDING_FOLDER, parse_pending_key, pending_key
 from uploader.versioned.schema import CollectionSchema
@@ -43,6 +47,8 @@ class PendingBatch:
     """One published batch: what its footer says."""
 
     writer: str
+    position: int
+    """Where the batch before it in the shard ends."""
     footer: BatchFooter
     size_bytes: int
 
@@ -59,7 +65,18 @@ class PendingBatch:
     @property
     def key(self) -> str:
         """Its object."""
-        return pending_key(self.writer, self.footer.lower)
+        return pending_key(self.writer, self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSpan:
+    """A batch as a listing shows it."""
+
+    writer: str
+    position: int
+    size_bytes: int
+    upper: int
+    """Its upper frontier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +97,11 @@ class StaleSchemaError(WalError):
 class PendingArea:
     """The pending area of one collection, with the footers that were read already."""
 
-    def __init__(self, store: ObjectStore, *, collection: str, worker: Worker) -> None:
+    def __init__(self, store: ObjectStore, *, head: CollectionHead, worker: Worker) -> None:
+        """The head must have been read."""
         self._store = store
-        self._collection = collection
+        self._head = head
+        self._collection = head.seen.head.collection
         self._worker = worker
         self._known: dict[str, PendingBatch] = {}
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -96,19 +115,45 @@ class PendingArea:
         frontier of the merged area.
         """
         least = head.upper if beyond is None else beyond
+        spans = [span for span in await self.spans(head, writer=writer) if span.upper > least]
+        batches = await gather_all(
+            self._footer(pending_key(span.writer, span.position), span.size_bytes) for span in spans
+        )
+        found = [batch for batch in batches if batch is not None]
+        if any(batch.position < head.upper for batch in found):
+            # It may have been put late, in the place of one that was removed since ``head`` was read.
+            purged = (await self._head.load_any()).head.purged
+            found = [batch for batch in found if batch.position >= purged]
+        return found
+
+    async def spans(self, head: Head, *, writer: str | None = None) -> list[PendingSpan]:
+        """Return where all batches that count begin and end; reads the footer of the last of each shard."""
         folder = PENDING_FOLDER if writer is None else f"{PENDING_FOLDER}{writer}/"
         found = []
         async for listed in self._store.list(folder):
             name = parse_pending_key(listed.key)
             if name is not None and name[1] >= head.purged:
-                found.append((name, listed.size_bytes))
-        batches = await gather_all(
-            self._footer(pending_key(*name), size_bytes) for name, size_bytes in sorted(found)
-        )
-        keys = {batch.key for batch in batches if batch is not None}
+                found.append((*name, listed.size_bytes))
+        found.sort()
         if writer is None:
+            keys = {pending_key(name, position) for name, position, _ in found}
             self._known = {key: batch for key, batch in self._known.items() if key in keys}
-        return [batch for batch in batches if batch is not None and batch.upper > least]
+        spans = [
+            PendingSpan(name, position, size_bytes, after[1])
+            for (name, position, size_bytes), after in pairwise(found)
+            if after[0] == name
+        ]
+        last = {name: (position, size_bytes) for name, position, size_bytes in found}
+        ends = await gather_all(
+            self._footer(pending_key(name, position), size_bytes)
+            for name, (position, size_bytes) in last.items()
+        )
+        spans += [
+            PendingSpan(end.writer, end.position, end.size_bytes, end.upper)
+            for end in ends
+            if end is not None
+        ]
+        return sorted(spans, key=lambda span: (span.writer, span.position))
 
     async def _footer(self, key: str, size_bytes: int) -> PendingBatch | None:
         """Return the batch with that key; None if it was removed, or marks a deleted collection."""
@@ -138,26 +183,25 @@ class PendingArea:
         return self._checked(key, footer, size_bytes)
 
     def _checked(self, key: str, footer: BatchFooter, size_bytes: int) -> PendingBatch:
-        found = (footer.collection, footer.writer, footer.lower)
-        expected = (self._collection, *(parse_pending_key(key) or ("", -1)))
-        if found != expected or footer.since != 0:
+        writer, position = parse_pending_key(key) or ("", 0)
+        expected, found = (self._collection, writer), (footer.collection, footer.writer)
+        if found != expected or footer.since != 0 or footer.lower < position:
             raise CorruptionError(
                 "a pending batch does not belong where it is",
                 path=key,
                 expected=expected,
                 found=found,
             )
-        assert footer.writer is not None
-        return PendingBatch(writer=footer.writer, footer=footer, size_bytes=size_bytes)
+        return PendingBatch(writer=writer, position=position, footer=footer, size_bytes=size_bytes)
 
     async def fetch(
-        self, writer: str, lower: int, schema: CollectionSchema
+        self, writer: str, position: int, schema: CollectionSchema
     ) -> tuple[PendingBatch, pa.Table] | None:
-        """Return a batch with its updates in ``schema``; None if there is none.
+        """Return the batch at a position of a shard with its updates in ``schema``; None if there is none.
 
         CollectionNotFoundError if the collection was deleted, StaleSchemaError if ``schema`` is too old.
         """
-        key = pending_key(writer, lower)
+        key = pending_key(writer, position)
         async with self._turns:
             try:
                 stored = await read_object(self._store, key)
@@ -181,7 +225,7 @@ class PendingArea:
         """Return the updates of all parts; ObjectNotFoundError if one of them was removed."""
 
         async def one(part: PendingPart) -> pa.Table:
-            found = await self.fetch(part.batch.writer, part.batch.lower, schema)
+            found = await self.fetch(part.batch.writer, part.batch.position, schema)
             if found is None:
                 raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
             return await self._worker.run(updates.between, found[1], part.start, part.limit)

@@ -22,7 +22,7 @@ from uploader.versioned.names import (
     parse_pending_key,
     parse_version_key,
 )
-from uploader.versioned.pending import PendingBatch
+from uploader.versioned.pending import PendingSpan
 from uploader.versioned.version import Version
 from walstore.errors import CorruptionError
 
@@ -99,7 +99,7 @@ async def plan_sweep(
         [key for key, _ in kept if key is not None]
         + [key for _, version in kept for key in version.object_keys()]
     )
-    pending = await session.pending.survey(head, beyond=head.purged)
+    pending = await session.pending.spans(head)
     purged = max(head.purged, _cut(pending, floor.upper))
     gc_floor = max(head.gc_floor, floor.n)
     return SweepPlan(
@@ -125,13 +125,13 @@ async def _chain(session: CollectionSession, head: Head) -> list[tuple[str | Non
     return found
 
 
-def _cut(batches: Sequence[PendingBatch], limit: int) -> int:
+def _cut(spans: Sequence[PendingSpan], limit: int) -> int:
     """Return the greatest time up to ``limit`` that lies within no batch. Pure.
 
     A batch that reaches beyond it may still be read from its middle on, so it must begin at it or later.
     """
     while True:
-        begun = [batch.lower for batch in batches if batch.lower < limit < batch.upper]
+        begun = [span.position for span in spans if span.position < limit < span.upper]
         if not begun:
             return limit
         limit = min(begun)

@@ -24,7 +24,7 @@ def batch(writer: str, lower: int, upper: int, digest: int = 0) -> PendingBatch:
         digest=digest,
         schema_id=0,
     )
-    return PendingBatch(writer=writer, footer=footer, size_bytes=9)
+    return PendingBatch(writer=writer, position=lower, footer=footer, size_bytes=9)
 
 
 def spans(batches: list[PendingBatch], start: int, **options: object) -> list[tuple[str, int, int]]:
@@ -64,8 +64,8 @@ def test_shards_are_compared_where_both_have_a_frontier() -> None:
 async def area(site: Site) -> tuple[PendingArea, CollectionHead]:
     retry = RetryPolicy(clock=site.clock)
     head = CollectionHead(site.objects, retry=retry, clock=site.clock)
-    collection = (await head.load()).head.collection
-    return PendingArea(site.objects, collection=collection, worker=Worker("t", threads=1)), head
+    await head.load()
+    return PendingArea(site.objects, head=head, worker=Worker("t", threads=1)), head
 
 
 async def test_what_does_not_belong_there_is_left_out_or_refused() -> None:
@@ -95,6 +95,42 @@ async def test_a_batch_below_the_purged_time_counts_for_nothing() -> None:
 
         seen = dataclasses.replace(head.seen.head, purged=5)
         assert [one.lower for one in await pending.survey(seen)] == [5]
+
+
+async def test_only_what_is_not_merged_is_read():
+    site = Site()
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        for lower in range(5):
+            await collection.writer().append(rows((1, "a")), lower=lower, upper=lower + 1)
+        await keeper.compact()
+        key = f"pending/main/{2:016x}.parquet"
+        await site.objects.delete([key])
+        await site.objects.put_if_absent(key, b"damaged")
+        program = site.program()
+        async with program.opened() as fresh:
+            before = program.store.requests
+            assert (await fresh.status()).pending_batches == 0
+            assert program.store.requests - before == 3, "head, listing, and the last footer"
+
+
+async def test_a_shard_that_fell_behind_continues_its_chain():
+    site = Site()
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        slow, fast = collection.writer("slow"), collection.writer("fast")
+        await slow.publish(rows((1, "a"), at=1), lower=0, upper=5)
+        await fast.publish(rows((1, "a"), at=1), lower=0, upper=20)
+        await keeper.compact()
+        again = collection.writer("slow")
+        assert await again.publish(rows((2, "b"), at=22), lower=5, upper=30) == 30
+        assert (await site.keys("pending/slow"))[-1].endswith(f"{5:016x}.parquet")
+        async with await collection.reader() as reader:
+            assert (await reader.snapshot(as_of=29)).num_rows == 2
+        assert (await keeper.compact()).upper == 30
+        await site.clock.advance(7200)
+        await keeper.compact()
+        assert (await keeper.gc()).pending == 3
+        assert await again.publish(None, lower=30, upper=31) == 31
+        assert await slow.publish(None, lower=30, upper=32) == 32
 
 
 async def test_footers_are_read_once() -> None:
