@@ -85,7 +85,6 @@ class Collection:
 
     def __init__(self, session: CollectionSession) -> None:
         self._session = session
-        self._readers: list[CollectionReader] = []
 
     @classmethod
     def open(
@@ -186,11 +185,9 @@ class Collection:
         chosen = (
             f"reader-{new_id()[:12]}" if name is None else check_name(name, "the name of a reader")
         )
-        reader = await CollectionReader.register(
+        return await CollectionReader.register(
             self._session, chosen, lease_seconds=lease_seconds, since=since
         )
-        self._readers.append(reader)
-        return reader
 
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:
         """Add nullable columns or widen types, and return the new schema, in which older batches are read.
@@ -303,12 +300,7 @@ class Collection:
 
     async def aclose(self) -> None:
         """Close all readers made from this handle, and the store. Idempotent."""
-        readers, self._readers = self._readers, []
-        try:
-            for reader in readers:
-                await reader.aclose()
-        finally:
-            await self._session.aclose()
+        await self._session.aclose()
 
     async def __aenter__(self) -> Self:
         return self

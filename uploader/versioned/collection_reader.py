@@ -78,6 +78,7 @@ class CollectionReader:
         self._is_closed = False
         self._listeners: dict[object, int] = {}  # the frontier of each
         self._versions: Counter[int] = Counter()  # those whose objects are being read
+        session.closing.add(self.aclose)
         if lease_seconds is not None:
             self._renewing.start(self._renew_forever(lease_seconds), f"collection reader {name}")
 
@@ -261,6 +262,7 @@ class CollectionReader:
 
     async def _close(self) -> None:
         self._is_closed = True
+        self._session.closing.discard(self.aclose)
         await self._renewing.aclose()
 
     async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int]:

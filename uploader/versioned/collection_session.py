@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -49,6 +49,8 @@ class CollectionSession:
         self.head = CollectionHead(self.store, retry=self.retry, clock=self.clock)
         self._owns_store = store is None
         self._pending: PendingArea | None = None
+        self.closing: set[Callable[[], Awaitable[None]]] = set()
+        """What closes the readers that are open."""
         self._guard = LoopGuard("collection")
         self._is_closed = False
 
@@ -101,8 +103,12 @@ class CollectionSession:
         return updates.between(table, start, MAX_TIME) if start else table
 
     async def aclose(self) -> None:
-        """Close the threads and the store; idempotent."""
-        self._is_closed = True
-        self.worker.close()
-        if self._owns_store:
-            await self.store.aclose()
+        """Close all readers, the threads and the store; idempotent."""
+        try:
+            for close in list(self.closing):
+                await close()
+        finally:
+            self._is_closed = True
+            self.worker.close()
+            if self._owns_store:
+                await self.store.aclose()

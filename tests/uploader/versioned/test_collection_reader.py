@@ -304,6 +304,17 @@ async def test_a_batch_in_a_newer_schema_is_read_with_that_schema():
         await other.writer().append(B, lower=2, upper=3)
 
 
+async def test_closing_the_collection_releases_all_readers_also_clones():
+    site = Site()
+    async with site.program().opened() as other:
+        async with site.program().opened() as collection:
+            reader = await collection.reader("r")
+            await reader.clone("copy")
+            await collection.critical("stays")
+            assert (await other.status()).readers.keys() == {"r", "copy", "stays"}
+        assert (await other.status()).readers.keys() == {"stays"}
+
+
 async def test_a_closed_reader_says_so():
     site = Site()
     async with site.program().opened() as collection:
