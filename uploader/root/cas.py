@@ -71,6 +71,9 @@ class PutResult:
     cause: WalError | None = None
     """UNKNOWN: the last error. Otherwise None."""
 
+    was_unanswered: bool = False
+    """LOST: whether an attempt was not answered, so that our object may have been there and been replaced."""
+
     is_late: bool = False
     """COMMITTED by a create: it is there now, but the outcome of earlier attempts was left open, by an
     earlier call or for :data:`TRUSTED_SECONDS`. If such keys are ever removed, our object, or another one,
@@ -173,6 +176,8 @@ class _Attempts:
             result = await retrying(self._attempt, put)
         except WalError as error:
             self._cause = error
+        if result is not None and result.outcome is PutOutcome.LOST:
+            return dataclasses.replace(result, was_unanswered=self._may_have_happened)
         if result is not None:
             is_old = began.age_seconds(policy.clock) >= TRUSTED_SECONDS
             return self._judged(result, is_old=is_old)

@@ -27,8 +27,7 @@ MOST_ROUNDS: Final = 200
 """So many times a change is applied to a newer head before it gives up."""
 
 _FRESH_SECONDS: Final = 5.0
-"""A change begins with a head that was read since: of an older one more changes may have been made than the
-head remembers."""
+"""A change begins with a head that was read since; an older one has probably changed."""
 
 Transition = Callable[[Head], Head]
 """Returns the next head, or the same if there is nothing to change; raises what forbids the change."""
@@ -160,6 +159,8 @@ class CollectionHead:
             assert result.etag is not None
             self._seen = SeenHead(put, result.etag, at)
             return True
+        if result.outcome is cas.PutOutcome.LOST and not result.was_unanswered:
+            return False
         found = await self.load_any()
         if commit_id in found.head.commits:
             return True

@@ -75,6 +75,7 @@ def plan_compaction(
     *,
     is_full: bool = False,
     most_rows: int = MOST_LOCAL_ROWS,
+    limit: int | None = None,
 ) -> CompactionPlan | None:
     """Return the next pass; None if there is nothing to do.
 
@@ -84,8 +85,9 @@ def plan_compaction(
         is_full: Whether all batches become one, unless that was done with this ``since``, or they have more
             than ``most_rows`` updates.
         most_rows: A pass takes no more updates, unless one pending batch has more.
+        limit: Nothing pending from this time on is merged.
     """
-    parts = _first(cover(pending, head.upper), most_rows)
+    parts = _first(cover(pending, head.upper, limit=limit), most_rows)
     batches = head.version.batches
     rows = sum(part.batch.footer.rows for part in parts)
     if is_full and rows + head.version.rows <= most_rows:

@@ -29,7 +29,7 @@ from uploader.versioned.compaction import (
 )
 from uploader.versioned.head import Head
 from uploader.versioned.names import merged_key, version_key
-from uploader.versioned.pending import StaleSchemaError, disagreement
+from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover, disagreement
 from uploader.versioned.sweep import Purged, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
@@ -166,10 +166,14 @@ class Controller:
         IndefiniteError if two writers are known to have published different updates for the same times.
         """
         async with self._turn:
-            return await self._plan(await self._newest(), is_full=is_full)
+            head = await self._newest()
+            pending = await self._pending(head)
+            return plan_compaction(
+                head, pending, is_full=is_full, most_rows=self.settings.most_rows
+            )
 
     async def compact(self, *, engine: Engine = "local", is_full: bool = False) -> Compacted:
-        """Add what is pending to the merged area, and merge batches, until nothing is left to do.
+        """Add what is pending now to the merged area, and merge batches, until nothing is left to do.
 
         Args:
             engine: ``local``: in this process, on a thread.
@@ -184,9 +188,21 @@ class Controller:
             raise InvalidSettingsError(f"engine must be 'local', not {engine!r}")
         async with self._turn:
             done = Compacted()
+            limit: int | None = None
             while True:
                 head = await self._renewed()
-                plan = await self._plan(head, is_full=is_full)
+                pending = await self._pending(head)
+                if limit is None:
+                    # Writers may be faster than passes.
+                    parts = cover(pending, head.upper)
+                    limit = parts[-1].limit if parts else head.upper
+                plan = plan_compaction(
+                    head,
+                    pending,
+                    is_full=is_full,
+                    most_rows=self.settings.most_rows,
+                    limit=limit,
+                )
                 if plan is None:
                     return dataclasses.replace(
                         done, version=head.version.n, upper=head.upper, since=head.since
@@ -279,7 +295,8 @@ class Controller:
 
         return await self._session.head.change(renewing)
 
-    async def _plan(self, head: Head, *, is_full: bool) -> CompactionPlan | None:
+    async def _pending(self, head: Head) -> list[PendingBatch]:
+        """Return what is pending; IndefiniteError if shards are known to disagree."""
         pending = await self._session.pending.survey(head)
         pair = disagreement(pending)
         if pair is not None:
@@ -290,7 +307,7 @@ class Controller:
                 lower=max(one.lower, other.lower),
                 upper=one.upper,
             )
-        return plan_compaction(head, pending, is_full=is_full, most_rows=self.settings.most_rows)
+        return pending
 
     async def _merge(self, plan: CompactionPlan, head: Head) -> MergedBatch:
         """Read the inputs, and put the objects of the output."""

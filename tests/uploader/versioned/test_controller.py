@@ -334,6 +334,21 @@ async def test_a_batch_that_is_too_large_for_a_pass_stays_as_it_is():
             assert [batch.rows for batch in head.version.batches] == [20, 20]
 
 
+async def test_a_compaction_ends_while_a_writer_is_faster():
+    site = Site()
+    await fill(site, 3)
+    program = site.program()
+
+    async def append(request):
+        program.store.on("put_if_match", append)
+        await fill(site, 1, start=len(await site.keys("pending/")))
+        return await request()
+
+    async with program.controller() as keeper:
+        program.store.on("put_if_match", append)
+        assert (await keeper.compact()).upper == 4, "what was there when the first pass was planned"
+
+
 async def test_random_collections_agree_with_a_model():
     chance = random.Random(7)
     site = Site()

@@ -1,0 +1,96 @@
+"""A collection in a directory, its writers and controllers killed: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from uploader import Collection, Controller
+
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+ROUNDS = 8
+WRITER = """
+import asyncio, sys
+import pyarrow as pa
+from uploader import Collection
+
+async def main():
+    async with await Collection.open(sys.argv[1]) as collection:
+        writer = collection.writer()
+        lower = await writer.upper()
+        while True:
+            rows = pa.table({"k": [lower % 50], "v": [lower]})
+            await writer.append(rows, lower=lower, upper=lower + 1)
+            lower += 1
+            print(lower, flush=True)
+
+asyncio.run(main())
+"""
+CONTROLLER = """
+import asyncio, sys
+from uploader import Controller
+
+async def main():
+    async with Controller.open(sys.argv[1], take_over=True) as controller:
+        while True:
+            print((await controller.compact(is_full=True)).upper, flush=True)
+            await controller.gc()
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def started(program: str, url: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program; it does not outlive the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def next_number(process: subprocess.Popen[str]) -> int:
+    """Wait for the next line; return its number."""
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def kill(process: subprocess.Popen[str]) -> list[int]:
+    """Kill a process with SIGKILL and return the numbers that it printed since."""
+    process.send_signal(signal.SIGKILL)
+    out, _ = process.communicate()
+    return [int(line) for line in out.splitlines()[:-1]]
+
+
+async def test_writers_and_controllers_are_killed(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/collection"
+    chance = random.Random(11)
+    async with Collection.open(url, create=True, schema=SCHEMA, key=("k",)) as collection:
+        acknowledged = 0
+        for _ in range(ROUNDS):
+            with started(WRITER, url) as writer, started(CONTROLLER, url) as keeper:
+                next_number(keeper)
+                for _ in range(chance.randrange(1, 30)):
+                    acknowledged = next_number(writer)
+                kill(keeper)
+                acknowledged = max([acknowledged, *kill(writer)])
+            async with await collection.reader() as reader:
+                found = await reader.snapshot()
+                assert sorted(found["v"].to_pylist()) == list(range(found.num_rows))
+                assert found.num_rows >= acknowledged
+                assert set(found["_d"].to_pylist()) <= {1}
+    async with Controller.open(url, take_over=True) as controller:
+        assert (await controller.compact(is_full=True)).upper >= acknowledged
