@@ -19,7 +19,25 @@ _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
 
 
-class _TaskGroup(asyncio.TaskGroup):
+class LoopTaskGroup(asyncio.TaskGroup):
+    """A task group that may be destroyed with its event loop.
+
+    If nobody closes a log before its event loop is closed, the coroutine that waits in the group's block is
+    destroyed some time later. Then no task can be cancelled or awaited any more, and asyncio's group would
+    complain on standard error.
+    """
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not GeneratorExit:
+            await super().__aexit__(kind, error, trace)
+
+
+class _TaskGroup(LoopTaskGroup):
     """What :func:`task_group` returns.
 
     Not a generator: the event loop would later close one that is abandoned in the middle of its block, which

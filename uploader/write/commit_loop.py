@@ -26,7 +26,7 @@ from functools import partial
 
 from uploader.format.entries import Fragment
 from uploader.format.stream_table import without_closings
-from uploader.runtime.task_groups import first_of, within_seconds
+from uploader.runtime.task_groups import LoopTaskGroup, first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.fragment_puts import FragmentPuts
@@ -170,7 +170,7 @@ class CommitLoop:
     async def _serve(self) -> None:
         refreshes = list(self._refreshes)
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with LoopTaskGroup() as tasks:
                 watching = tasks.create_task(self._stall_guard.run_out())
                 await self._session(tasks, must_look=bool(refreshes))
                 watching.cancel()

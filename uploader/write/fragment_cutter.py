@@ -21,6 +21,7 @@ from uploader.fragments.fragment_builder import Building
 from uploader.root import orphan_recovery
 from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
+from uploader.runtime.task_groups import LoopTaskGroup
 from uploader.write.ack_dispatch import UploadAcks
 from uploader.write.fragment_puts import FragmentWriter, gather
 from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
@@ -92,7 +93,7 @@ class FragmentCutter:
         def acknowledge(run: Sequence[Fragment]) -> None:
             acks.send(run[-1].limit)
 
-        async with asyncio.TaskGroup() as tasks:
+        async with LoopTaskGroup() as tasks:
             pipeline = PublishPipeline(
                 tasks,
                 self.context,
