@@ -20,9 +20,8 @@ PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
 QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
 QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal
-# Where quick tests have their files: in memory, if there is room. On a disk they wait for it half of the time. What
-# calls the system itself is tested on the disk anyway, test-debug and test-slow are, and so is all of make test MEMORY=
-MEMORY ?= $(shell [ -w /dev/shm ] && [ "$$(df --output=avail -k /dev/shm | tail -n 1)" -gt 2000000 ] && echo /dev/shm)
+# Where quick tests have their files: make test MEMORY=/dev/shm keeps them in memory, which saves a tenth of the time.
+MEMORY ?=
 IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
 # Else three runs would stay there.
 QUICK_OPTIONS = $(if $(MEMORY),-o tmp_path_retention_policy=failed)
