@@ -14,6 +14,7 @@ A pending batch is not compacted: its times are those of its writer, so any part
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -258,9 +259,13 @@ def cover(
     reaches farthest is taken. Pure.
     """
     parts: list[PendingPart] = []
+    shards: dict[str, list[PendingBatch]] = {}
+    for batch in sorted(batches, key=lambda batch: batch.lower):
+        shards.setdefault(batch.writer, []).append(batch)
     position, shard = start, prefer
     while limit is None or position < limit:
-        fitting = [batch for batch in batches if batch.lower <= position < batch.upper]
+        found = (_batch_at(chain, position) for chain in shards.values())
+        fitting = [batch for batch in found if batch is not None]
         if not fitting:
             break
         batch = max(fitting, key=lambda batch: (batch.writer == shard, batch.upper))
@@ -268,6 +273,12 @@ def cover(
         parts.append(PendingPart(batch, position, end))
         position, shard = end, batch.writer
     return parts
+
+
+def _batch_at(chain: Sequence[PendingBatch], time: int) -> PendingBatch | None:
+    """Return the batch of a shard that covers a time; the batches follow each other."""
+    index = bisect_right(chain, time, key=lambda batch: batch.lower) - 1
+    return chain[index] if index >= 0 and time < chain[index].upper else None
 
 
 def disagreement(batches: Sequence[PendingBatch]) -> tuple[PendingBatch, PendingBatch] | None:

@@ -398,3 +398,24 @@ async def test_one_attempt_is_never_late(store, instant_clock, impatient):
     result = await create(store, KEY, OURS, retry=impatient)
     assert (result.outcome, result.is_late) == (PutOutcome.COMMITTED, False)
     assert result.decided(store.url, "it was put") is result
+
+
+@pytest.mark.parametrize("was_unanswered", [False, True])
+async def test_a_lost_swap_says_whether_it_may_have_happened(
+    store: FaultyStore, was_unanswered: bool
+) -> None:
+    """Only then our object may have been there, until another program made its own from it."""
+    etag = await store.put_if_absent(KEY, OLD)
+
+    async def replaced_unseen(request):
+        ours = await request()
+        await store.inner.put_if_match(KEY, THEIRS, ours)
+        raise faults.timeout()
+
+    if was_unanswered:
+        store.on("put_if_match", replaced_unseen)
+    else:
+        await store.inner.put_if_match(KEY, THEIRS, etag)
+    result = await swap(store, KEY, OURS, etag, retry=RetryPolicy(first_wait_seconds=0))
+    assert (result.outcome, result.data) == (PutOutcome.LOST, THEIRS)
+    assert result.was_unanswered is was_unanswered

@@ -143,3 +143,22 @@ async def test_footers_are_read_once() -> None:
         before = program.store.requests
         await collection.status()
         assert program.store.requests - before == 2, "the head and the listing"
+
+
+def test_thousands_of_batches_are_covered_in_one_walk() -> None:
+    """It runs on the event loop, so its time may not grow with the square of their number."""
+    asked = 0
+
+    class Counted(PendingBatch):
+        @property
+        def upper(self) -> int:
+            nonlocal asked
+            asked += 1
+            return super().upper
+
+    batches = [
+        Counted(writer="w", position=at, footer=batch("w", at, at + 1).footer, size_bytes=9)
+        for at in range(2000)
+    ]
+    assert len(cover(batches, 0)) == 2000
+    assert asked < 10 * 2000
