@@ -30,6 +30,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.versioned.compaction import CompactionPlan
     from uploader.versioned.controller import Compacted, Controller, ControllerSettings
     from uploader.versioned.materializer import Materialized, Materializer, MaterializerSettings
+    from uploader.versioned.scan import CollectionScan, ScanFile
     from uploader.versioned.sweep import Purged
     from uploader.write.cloud_tier import CloudTier
     from uploader.write.cloud_writer import CloudWriter
@@ -45,6 +46,7 @@ __all__ = [
     "Collected",
     "Collection",
     "CollectionReader",
+    "CollectionScan",
     "CollectionStatus",
     "CollectionWriter",
     "CollectorSettings",
@@ -72,6 +74,7 @@ __all__ = [
     "Restored",
     "RollUpSettings",
     "RolledUp",
+    "ScanFile",
     "ScrubReport",
     "ScrubTally",
     "Scrubber",

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -25,6 +25,7 @@ from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import HEAD, MAX_NAME_CHARACTERS, check_name, new_id
 from uploader.versioned.pending import PendingPart, StaleSchemaError, cover
+from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
     ContentionError,
@@ -182,9 +183,37 @@ class CollectionReader:
         Raises:
             SinceViolationError: Times after ``after`` were compacted with it.
         """
-        if as_int(after, "after") < -1:
-            raise InvalidSettingsError(f"after must be at least -1, not {after}")
-        return self._follow(after + 1, poll_seconds)
+        return self._follow(check_after(after) + 1, poll_seconds)
+
+    @asynccontextmanager
+    async def scan(
+        self,
+        *,
+        as_of: int | None = None,
+        after: int | None = None,
+        max_wait: float | None = None,
+    ) -> AsyncIterator[CollectionScan]:
+        """Yield the objects that a program with its own Parquet reader needs, as Spark has.
+
+        They stay readable until the context is left, as long as the lease is renewed; with a critical reader,
+        for half an hour. What they add up to is what :meth:`snapshot` returns, or, with ``after``, what
+        :meth:`listen` yields from there up to ``as_of``.
+
+        Args:
+            as_of: As of :meth:`snapshot`.
+            after: Only updates at later times; at least :attr:`frontier`, or -1.
+            max_wait: As of :meth:`snapshot`.
+
+        Raises:
+            SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
+        """
+        at = None if as_of is None else check_time(as_of, "as_of")
+        if after is not None and max(check_after(after), 0) < self._frontier:
+            raise self._not_held(after)
+        async with asyncio.timeout(None if max_wait is None else as_seconds(max_wait, "max_wait")):
+            head, parts, found = await self._reread(lambda: self._locate(at))
+        with self._reading(head.version.n):
+            yield plan_scan(head, parts, url=self._session.store.url, as_of=found, after=after)
 
     async def downgrade_since(self, since: int) -> None:
         """Give up all times before ``since``: compaction may advance updates up to there. Never moves back.
@@ -267,6 +296,15 @@ class CollectionReader:
 
     async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int]:
         """Return the content and the time it is of, -1 for that of a collection without any update."""
+        head, parts, at = await self._locate(as_of)
+        merged = head.version.before(at + 1)
+        with self._reading(head.version.n):
+            tables = await self._session.read_merged(merged, head.schema)
+            tables += await self._session.pending.read(parts, head.schema)
+        return await self._session.worker.run(_content, tables, head.schema, at), at
+
+    async def _locate(self, as_of: int | None) -> tuple[Head, list[PendingPart], int]:
+        """Wait until all updates up to ``as_of`` are published; return head, pending parts and the time."""
         while True:
             head = await self._load()
             batches = await self._session.pending.survey(head)
@@ -278,24 +316,15 @@ class CollectionReader:
                     "the collection cannot be read as of this time", as_of=at, since=head.since
                 )
             if reach > at:
-                break
+                return head, parts, at
             await self._session.clock.sleep(POLL_SECONDS)
-        merged = head.version.before(at + 1)
-        with self._reading(head.version.n):
-            tables = await self._session.read_merged(merged, head.schema)
-            tables += await self._session.pending.read(parts, head.schema)
-        return await self._session.worker.run(_content, tables, head.schema, at), at
 
     async def _follow(
         self, frontier: int, poll_seconds: float
     ) -> AsyncIterator[tuple[pa.Table, int]]:
         interval = as_seconds(poll_seconds, "poll_seconds")
         if max(frontier - 1, 0) < self._frontier:
-            raise SinceViolationError(
-                "the reader does not hold the times after this one",
-                as_of=frontier - 1,
-                since=self._frontier,
-            )
+            raise self._not_held(frontier - 1)
         listener = object()
         shard: str | None = None
         misses = 0
@@ -385,6 +414,11 @@ class CollectionReader:
                     "an object of the collection is missing", path=error.key
                 ) from error
 
+    def _not_held(self, after: int) -> SinceViolationError:
+        return SinceViolationError(
+            "the reader does not hold the times after this one", as_of=after, since=self._frontier
+        )
+
     @contextmanager
     def _reading(self, version: int) -> Iterator[None]:
         """Hold a version while its objects are read: a renewal must not move past it."""
@@ -471,6 +505,14 @@ def check_time(value: object, what: str) -> int:
     if not 0 <= time < MAX_TIME:
         raise InvalidSettingsError(f"{what} must be between 0 and 2**64 - 2, not {time}")
     return time
+
+
+def check_after(value: object) -> int:
+    """Return the time after which updates are wanted; TypeError or InvalidSettingsError."""
+    after = as_int(value, "after")
+    if not -1 <= after < MAX_TIME:
+        raise InvalidSettingsError(f"after must be between -1 and 2**64 - 2, not {after}")
+    return after
 
 
 def _content(tables: list[pa.Table], schema: CollectionSchema, at: int) -> pa.Table:

@@ -1,0 +1,102 @@
+"""Scans: the objects that contain a collection at a time, or its changes, for other Parquet readers.
+
+Pure. A scan's files are in the order of their intervals, and the order counts: of one key, an update in a
+later file is later, even if compaction advanced the time of the earlier one beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from uploader.versioned.head import Head
+from uploader.versioned.pending import PendingPart
+from uploader.versioned.schema import CollectionSchema
+from walstore.errors import SinceViolationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanFile:
+    """One Parquet object of a scan. Of its updates only those at times ``start <= _t < limit`` count."""
+
+    key: str
+    """Its key below the collection's URL."""
+    start: int
+    limit: int
+    rows: int
+    """Updates in it; of a merged batch with several objects, their average."""
+    size_bytes: int
+    """Its length; of a merged batch with several objects, their average."""
+    digest: int | None
+    """Of all its updates; None for one of several objects of a merged batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionScan:
+    """The objects that contain the content at ``as_of``, or, with ``after``, the updates from there to it."""
+
+    url: str
+    """The collection's location, without credentials."""
+    collection: str
+    """Its random id, which each object's footer names."""
+    schema: CollectionSchema
+    """The newest one. Objects may have fewer columns and narrower types."""
+    version: int
+    """The version of the merged area."""
+    since: int
+    as_of: int
+    """The last time; -1 for the content of a collection without any update."""
+    after: int | None
+    """Updates up to and at this time do not count; None for the content."""
+    files: tuple[ScanFile, ...] = field(repr=False)
+
+
+def plan_scan(
+    head: Head, parts: Sequence[PendingPart], *, url: str, as_of: int, after: int | None
+) -> CollectionScan:
+    """Return the scan of what ``head`` and parts of the pending area contain.
+
+    SinceViolationError if the collection does not distinguish times after ``after``.
+    """
+    start = 0 if after is None else after + 1
+    merged = [batch for batch in head.version.before(as_of + 1) if batch.upper > start]
+    files = []
+    for batch in merged:
+        if after is not None and batch.since > max(after, 0):
+            raise SinceViolationError(
+                "the collection no longer distinguishes these times", as_of=after, since=batch.since
+            )
+        objects = len(batch.keys)
+        files += [
+            ScanFile(
+                key=key,
+                start=start,
+                limit=as_of + 1,
+                rows=batch.rows // objects,
+                size_bytes=batch.size_bytes // objects,
+                digest=batch.digest if objects == 1 else None,
+            )
+            for key in batch.keys
+        ]
+    files += [
+        ScanFile(
+            key=part.batch.key,
+            start=max(part.start, start),
+            limit=part.limit,
+            rows=part.batch.footer.rows,
+            size_bytes=part.batch.size_bytes,
+            digest=part.batch.footer.digest,
+        )
+        for part in parts
+        if part.batch.footer.rows and part.limit > start
+    ]
+    return CollectionScan(
+        url=url,
+        collection=head.collection,
+        schema=head.schema,
+        version=head.version.n,
+        since=head.since,
+        as_of=as_of,
+        after=after,
+        files=tuple(files),
+    )
