@@ -65,18 +65,21 @@ async def test_a_scan_of_changes_is_what_a_listener_yields(merged):
 
 async def test_what_was_compacted_is_not_scanned():
     site = Site()
-    async with site.program().opened() as collection, site.program().controller() as keeper:
-        async with await collection.reader() as reader:
-            for number, table in enumerate(TABLES):
-                await collection.writer().append(table, lower=10 * number, upper=10 * number + 10)
-            await reader.downgrade_since(25)
-            await keeper.compact(is_full=True)
-            for times in ({"as_of": 24}, {"after": 24}, {"after": -1}):
-                with pytest.raises(SinceViolationError):
-                    async with reader.scan(**times):
-                        pass
-            async with reader.scan(after=25) as scan:
-                assert [file.start for file in scan.files] == [26]
+    async with (
+        site.program().opened() as collection,
+        site.program().controller() as keeper,
+        await collection.reader() as reader,
+    ):
+        for number, table in enumerate(TABLES):
+            await collection.writer().append(table, lower=10 * number, upper=10 * number + 10)
+        await reader.downgrade_since(25)
+        await keeper.compact(is_full=True)
+        for times in ({"as_of": 24}, {"after": 24}, {"after": -1}):
+            with pytest.raises(SinceViolationError):
+                async with reader.scan(**times):
+                    pass
+        async with reader.scan(after=25) as scan:
+            assert [file.start for file in scan.files] == [26]
 
 
 @pytest.mark.parametrize("times", [{"as_of": -1}, {"after": -2}, {"after": 2**64}])
@@ -90,16 +93,19 @@ async def test_times_that_are_none(times):
 
 async def test_the_objects_stay_until_the_scan_ends():
     site = Site()
-    async with site.program().opened() as collection, site.program().controller() as keeper:
-        async with await collection.reader(lease_seconds=100 * HOUR) as reader:
-            await collection.writer().append(TABLES[0], lower=0, upper=10)
-            async with reader.scan() as scan:
-                await collection.writer().append(TABLES[1], lower=10, upper=20)
-                await keeper.compact(is_full=True)
-                await reader.downgrade_since(5)  # renews
-                await site.clock.advance(3 * HOUR)
-                await keeper.gc()
-                assert len(await read(site, scan)) == 1
-            await reader.downgrade_since(6)
+    async with (
+        site.program().opened() as collection,
+        site.program().controller() as keeper,
+        await collection.reader(lease_seconds=100 * HOUR) as reader,
+    ):
+        await collection.writer().append(TABLES[0], lower=0, upper=10)
+        async with reader.scan() as scan:
+            await collection.writer().append(TABLES[1], lower=10, upper=20)
+            await keeper.compact(is_full=True)
+            await reader.downgrade_since(5)  # renews
+            await site.clock.advance(3 * HOUR)
             await keeper.gc()
-            assert scan.files[0].key not in await site.keys()
+            assert len(await read(site, scan)) == 1
+        await reader.downgrade_since(6)
+        await keeper.gc()
+        assert scan.files[0].key not in await site.keys()
