@@ -345,7 +345,7 @@ async def test_L14_cancelled_at_every_suspension(
             is_over = await one_turn(log, run, f"{name}{nth}", nth, late=late, busy=busy)
             await until(lambda: asyncio.all_tasks() <= tasks)
             assert wal._channel.waiting == (0, 0)
-            assert not wal._channel._admissions
+            assert not wal._channel.blocked
             assert not wal._state.durable.has_waiters
             assert not wal._state.settled.has_waiters
             if is_over:

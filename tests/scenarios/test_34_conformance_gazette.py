@@ -481,7 +481,7 @@ async def test_cancelled_while_waiting_its_conditions_are_never_looked_at(wal, f
         await hold.wait_entered()
         others = [asyncio.create_task(wal.append(bytes(60 * KIB))) for _ in range(4)]
         await turns()
-        assert wal._channel._admissions, "the last one waits for room"
+        assert wal._channel.blocked, "the last one waits for room"
         waiting = asyncio.create_task(
             wal.append_many([b"x"], expect={"a": "never"}, update={"a": "1"})
         )

@@ -12,14 +12,15 @@ Invariants (tests/uploader/write/test_append_queue.py)
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
 from uploader.format.layout import MAX_U64
 from uploader.write.pending_fragment import PendingFragment, mismatch, used_up
 from uploader.write.writer_settings import WriterSettings
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
-from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
+from walstore.errors import RecordTooLargeError, WalError
+from walstore.runtime.admissions import Admissions
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard
 
@@ -47,8 +48,10 @@ class AppendQueue:
         self._guard = LoopGuard("log", loop)
         self._notify = notify
         self._fragments: deque[PendingFragment] = deque()
-        self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[AppendRequest, int | None]] = (
-            OrderedDict()
+        self._admissions: Admissions[tuple[AppendRequest, int | None], Ticket] = Admissions(
+            loop,
+            has_room=lambda request: self._has_room(request[0]),
+            accept=lambda request: self._accept(*request),
         )
         self._closed: WalError | None = None
         self.tail = tail
@@ -66,21 +69,14 @@ class AppendQueue:
         if no offsets are left. Cancelled while it waits, nothing was accepted.
         """
         self._check(group)
-        if not self._admissions and self._has_room(group):
+        if not self._admissions.waiting and self._has_room(group):
             return self._accept(group, expect_offset)
-        admission: asyncio.Future[Ticket] = self._loop.create_future()
-        self._admissions[admission] = (group, expect_offset)
-        try:
-            return await admission
-        except asyncio.CancelledError:
-            self._admissions.pop(admission, None)
-            self._admit()  # those behind may be smaller
-            raise
+        return await self._admissions.wait((group, expect_offset))
 
     @property
     def blocked(self) -> int:
         """How many appends wait for room."""
-        return len(self._admissions)
+        return len(self._admissions.waiting)
 
     def close(self, error: WalError) -> None:
         """Refuse further appends, and those that wait for room; what was accepted can be taken.
@@ -88,9 +84,7 @@ class AppendQueue:
         The first error counts: a log that was closed does not fail later.
         """
         self._closed = self._closed or error
-        for admission in self._admissions:
-            _refuse_admission(admission, copy_error(error))
-        self._admissions.clear()
+        self._admissions.fail(error)
 
     @property
     def is_closed(self) -> bool:
@@ -149,7 +143,7 @@ class AppendQueue:
         """Give back the room of records that are decided, and admit appends that wait for it."""
         self.waiting_bytes -= size_bytes
         self.waiting_records -= records
-        self._admit()
+        self._admissions.admit()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -197,21 +191,3 @@ class AppendQueue:
         if was_empty or before < EARLY_BYTES <= after or after >= most or before == 0:
             self._notify()
         return ticket
-
-    def _admit(self) -> None:
-        while self._admissions:
-            admission, (group, expect_offset) = next(iter(self._admissions.items()))
-            if not admission.done():
-                if not self._has_room(group):
-                    return
-                try:
-                    admission.set_result(self._accept(group, expect_offset))
-                except (OffsetMismatchError, LimitExceededError) as error:
-                    _refuse_admission(admission, error)
-            del self._admissions[admission]
-
-
-def _refuse_admission(admission: asyncio.Future[Ticket], error: WalError) -> None:
-    if not admission.done():
-        admission.set_exception(error)
-        admission.exception()  # a caller cancelled at this moment never looks

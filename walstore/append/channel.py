@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from threading import get_ident
 
@@ -36,6 +36,7 @@ from walstore.errors import (
 )
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks
+from walstore.runtime.admissions import Admissions
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import ErrorCounts
@@ -115,8 +116,9 @@ class Channel:
         self._used_bytes = 0  # of closed builders, waiting or being written
         self._ready: deque[BatchBuilder] = deque()
         self._taken: deque[BatchBuilder] = deque()  # being written
-        # Callers waiting for room, in order.
-        self._admissions: OrderedDict[asyncio.Future[int], AppendRequest] = OrderedDict()
+        self._admissions = Admissions(
+            loop, has_room=self._admits, accept=self._accept, settled=self._admitted
+        )
         self._closed: WalError | None = None
         self._is_dropped = False
         self._refused: WalError | None = None
@@ -128,7 +130,7 @@ class Channel:
         """Whether the next record has to call note_record()."""
         self.room = self._room_given = 0
         """Bytes that may be taken without checking any limit; 0 whenever a check is needed."""
-        self._share = None if budget is None else budget.share(self._admit)
+        self._share = None if budget is None else budget.share(self._admissions.admit)
         """This log's share of the store's budget."""
         self._begin_builder()
 
@@ -151,7 +153,7 @@ class Channel:
     def put(self, request: AppendRequest) -> int:
         """Accept a whole request and return its first offset; raise WouldBlock if there is no room."""
         self._check(request)
-        if self._admissions or not self._may_enter(request):
+        if self._admissions.waiting or not self._may_enter(request):
             raise WouldBlock(
                 f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
                 "the disk; await append(), or try again later"
@@ -165,16 +167,11 @@ class Channel:
         records are in the log although the caller sees the cancellation.
         """
         self._check(request)
-        if not self._admissions and self._may_enter(request):
+        if not self._admissions.waiting and self._may_enter(request):
             return self._accept(request)
-        future: asyncio.Future[int] = self.loop.create_future()
-        self._admissions[future] = request
-        self._admit()
         try:
-            return await future
+            return await self._admissions.wait(request)
         except asyncio.CancelledError:
-            self._admissions.pop(future, None)
-            self._admit()  # later ones may be smaller
             self._serve_others()
             raise
 
@@ -233,7 +230,7 @@ class Channel:
             self._released = builders[-1].limit
         if self._share is not None:
             self._share.give(released_bytes)
-        self._admit()
+        self._admissions.admit()
         self._serve_others()
 
     def refuse(self, error: WalError | None) -> None:
@@ -306,7 +303,7 @@ class Channel:
     @property
     def blocked(self) -> int:
         """How many callers wait for room."""
-        return len(self._admissions)
+        return len(self._admissions.waiting)
 
     def check_assigned(self, offset: int) -> None:
         """Raise OffsetNotWrittenError unless ``offset`` has been assigned to a record."""
@@ -479,21 +476,17 @@ class Channel:
         if self._share is not None:
             self._share.take(CONDITIONS_BYTES)
 
-    def _admit(self) -> None:
-        while self._admissions:
-            future, request = next(iter(self._admissions.items()))
-            if not future.done():
-                if not self._has_room(request):
-                    break
-                if self._share is not None and not self._share.has_room(request.size_bytes):
-                    self._share.wait(request.size_bytes)
-                    break
-                try:
-                    future.set_result(self._accept(request))
-                except WalError as error:
-                    _refuse(future, error)
-            del self._admissions[future]
-        if self._share is not None and not self._admissions:
+    def _admits(self, request: AppendRequest) -> bool:
+        """Return whether the first of those who wait may enter; else the share waits for its room."""
+        if not self._has_room(request):
+            return False
+        if self._share is not None and not self._share.has_room(request.size_bytes):
+            self._share.wait(request.size_bytes)
+            return False
+        return True
+
+    def _admitted(self) -> None:
+        if self._share is not None and not self._admissions.waiting:
             self._share.leave()
         self._set_room()
 
@@ -540,7 +533,7 @@ class Channel:
         )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
-        is_watched = self._admissions or self.accepted.has_waiters
+        is_watched = self._admissions.waiting or self.accepted.has_waiters
         if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
         if share is not None:
@@ -552,13 +545,8 @@ class Channel:
             self._share.serve()
 
     def _fail_admissions(self, error: WalError) -> None:
-        for future in self._admissions:
-            if not future.done():
-                _refuse(future, copy_error(error))
-        self._admissions.clear()
-        if self._share is not None:
-            self._share.leave()
-            self._serve_others()
+        self._admissions.fail(error)
+        self._serve_others()
 
     def _counted(self, error: WalError) -> WalError:
         self._errors.count(error)
@@ -579,11 +567,6 @@ class Channel:
         sleeper, self._sleeper = self._sleeper, None  # once is enough
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
-
-
-def _refuse(future: asyncio.Future[int], error: WalError) -> None:
-    future.set_exception(error)
-    future.exception()  # a caller cancelled at this moment never retrieves it
 
 
 def _finish(future: asyncio.Future[None]) -> None:

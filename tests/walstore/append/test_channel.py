@@ -264,7 +264,7 @@ async def test_cancelled_callers_are_forgotten_at_once() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await channel.put_wait(one(b"x" * 400))
-    assert len(channel._admissions) == 1
+    assert len(channel._admissions.waiting) == 1
     drain(channel)
     assert await patient == 3
 
