@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,19 +82,34 @@ async def fill(path: Path, *, records: int = 100, start: int = 1) -> None:
         await wal.flush()
 
 
+@pytest.fixture(scope="session")
+def made_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 100 records, made once: tests have copies."""
+    path = tmp_path_factory.mktemp("made") / "log"
+    asyncio.run(fill(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def made_store(made_log: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A copy of that log, and the store to which it was shipped."""
+    folder = tmp_path_factory.mktemp("made")
+    log, store = shutil.copytree(made_log, folder / "log"), folder / "store"
+    assert run(["upload", str(log), store.as_uri()]) == 0
+    return log, store
+
+
 @pytest.fixture
-def log(log_directory: Path) -> Path:
+def log(made_log: Path, log_directory: Path) -> Path:
     """A log of 100 records."""
-    asyncio.run(fill(log_directory))
-    return log_directory
+    return shutil.copytree(made_log, log_directory)
 
 
 @pytest.fixture
-def stored(log: Path, tmp_path: Path, cli: Cli) -> str:
+def stored(made_store: tuple[Path, Path], log: Path, tmp_path: Path) -> str:
     """The URL of a store to which that log was shipped."""
-    url = (tmp_path / "store").as_uri()
-    assert cli("upload", log, url).code == 0
-    return url
+    shutil.copytree(made_store[0], log, dirs_exist_ok=True)
+    return shutil.copytree(made_store[1], tmp_path / "store").as_uri()
 
 
 async def make_people(url: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, fill, flip
 from tests.walstore.cli.test_copying import fragment_files
+from walstore.cli.app import run
 
 LINES = [
     ("manifest",),
@@ -34,13 +35,24 @@ def manifest_file(url: str) -> Path:
     return path_of(url) / "manifest" / "MANIFEST"
 
 
-@pytest.fixture
-def grown(cli: Cli, log: Path, stored: str) -> str:
-    """The URL of a store with three fragments of 100, 10 and 10 records."""
+@pytest.fixture(scope="session")
+def made_grown(
+    made_store: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Copies of a log and its store, each of which got twice ten more records."""
+    folder = tmp_path_factory.mktemp("made")
+    log, store = (shutil.copytree(path, folder / path.name) for path in made_store)
     for start in (101, 111):
         asyncio.run(fill(log, records=10, start=start))
-        assert cli("upload", log, stored).code == 0
-    return stored
+        assert run(["upload", str(log), store.as_uri()]) == 0
+    return log, store
+
+
+@pytest.fixture
+def grown(made_grown: tuple[Path, Path], log_directory: Path, tmp_path: Path) -> str:
+    """The URL of a store with three fragments of 100, 10 and 10 records."""
+    shutil.copytree(made_grown[0], log_directory, dirs_exist_ok=True)
+    return shutil.copytree(made_grown[1], tmp_path / "store", dirs_exist_ok=True).as_uri()
 
 
 # -- in common ---------------------------------------------------------------------------------
