@@ -90,15 +90,6 @@ def made_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def made_store(made_log: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A copy of that log, and the store to which it was shipped."""
-    folder = tmp_path_factory.mktemp("made")
-    log, store = shutil.copytree(made_log, folder / "log"), folder / "store"
-    assert run(["upload", str(log), store.as_uri()]) == 0
-    return log, store
-
-
 @pytest.fixture
 def log(made_log: Path, log_directory: Path) -> Path:
     """A log of 100 records."""
@@ -106,10 +97,11 @@ def log(made_log: Path, log_directory: Path) -> Path:
 
 
 @pytest.fixture
-def stored(made_store: tuple[Path, Path], log: Path, tmp_path: Path) -> str:
+def stored(log: Path, tmp_path: Path, cli: Cli) -> str:
     """The URL of a store to which that log was shipped."""
-    shutil.copytree(made_store[0], log, dirs_exist_ok=True)
-    return shutil.copytree(made_store[1], tmp_path / "store").as_uri()
+    url = (tmp_path / "store").as_uri()
+    assert cli("upload", log, url).code == 0
+    return url
 
 
 async def make_people(url: str) -> None:
