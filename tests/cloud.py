@@ -13,7 +13,6 @@ from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
@@ -123,12 +122,10 @@ async def snapshot(store: ObjectStore) -> dict[str, bytes]:
     return {key: (await store.get(key)).data for key in keys}
 
 
-async def copy_store(store: ObjectStore, changes: dict[str, bytes] | None = None) -> MemoryStore:
-    """Return a store with the same objects, some replaced."""
-    twin = MemoryStore()
-    for key, data in {**await snapshot(store), **(changes or {})}.items():
-        await twin.put_if_absent(key, data)
-    return twin
+async def copy_objects(source: ObjectStore, target: ObjectStore) -> None:
+    """Put what one store holds into another, empty one."""
+    async for listed in source.list(""):
+        await target.put_if_absent(listed.key, (await source.get(listed.key)).data)
 
 
 async def put_fragment(

@@ -164,7 +164,10 @@ def test_every_task_has_an_owner() -> None:
     found = set()
     for package in ("walstore", "uploader"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if not re.search("create_task|ensure_future", text):
+                continue  # most files: parsing is slow
+            tree = ast.parse(text)
             groups = set(_task_groups(tree))
             found |= {
                 f"{path.relative_to(ROOT).as_posix()} {name}"

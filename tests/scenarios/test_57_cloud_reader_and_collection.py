@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.cloud import FAST, URL, cloud_log, put_fragment, values
+from tests.cloud import FAST, URL, cloud_log, copy_objects, put_fragment, values
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.rollup import RollUpSettings
 from uploader.gc.collection import CollectorSettings
@@ -21,21 +23,33 @@ RECORDS = 10
 CONTENT = values(FRAGMENTS * RECORDS, 20)
 
 
-@pytest.fixture
-async def store():
-    """Sixty fragments of ten records, most of them below a deep tree of snapshots."""
-    found = FaultyStore(MemoryStore())
+async def make() -> MemoryStore:
+    store = MemoryStore()
     worker = Worker("test")
     settings = RollUpSettings(fragments_per_snapshot=3, snapshots_per_snapshot=2)
-    root = SwappedRoot(found, FAST, worker, roll_up=settings)
+    root = SwappedRoot(store, FAST, worker, roll_up=settings)
     await root.load_or_create("w")
     for seq_no in range(1, FRAGMENTS + 1):
         start = 1 + (seq_no - 1) * RECORDS
         content = CONTENT[start - 1 : start - 1 + RECORDS]
-        await root.publish([await put_fragment(found.inner, seq_no, start, content)], "w")
+        await root.publish([await put_fragment(store, seq_no, start, content)], "w")
     assert max(pointer.depth for pointer in root.manifest.snapshots) >= 3
-    yield found
     worker.close()
+    return store
+
+
+@pytest.fixture(scope="module")
+def made() -> MemoryStore:
+    """That store, made once: tests have copies."""
+    return asyncio.run(make())
+
+
+@pytest.fixture
+async def store(made: MemoryStore) -> FaultyStore:
+    """Sixty fragments of ten records, most of them below a deep tree of snapshots."""
+    found = FaultyStore(MemoryStore())
+    await copy_objects(made, found.inner)
+    return found
 
 
 async def collect(store: FaultyStore, position: int) -> None:

@@ -263,15 +263,21 @@ class SegmentCheck:
             return at  # a live writer finished it between two reads
         if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
             return None
-        if self._is_sealed or self._was_synced(at, later):
-            self._report(f"batch at offset {chain.next_offset} is damaged", at)
-            found = None if later is None else scan.whole_at(later)
-            if found is not None:  # the chain continues there, whatever came before
-                chain.next_offset = found[0].start
-                chain.previous_crc = found[0].previous_crc
-            return later
-        self._findings.unfinished_bytes += scan.used_limit(at) - at
-        return None
+        if not self._is_sealed:
+            if not self._was_synced(at, later):
+                self._findings.unfinished_bytes += scan.used_limit(at) - at
+                return None
+            # One read may return a batch as it was before a live writer finished it, and behind it later
+            # batches that say it was synced. Read after them, it is whole unless it is damaged.
+            scan.forget()
+            if scan.whole_at(at) is not None:
+                return at
+        self._report(f"batch at offset {chain.next_offset} is damaged", at)
+        found = None if later is None else scan.whole_at(later)
+        if found is not None:  # the chain continues there, whatever came before
+            chain.next_offset = found[0].start
+            chain.previous_crc = found[0].previous_crc
+        return later
 
     def _was_synced(self, at: int, later: int | None) -> bool:
         """Return whether the bytes at ``at``, which are no whole batch, had been a batch that was synced."""

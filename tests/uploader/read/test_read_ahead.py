@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.cloud import cloud_log, put_fragment
+from tests.cloud import cloud_log, copy_objects, put_fragment
 from tests.local import turns
 from tests.uploader.cloud_streams import put_log
 from tests.waiting import until
@@ -27,6 +27,13 @@ VALUE = bytes(1000)
 COUNT = 40
 
 
+@pytest.fixture(scope="module")
+def made() -> tuple[MemoryStore, Manifest]:
+    """Forty fragments of ten records of 1000 bytes, made once: tests have copies."""
+    store = MemoryStore()
+    return store, asyncio.run(put_log(store, COUNT, lambda _: None, value=lambda _: VALUE))
+
+
 @pytest.fixture
 def store() -> FaultyStore:
     return FaultyStore(MemoryStore())
@@ -43,9 +50,10 @@ async def fragments(store: FaultyStore):
 
 
 @pytest.fixture
-async def manifest(store: FaultyStore) -> Manifest:
-    """Forty fragments of ten records of 1000 bytes."""
-    return await put_log(store.inner, COUNT, lambda _: None, value=lambda _: VALUE)
+async def manifest(made: tuple[MemoryStore, Manifest], store: FaultyStore) -> Manifest:
+    """Those fragments in the store."""
+    await copy_objects(made[0], store.inner)
+    return made[1]
 
 
 def fetched(store: FaultyStore) -> int:

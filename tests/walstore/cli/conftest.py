@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,11 +82,18 @@ async def fill(path: Path, *, records: int = 100, start: int = 1) -> None:
         await wal.flush()
 
 
+@pytest.fixture(scope="session")
+def made_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 100 records, made once: tests have copies."""
+    path = tmp_path_factory.mktemp("made") / "log"
+    asyncio.run(fill(path))
+    return path
+
+
 @pytest.fixture
-def log(log_directory: Path) -> Path:
+def log(made_log: Path, log_directory: Path) -> Path:
     """A log of 100 records."""
-    asyncio.run(fill(log_directory))
-    return log_directory
+    return shutil.copytree(made_log, log_directory)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, fill, flip
 from tests.walstore.cli.test_copying import fragment_files
+from walstore.cli.app import run
 
 LINES = [
     ("manifest",),
@@ -34,13 +35,34 @@ def manifest_file(url: str) -> Path:
     return path_of(url) / "manifest" / "MANIFEST"
 
 
-@pytest.fixture
-def grown(cli: Cli, log: Path, stored: str) -> str:
-    """The URL of a store with three fragments of 100, 10 and 10 records."""
+def grow(log: Path, url: str) -> None:
+    """Ship ten records more, twice."""
     for start in (101, 111):
         asyncio.run(fill(log, records=10, start=start))
-        assert cli("upload", log, stored).code == 0
+        assert run(["upload", str(log), url]) == 0
+
+
+@pytest.fixture
+def shipped(log: Path, stored: str) -> str:
+    """The URL of a store with three fragments of 100, 10 and 10 records of that log."""
+    grow(log, stored)
     return stored
+
+
+@pytest.fixture(scope="module")
+def made(made_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a store, made once: tests that need no log of it have copies."""
+    folder = tmp_path_factory.mktemp("made")
+    log, store = shutil.copytree(made_log, folder / "log"), folder / "store"
+    assert run(["upload", str(log), store.as_uri()]) == 0
+    grow(log, store.as_uri())
+    return store
+
+
+@pytest.fixture
+def grown(made: Path, tmp_path: Path) -> str:
+    """The URL of a copy of that store."""
+    return shutil.copytree(made, tmp_path / "store").as_uri()
 
 
 # -- in common ---------------------------------------------------------------------------------
@@ -120,13 +142,13 @@ def test_fragments(cli: Cli, grown: str) -> None:
     assert "oldest" in cli("fragments", grown, "--times").lines[0]
 
 
-def test_fragments_json(cli: Cli, log: Path, grown: str) -> None:
-    rows = cli("fragments", grown, "--json").rows
+def test_fragments_json(cli: Cli, log: Path, shipped: str) -> None:
+    rows = cli("fragments", shipped, "--json").rows
     assert [row["seq_no"] for row in rows] == [1, 2, 3]
     assert {len(row["setsum"]) for row in rows} == {64}
     assert "min_timestamp_us" not in rows[0]
     times = [row["timestamp_us"] for row in cli("dump", log).rows]
-    timed = cli("fragments", grown, "--times", "--json").rows
+    timed = cli("fragments", shipped, "--times", "--json").rows
     assert [(row["min_timestamp_us"], row["max_timestamp_us"]) for row in timed] == [
         (times[row["start"] - 1], times[row["limit"] - 2]) for row in rows
     ]
@@ -227,34 +249,34 @@ def test_a_lease_is_for_stores(cli: Cli, log: Path) -> None:
 # -- seal, fork, destroy -----------------------------------------------------------------------
 
 
-def test_seal(cli: Cli, log: Path, grown: str) -> None:
-    done = cli("seal", grown)
+def test_seal(cli: Cli, log: Path, shipped: str) -> None:
+    done = cli("seal", shipped)
     assert (done.code, done.error) == (0, "nothing was changed; give --confirm to do this")
-    assert cli("seal", grown, "--json").json["sealed"] is False
-    found = cli("seal", grown, "--confirm", "--json").json
-    assert found == {"location": grown, "applied": True, "head": 1, "tail": 121, "sealed": True}
-    assert cli("manifest", grown, "--json").json["sealed"] is True
-    assert (cli("seal", grown, "--confirm").code, cli("seal", grown).err) == (0, "")
+    assert cli("seal", shipped, "--json").json["sealed"] is False
+    found = cli("seal", shipped, "--confirm", "--json").json
+    assert found == {"location": shipped, "applied": True, "head": 1, "tail": 121, "sealed": True}
+    assert cli("manifest", shipped, "--json").json["sealed"] is True
+    assert (cli("seal", shipped, "--confirm").code, cli("seal", shipped).err) == (0, "")
     asyncio.run(fill(log, records=1, start=121))
-    for line in (("upload", log, grown), ("append", grown)):
+    for line in (("upload", log, shipped), ("append", shipped)):
         done = cli(*line, stdin=b"x\n")
         assert done.code == 4, done.err
         assert "sealed" in done.err
 
 
-def test_fork(cli: Cli, log: Path, grown: str, tmp_path: Path) -> None:
+def test_fork(cli: Cli, log: Path, shipped: str, tmp_path: Path) -> None:
     target = (tmp_path / "fork").as_uri()
-    found = cli("fork", grown, target, "--json").json
-    assert (found["source"], found["target"]) == (grown, target)
+    found = cli("fork", shipped, target, "--json").json
+    assert (found["source"], found["target"]) == (shipped, target)
     assert (found["start"], found["limit"], found["records"]) == (1, 121, 120)
-    assert found["setsum"] == cli("manifest", grown, "--json").json["setsum"]
+    assert found["setsum"] == cli("manifest", shipped, "--json").json["setsum"]
     assert cli("dump", target).out == cli("dump", log).out
-    assert cli("fork", grown, target).code == 0
-    done = cli("fork", grown, target, "--to", "50")
+    assert cli("fork", shipped, target).code == 0
+    done = cli("fork", shipped, target, "--to", "50")
     assert done.code == 4
     assert "another fork" in done.error
     assert cli("append", target, stdin=b"x\n").code == 0
-    assert len(cli("dump", grown).lines) == 120
+    assert len(cli("dump", shipped).lines) == 120
 
 
 def test_a_fork_of_a_part(cli: Cli, grown: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,19 @@ def only(*names: str) -> StructType:
     return StructType([ALL[name] for name in names])
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A log of five fragments with long values: streams eu and us by turns, and one without."""
-    url = f"file://{tmp_path}/store/orders"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That log, made once: tests have copies."""
+    path = tmp_path_factory.mktemp("made") / "store"
     for stream in ("eu", "us", "eu", "us", None):
-        write(url, [os.urandom(2000) for _ in range(100)], stream=stream)
-    return url
+        write(f"{path.as_uri()}/orders", [os.urandom(2000) for _ in range(100)], stream=stream)
+    return path
+
+
+@pytest.fixture
+def url(made: Path, tmp_path: Path) -> str:
+    """A log of five fragments with long values: streams eu and us by turns, and one without."""
+    return f"file://{shutil.copytree(made, tmp_path / 'store')}/orders"
 
 
 def objects(url: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,17 @@ def wreck(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    """A log and its records, made once: tests have copies of the log."""
+    path = tmp_path_factory.mktemp("made") / "log"
+    return path, asyncio.run(fill(path, settings=local.SMALL))
+
+
 @pytest.fixture
-def records(log_directory: Path) -> list[Record]:
-    return asyncio.run(fill(log_directory, settings=local.SMALL))
+def records(made: tuple[Path, list[Record]], log_directory: Path) -> list[Record]:
+    shutil.copytree(made[0], log_directory)
+    return made[1]
 
 
 def test_all_records_of_a_closed_log(log_directory, records):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,14 +24,21 @@ from walstore.spark.logs import find_logs, open_log
 from walstore.spark.options import Selection, parse_location
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> str:
-    """A bucket with two logs, one in a folder, and a partitioned log of which one part is empty."""
-    url = f"file://{tmp_path}/bucket"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That bucket, made once: tests have copies."""
+    path = tmp_path_factory.mktemp("made") / "bucket"
+    url = path.as_uri()
     write(f"{url}/bills", [b"b1", b"b2"])
     write(f"{url}/eu/clicks", [b"c1"])
     write_partitioned(f"{url}/orders", 3, {0: [b"o1", b"o2"], 2: [b"o3"]})
-    return url
+    return path
+
+
+@pytest.fixture
+def bucket(made: Path, tmp_path: Path) -> str:
+    """A bucket with two logs, one in a folder, and a partitioned log of which one part is empty."""
+    return f"file://{shutil.copytree(made, tmp_path / 'bucket')}"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,14 +23,21 @@ from walstore.errors import (
 MS = START_US // 1000
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> str:
-    """Two logs: bills of ten records a second apart, and orders of two partitions and an empty one."""
-    url = f"file://{tmp_path}/bucket"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That bucket, made once: tests have copies."""
+    path = tmp_path_factory.mktemp("made") / "bucket"
+    url = path.as_uri()
     for at in range(10):
         write(f"{url}/bills", [b"b%d" % at])
     write_partitioned(f"{url}/orders", 3, {0: [bytes(100)] * 4, 2: [bytes(100)] * 6})
-    return url
+    return path
+
+
+@pytest.fixture
+def bucket(made: Path, tmp_path: Path) -> str:
+    """Two logs: bills of ten records a second apart, and orders of two partitions and an empty one."""
+    return f"file://{shutil.copytree(made, tmp_path / 'bucket')}"
 
 
 def spans(location: str | Path, **options) -> dict[str, tuple[int, int]]:

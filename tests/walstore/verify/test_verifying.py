@@ -13,6 +13,7 @@ import pytest
 
 from tests.local import UnsyncedFileSystem
 from walstore import FormatVersionError, LogNotFoundError, Settings, Wal
+from walstore.files.posix import PosixFile, PosixFileSystem
 from walstore.format import frame, segment
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.format.segment import SegmentStreams
@@ -289,6 +290,46 @@ def test_a_newer_version_is_told_apart_from_damage(log_directory: Path) -> None:
     victim.write_bytes(data)
     with pytest.raises(FormatVersionError):
         verify_directory(log_directory)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_live_writer_finishes_batches_in_the_middle_of_a_read(
+    log_directory: Path, damaged: bool
+) -> None:
+    """The read returns the first batch as it was before, and the later ones that say it was synced."""
+    _fill(log_directory)
+    (log_directory / FILE_NAME).unlink()
+    (log_directory / CELL_FILE_NAME).unlink()
+    victim = _segments(log_directory)[-1]
+    whole = bytearray(victim.read_bytes())
+    (at, _), *later = _frame_places(victim)[1:]
+    assert any(header.synced_position > at for _, header in later)
+    victim.write_bytes(whole[:at] + bytes(len(whole) - at))
+    if damaged:
+        whole[at + 100] ^= 1
+    torn: list[int] = []
+
+    class ReadInTwo(PosixFileSystem):
+        def open(self, path: Path, mode: str) -> PosixFile:
+            file = super().open(path, mode)
+            read = file.pread
+
+            def pread(size: int, position: int) -> bytes:
+                if path.name != victim.name or position != at or size <= 64 or torn:
+                    return read(size, position)
+                torn.append(size)
+                before = read(64, at)
+                victim.write_bytes(whole)
+                return before + read(size - 64, at + 64)
+
+            file.pread = pread  # type: ignore[method-assign]
+            return file
+
+    report = verify_directory(log_directory, fs=ReadInTwo())
+    assert torn
+    found = [(problem.path, problem.position) for problem in report.problems]
+    assert found == ([(str(victim), at)] if damaged else [])
+    assert report.unfinished_bytes == 0
 
 
 async def test_beside_a_live_writer(log_directory: Path) -> None:
