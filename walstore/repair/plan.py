@@ -257,7 +257,7 @@ def _build(kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         return tuple(_build(get_args(kind)[0], item) for item in _require(value, list))
     if is_dataclass(kind):
-        hints = _types_of(kind)
+        hints = _types_of(kind)  # type: ignore[arg-type]
         fields = _require(value, dict)
         return kind(**{name: _build(hints[name], item) for name, item in fields.items()})  # type: ignore[operator]
     if kind is bytes:
