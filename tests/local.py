@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
@@ -119,19 +120,35 @@ class PowerCut:
             self._power.cut()
 
 
-def crashes(power: PowerLossFileSystem, seeds: Iterable[int], scratch: Path) -> Iterator[Path]:
-    """Yield what a crash leaves with each seed, in directories of ``scratch``; what is the same only once."""
-    seen: list[dict[Path, bytes | None]] = []
+def crashes(
+    power: PowerLossFileSystem,
+    seeds: Iterable[int],
+    scratch: Path,
+    seen: set[bytes] | None = None,
+) -> Iterator[Path]:
+    """Yield what a crash leaves with each seed, in directories of ``scratch``; what is the same only once.
+
+    Pass the same ``seen`` each time if a check needs nothing but the disk: then it sees each disk only once.
+    """
+    seen = set() if seen is None else seen
     for seed in seeds:
         crashed = scratch / f"crashed-{seed}"
         power.crash(seed, crashed)
-        state = {
-            path.relative_to(crashed): path.read_bytes() if path.is_file() else None
-            for path in crashed.rglob("*")
-        }
+        state = _digest(crashed)
         if state not in seen:
-            seen.append(state)
+            seen.add(state)
             yield crashed
+
+
+def _digest(directory: Path) -> bytes:
+    """Return a hash of the names and bytes in a directory."""
+    found = hashlib.blake2b()
+    for path in sorted(directory.rglob("*")):
+        data = path.read_bytes() if path.is_file() else None
+        name = str(path.relative_to(directory))
+        found.update(repr((name, None if data is None else len(data))).encode())
+        found.update(data or b"")
+    return found.digest()
 
 
 async def turns(count: int = 10) -> None:

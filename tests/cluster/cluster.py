@@ -204,9 +204,12 @@ class Cluster:
         return daemon
 
     def _settings(self) -> dict[str, str]:
+        logging = f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}"
         return {
             "SPARK_HOME": str(self._home),
-            "SPARK_CONF_DIR": str(self._directory),
+            # It is in front of the class path, and Java reads no archive of classes if anything is there.
+            "SPARK_CONF_DIR": str(self._directory / "no-configuration"),
+            "SPARK_DAEMON_JAVA_OPTS": f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} {logging}",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self._directory / "scratch"),
             "SPARK_DAEMON_MEMORY": "256m",

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.local import UnsyncedFileSystem, close_opened, open_blocking, read_opened
+from tests.local import UnsyncedFileSystem, close_opened, crashes, open_blocking, read_opened
 from tests.walstore.repair.test_from_copy import LogCopy
 from walstore import Wal
 from walstore.errors import CorruptionError, WalError
-from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.repair.plan import STAGED_NAME
 from walstore.repair.repairing import apply_repair, plan_repair
@@ -35,7 +34,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "half-written": {"error": errno.ENOSPC, "written_bytes": 100},
     "dead-disk": {"error": errno.EIO, "times": None},
 }
-STRIDES = [pytest.param(13, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +99,13 @@ def repair(path: Path, keep: Keep, fs: FileSystem) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("keep", ["before", "after"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_any_call_of_a_repair_may_fail(
-    fault: str, keep: Keep, stride: int, damaged: Path, tmp_path: Path
+    fault: str, keep: Keep, damaged: Path, scratch: Path
 ) -> None:
-    for nth in count(1, stride):
-        path = tmp_path / str(nth)
+    for nth in count(1):
+        path = scratch / str(nth)
         shutil.copytree(damaged, path)
         fs = FaultyFileSystem(FS)
         fs.fail("*", nth=nth, **FAULTS[fault])
@@ -120,21 +117,20 @@ def test_any_call_of_a_repair_may_fail(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("keep", ["before", "after"])
 def test_the_power_may_go_before_any_call_of_a_repair(
-    keep: Keep, stride: int, damaged: Path, tmp_path: Path
+    keep: Keep, damaged: Path, scratch: Path
 ) -> None:
-    for nth in count(1, stride):
-        root = tmp_path / str(nth)
+    seen: set[bytes] = set()
+    for nth in count(1):
+        root = scratch / str(nth)
         shutil.copytree(damaged, root / "log")
-        power = PowerLossFileSystem(root, PosixFileSystem())
+        power = PowerLossFileSystem(root, FS)
         fs = FaultyFileSystem(power)
         fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
         repair(root / "log", keep, fs)
-        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1):
-            crashed = tmp_path / f"{nth}-{seed}"
-            power.crash(seed, crashed)
+        seeds = (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1)
+        for crashed in crashes(power, seeds, root.with_name(f"{nth}-crashed"), seen):
             check(crashed / "log", keep)
         if len(fs.calls) < nth:
             break
@@ -184,14 +180,13 @@ def damaged_and_copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_any_call_of_a_repair_from_a_copy_may_fail(
-    fault: str, stride: int, damaged_and_copied: tuple[Path, LogCopy], tmp_path: Path
+    fault: str, damaged_and_copied: tuple[Path, LogCopy], scratch: Path
 ) -> None:
     log, copy = damaged_and_copied
-    for nth in count(1, stride):
-        path = tmp_path / str(nth)
+    for nth in count(1):
+        path = scratch / str(nth)
         shutil.copytree(log, path)
         fs = FaultyFileSystem(FS)
         fs.fail("*", nth=nth, **FAULTS[fault])
@@ -203,21 +198,20 @@ def test_any_call_of_a_repair_from_a_copy_may_fail(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("stride", STRIDES)
 def test_the_power_may_go_before_any_call_of_a_repair_from_a_copy(
-    stride: int, damaged_and_copied: tuple[Path, LogCopy], tmp_path: Path
+    damaged_and_copied: tuple[Path, LogCopy], scratch: Path
 ) -> None:
     log, copy = damaged_and_copied
-    for nth in count(1, stride):
-        root = tmp_path / str(nth)
+    seen: set[bytes] = set()
+    for nth in count(1):
+        root = scratch / str(nth)
         shutil.copytree(log, root / "log")
-        power = PowerLossFileSystem(root, PosixFileSystem())
+        power = PowerLossFileSystem(root, FS)
         fs = FaultyFileSystem(power)
         fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
         repair_from(root / "log", copy, fs)
-        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth):
-            crashed = tmp_path / f"{nth}-{seed}"
-            power.crash(seed, crashed)
+        seeds = (LOSE_ALL, KEEP_ALL, 2 * nth)
+        for crashed in crashes(power, seeds, root.with_name(f"{nth}-crashed"), seen):
             whole(crashed / "log", copy)
         if len(fs.calls) < nth:
             break
@@ -233,9 +227,9 @@ def repair_from(path: Path, copy: LogCopy, fs: FileSystem) -> None:
         return
 
 
-def test_a_repair_that_is_interrupted_again_and_again(damaged: Path, tmp_path: Path) -> None:
+def test_a_repair_that_is_interrupted_again_and_again(damaged: Path, scratch: Path) -> None:
     """Each attempt gets a few calls further."""
-    path = tmp_path / "log"
+    path = scratch / "log"
     shutil.copytree(damaged, path)
     for attempt in count(1):
         fs = FaultyFileSystem(FS)

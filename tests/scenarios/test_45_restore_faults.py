@@ -46,7 +46,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "full-for-good": {"error": errno.ENOSPC, "times": None},
     "dead-disk": {"error": errno.EIO, "times": None},
 }
-STRIDES = [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 class Killed(BaseException):
@@ -89,12 +88,11 @@ async def check_finishes(path: Path, store: MemoryStore) -> None:
     await check_whole(path, store)
 
 
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
 async def test_killed_at_every_call_of_the_store(
-    tmp_path: Path, store: MemoryStore, fault: type[Fault], stride: int
+    tmp_path: Path, store: MemoryStore, fault: type[Fault]
 ) -> None:
-    for nth in count(1, stride):
+    for nth in count(1):
         fresh = await copy_store(store)
         killed = FaultyStore(fresh)
         killed.on("any", fault(), nth=nth)
@@ -110,15 +108,12 @@ async def test_killed_at_every_call_of_the_store(
     assert nth > 15
 
 
-@pytest.mark.parametrize("stride", STRIDES)
-async def test_killed_at_every_call_of_the_file_system(
-    tmp_path: Path, store: MemoryStore, stride: int
-) -> None:
-    for nth in count(1, stride):
+async def test_killed_at_every_call_of_the_file_system(scratch: Path, store: MemoryStore) -> None:
+    for nth in count(1):
         fresh = await copy_store(store)
         fs = FaultyFileSystem(UnsyncedFileSystem())
         fs.before_each(_dies_at(fs, nth))
-        path = tmp_path / f"log{nth}"
+        path = scratch / f"log{nth}"
         with contextlib.suppress(Killed):
             await again(fresh, path, fs=fs)
         await check_finishes(path, fresh)
@@ -127,17 +122,16 @@ async def test_killed_at_every_call_of_the_file_system(
     assert nth > 40
 
 
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_every_call_of_the_file_system_fails(
-    tmp_path: Path, store: MemoryStore, fault: str, stride: int
+    scratch: Path, store: MemoryStore, fault: str
 ) -> None:
     """The error is one of ours, and what it leaves is no log, or all of it."""
-    for nth in count(1, stride):
+    for nth in count(1):
         fresh = await copy_store(store)
         fs = FaultyFileSystem(UnsyncedFileSystem())
         fs.fail("*", nth=nth, **FAULTS[fault])
-        path = tmp_path / f"log{nth}"
+        path = scratch / f"log{nth}"
         with contextlib.suppress(WalError):
             await again(fresh, path, fs=fs)
         await check_finishes(path, fresh)
@@ -146,22 +140,19 @@ async def test_every_call_of_the_file_system_fails(
     assert nth > 40
 
 
-@pytest.mark.parametrize("stride", STRIDES)
-async def test_the_power_goes_at_every_call(
-    tmp_path: Path, store: MemoryStore, stride: int
-) -> None:
+async def test_the_power_goes_at_every_call(scratch: Path, store: MemoryStore) -> None:
     """What is left on the disk is no log, or all of it."""
-    for nth in count(1, stride):
+    for nth in count(1):
         fresh = await copy_store(store)
-        root = tmp_path / str(nth)
+        root = scratch / str(nth)
         root.mkdir()
-        power = PowerLossFileSystem(root, PosixFileSystem())
+        power = PowerLossFileSystem(root, UnsyncedFileSystem())
         fs = FaultyFileSystem(power)
         fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
         with contextlib.suppress(WalError):
             await again(fresh, root / "log", fs=fs)
         for seed in (LOSE_ALL, KEEP_ALL, 2 * nth):
-            crashed = tmp_path / f"{nth}-{seed}"
+            crashed = scratch / f"{nth}-{seed}"
             await asyncio.to_thread(power.crash, seed, crashed)
             await check_finishes(crashed / "log", await copy_store(fresh))
         if len(fs.calls) < nth:
@@ -235,14 +226,11 @@ async def test_a_full_disk(tmp_path: Path, store: MemoryStore) -> None:
     await check_whole(tmp_path / "new", store)
 
 
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
-async def test_cancelled_at_every_suspension(
-    tmp_path: Path, store: MemoryStore, late: bool, stride: int
-) -> None:
-    for nth in count(1, stride):
+async def test_cancelled_at_every_suspension(scratch: Path, store: MemoryStore, late: bool) -> None:
+    for nth in count(1):
         fresh = await copy_store(store)
-        path = tmp_path / f"log{nth}"
+        path = scratch / f"log{nth}"
         call = Interrupted(again(fresh, path, fs=UnsyncedFileSystem()), nth, late=late)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(finish(call))

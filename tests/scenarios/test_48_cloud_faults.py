@@ -36,7 +36,6 @@ from walstore.errors import WalError
 
 pytestmark = pytest.mark.slow
 
-STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 EXPECTED = values(60)
 
 
@@ -102,11 +101,10 @@ class Life:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", ANY)
-async def test_any_call_may_fail(fault: str, stride: int, scratch: Path) -> None:
+async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     """A fault that passes is an error at opening, which may be tried again, and nothing at all later."""
-    for nth in count(1, stride):
+    for nth in count(1):
         life = Life(scratch / str(nth))
         life.store.on("any", ANY[fault](), nth=nth)
         await life.run()
@@ -146,10 +144,9 @@ async def test_any_put_may_be_refused(fault: str, kind, key_prefix: str, scratch
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", DEATHS)
-async def test_any_call_may_be_the_last(fault: str, stride: int, scratch: Path) -> None:
-    for nth in count(1, stride):
+async def test_any_call_may_be_the_last(fault: str, scratch: Path) -> None:
+    for nth in count(1):
         life = Life(scratch / str(nth))
         life.store.on("any", DEATHS[fault](), nth=nth)
         with contextlib.suppress(StoreKilled, BaseExceptionGroup):
@@ -161,11 +158,10 @@ async def test_any_call_may_be_the_last(fault: str, stride: int, scratch: Path) 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("happens", [False, True])
-async def test_any_call_may_hang(happens: bool, stride: int, scratch: Path) -> None:
+async def test_any_call_may_hang(happens: bool, scratch: Path) -> None:
     """An opening that hangs can be cancelled; a closing that hangs gives up by itself."""
-    for nth in count(1, stride):
+    for nth in count(1):
         life = Life(scratch / str(nth))
         reached, opened = asyncio.Event(), asyncio.Event()
         hang = faults.happen_then_hang if happens else faults.hang

@@ -9,6 +9,7 @@ import base64
 import json
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -256,7 +257,7 @@ def _build(kind: Any, value: Any) -> Any:
     if get_origin(kind) is tuple:
         return tuple(_build(get_args(kind)[0], item) for item in _require(value, list))
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _types_of(kind)  # type: ignore[arg-type]
         fields = _require(value, dict)
         return kind(**{name: _build(hints[name], item) for name, item in fields.items()})  # type: ignore[operator]
     if kind is bytes:
@@ -266,6 +267,12 @@ def _build(kind: Any, value: Any) -> Any:
     if kind is int and not 0 <= _require(value, int) < 1 << 64:
         raise ValueError(value)
     return _require(value, kind)
+
+
+@cache
+def _types_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields: they are compiled from text each time."""
+    return get_type_hints(kind)
 
 
 def _require(value: Any, kind: type) -> Any:

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from tests.cloud import FAST
+from tests.cloud import FAST, copy_store
 from tests.uploader.partitioned.writes import (
     NOW_US,
     SMALL,
@@ -28,7 +28,14 @@ from tests.uploader.partitioned.writes import (
 from uploader import CloudWriter
 from uploader.admin.destroy import destroy
 from uploader.admin.seal import seal
-from uploader.partitioned import Swept, WriteId, finish_commits, sweep_staging
+from uploader.partitioned import (
+    SinkSettings,
+    Staged,
+    Swept,
+    WriteId,
+    finish_commits,
+    sweep_staging,
+)
 from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
@@ -328,6 +335,19 @@ FAULTS = {
 }
 
 
+async def begin(
+    first: dict[int, list[bytes]], settings: SinkSettings
+) -> tuple[MemoryStore, WriteId, Staged]:
+    """Return a store with an epoch and what two tasks staged for the next one, and that epoch."""
+    store = MemoryStore()
+    await write_epoch(store, epoch(0), first, settings=settings)
+    write = epoch(1)
+    staged = merged(
+        await stage(store, write, {0: B, 1: C}), await stage(store, write, {0: D}, task=1)
+    )
+    return store, write, staged
+
+
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [*(("swap", fault) for fault in FAULTS), ("chain", "dies after"), ("chain", "answer lost")],
@@ -337,13 +357,9 @@ FAULTS = {
 async def test_every_call_of_a_driver(layout, fault):
     """The epoch runs again after each fault: each row is there once, in order."""
     settings = dataclasses.replace(SMALL, layout=layout)
+    begun, write, staged = await begin({0: A, 1: B}, settings)
     for nth in range(1, 400):
-        store = FaultyStore(MemoryStore())
-        await write_epoch(store, epoch(0), {0: A, 1: B}, settings=settings)
-        write = epoch(1)
-        staged = merged(
-            await stage(store, write, {0: B, 1: C}), await stage(store, write, {0: D}, task=1)
-        )
+        store = FaultyStore(await copy_store(begun))
         store.on("any", FAULTS[fault](), nth=nth)
         before = store.requests
         again = True
@@ -372,13 +388,9 @@ async def test_every_call_of_a_driver(layout, fault):
 async def test_an_old_driver_wakes_up_at_every_call(layout):
     """It stops, another one runs the epoch again and goes on, and it comes back: nothing is there twice."""
     settings = dataclasses.replace(SMALL, layout=layout)
+    begun, write, staged = await begin({0: A}, settings)
     for nth in range(1, 400):
-        store = FaultyStore(MemoryStore())
-        await write_epoch(store, epoch(0), {0: A}, settings=settings)
-        write = epoch(1)
-        staged = merged(
-            await stage(store, write, {0: B, 1: C}), await stage(store, write, {0: D}, task=1)
-        )
+        store = FaultyStore(await copy_store(begun))
         asleep, wake = asyncio.Event(), asyncio.Event()
         store.on("any", hang(wake, asleep), nth=nth)
         async with driver(store, settings) as committer, asyncio.TaskGroup() as tasks:
@@ -409,13 +421,9 @@ async def test_an_old_driver_wakes_up_at_every_call(layout):
 @pytest.mark.timeout(300)
 async def test_another_writer_comes_between_at_every_call(layout):
     settings = dataclasses.replace(SMALL, layout=layout)
+    begun, write, staged = await begin({0: A}, settings)
     for nth in range(1, 400):
-        store = FaultyStore(MemoryStore())
-        await write_epoch(store, epoch(0), {0: A}, settings=settings)
-        write = epoch(1)
-        staged = merged(
-            await stage(store, write, {0: B, 1: C}), await stage(store, write, {0: D}, task=1)
-        )
+        store = FaultyStore(await copy_store(begun))
         was_called = was_told = False
 
         async def interfere(store: FaultyStore = store) -> None:
