@@ -323,11 +323,13 @@ class CollectionReader:
         is_new = seen.at.age_seconds(self._session.clock) < TRUSTED_SECONDS
         if shard is not None and is_new and frontier >= seen.head.purged:
             found = await self._session.pending.fetch(shard, frontier, seen.head.schema)
-            if found is not None:
+            if found is not None and found[0].lower == frontier:
                 rows = await self._session.worker.run(
                     _listed, [found[1]], seen.head.schema, frontier
                 )
                 return rows, found[0].upper, shard
+            if found is not None:
+                misses = 0  # It begins later: what is between was merged from another shard.
         if shard is not None and misses % _POLLS_PER_SURVEY:
             return None
         head = await self._load()

@@ -153,6 +153,26 @@ async def test_a_listener_changes_the_shard_when_its_own_falls_behind():
             assert (content(table), frontier) == ([(7, "late", 8, 1)], 9)
 
 
+async def test_a_listener_misses_nothing_that_was_merged_from_another_shard():
+    site = Site()
+    async with site.program().opened() as collection, await collection.reader() as reader:
+        one, two = collection.writer("one"), collection.writer("two")
+        await two.append(A, lower=0, upper=5)
+        async with contextlib.aclosing(reader.listen(after=-1)) as steps:
+            assert (await anext(steps))[1] == 5
+            await one.append(A, lower=0, upper=5)
+            await one.append(B, lower=5, upper=10)
+            async with site.program().controller() as keeper:
+                await keeper.compact()
+            # It has the key at which the listener looks, and begins later.
+            await collection.writer("two").append(C, lower=10, upper=15)
+            seen = [await anext(steps), await anext(steps)]
+            assert [(content(table), end) for table, end in seen] == [
+                ([(1, "b", 5, 1)], 10),
+                ([(2, "c", 10, 1)], 15),
+            ]
+
+
 async def test_a_reader_that_stood_still_for_too_long_is_told():
     site = Site()
     async with site.program().opened() as collection, site.program().controller() as keeper:
