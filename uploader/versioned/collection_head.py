@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -12,6 +12,7 @@ from uploader.root.stored_document import read_stored
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.versioned import transitions
 from uploader.versioned.head import MOST_COMMITS, MOST_HEAD_BYTES, Head, parse_head
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.version import MOST_VERSION_BYTES, Version
@@ -98,6 +99,17 @@ class CollectionHead:
         if self._seen is None or head.serial >= self._seen.head.serial:
             self._seen = seen
         return seen
+
+    async def settle(self, positions: Collection[int]) -> Head:
+        """Return the newest head, which no longer lets a controller purge pending batches at ``positions``.
+
+        Those before its ``purged`` count for nothing. The others were put before, or are kept now. Costs one
+        read, and a change of the head if a controller is about to purge them.
+        """
+        head = (await self.load()).head
+        if transitions.keep(head, positions) is not head:
+            head = await self.change(lambda head: transitions.keep(head, positions))
+        return head
 
     async def version(self, key: str) -> Version:
         """Return the version whose document has that key; ObjectNotFoundError if it was collected."""

@@ -30,7 +30,7 @@ from uploader.versioned.compaction import (
 from uploader.versioned.head import Head
 from uploader.versioned.names import merged_key, version_key
 from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover, disagreement
-from uploader.versioned.sweep import Purged, plan_sweep, sweep
+from uploader.versioned.sweep import Purged, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
     ContentionError,
@@ -227,6 +227,9 @@ class Controller:
         """Remove what no version that a reader holds needs, an hour after it was replaced.
 
         ``dry_run`` only says what would be removed. May be killed at any point and repeated.
+
+        CollectionRefusedError if a reader registers, or a batch is published, where something is about to go:
+        nothing was removed; collect again.
         """
         async with self._turn:
             head = await self._newest() if dry_run else await self._renewed()
@@ -235,6 +238,13 @@ class Controller:
             )
             if dry_run:
                 return plan.swept(head)
+            if plan.purged > head.purged:
+                head = await self._change(
+                    lambda head: transitions.announce_purge(
+                        head, epoch=self.epoch, purged=plan.purged
+                    )
+                )
+                await check_purge(self._session, head, plan)
             head = await self._change(
                 lambda head: transitions.raise_floors(
                     head, epoch=self.epoch, gc_floor=plan.gc_floor, purged=plan.purged
