@@ -298,9 +298,10 @@ class CollectionWriter:
             return await read((await self._session.head.load()).head.schema)
 
     def _is_equal(self, theirs: pa.Table, ours: pa.Table) -> bool:
-        """Return whether two tables have the same updates; ours may be of an older schema."""
+        """Return whether two tables have the same updates; each may be of an older schema."""
         schema = self._session.head.seen.head.schema
-        return bool(theirs.equals(updates.upgrade(ours, schema, path=self.name)))
+        one, other = (updates.upgrade(table, schema, path=self.name) for table in (theirs, ours))
+        return updates.are_equal(one, other)
 
     async def _check_published(self, table: pa.Table, start: int, limit: int) -> None:
         """Compare updates with what the shard still has for their times; IndefiniteError."""

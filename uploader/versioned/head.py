@@ -105,8 +105,8 @@ class Head:
     purged: int = 0
     """Pending batches that begin before this time may be gone, and count for nothing."""
     purging: int = 0
-    """A controller that looks for garbage may raise ``purged`` up to here. Whoever sees a batch in between, and
-    relies on it, sets this to 0 first, which stops the controller: it may not have seen the batch."""
+    """A controller that looks for garbage may raise ``purged`` up to here. Whoever relies on a batch in
+    between sets this to 0 first, which stops the controller: it may not have seen the batch."""
     version: Version = dataclasses.field(default_factory=Version)
     """The newest version."""
     version_key: str | None = None

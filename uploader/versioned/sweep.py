@@ -3,8 +3,8 @@
 The order makes it safe at every point: first the head says that objects before a version, and pending batches
 before a time, may be gone; then they are removed. A reader registers in the head, too, so it either stops the
 first step or begins with a newer version. A writer's put does not change the head. So the time is announced
-in the head before, and the pending area is listed again after that: a batch that this listing does not show was
-put later, and whoever relies on it reads the announcement, and withdraws it.
+in the head before, and the pending area is listed again after that: a batch that this listing does not show
+was put later, and whoever relies on it reads the announcement, and withdraws it.
 """
 
 from __future__ import annotations
