@@ -19,7 +19,7 @@ from uploader.versioned.version import MOST_VERSION_BYTES, Version
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
-    CorruptionError,
+    LimitExceededError,
     OutcomeUnknownError,
 )
 from walstore.ports import Clock
@@ -91,7 +91,7 @@ class CollectionHead:
                 location=self._store.url,
             ) from None
         head = stored.value.head
-        if stored.value.missing_version is not None:
+        if stored.value.missing_version is not None and not head.is_deleted:
             version = await self.version(stored.value.missing_version)
             head = replace(head, version=version)
         seen = SeenHead(head, stored.etag, at)
@@ -165,7 +165,10 @@ class CollectionHead:
         at = TwoClockTime.now(self._clock)
         data = put.serialise()
         if len(data) > MOST_HEAD_BYTES:
-            raise CorruptionError("the head would be too long", path=HEAD, found=len(data))
+            raise LimitExceededError(
+                f"the head of the collection would have {len(data)} bytes; nothing was changed",
+                limit=MOST_HEAD_BYTES,
+            )
         result = await cas.swap(self._store, HEAD, data, seen.etag, retry=self._retry)
         if result.outcome is cas.PutOutcome.COMMITTED:
             assert result.etag is not None

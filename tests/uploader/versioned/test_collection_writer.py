@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
+import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
@@ -21,6 +23,7 @@ from uploader.testing.faults import (
     report,
     timeout,
 )
+from uploader.versioned import head
 from walstore.errors import (
     CollectionNotFoundError,
     CollectionRefusedError,
@@ -411,3 +414,43 @@ async def test_a_head_that_cannot_be_read_after_the_put_never_says_that_nothing_
     async with site.program().opened() as other:
         await other.writer().append(B, lower=lower, upper=lower + 1)
         assert (1, "b", 1) in await now(other)
+
+
+async def test_a_batch_with_nan_is_known_again():
+    site = Site()
+    options = site.program().options()
+    schema = pa.schema([("x", pa.float64())])
+    table = pa.table({"x": [math.nan]})
+    for _ in range(2):
+        async with Collection.open("memory://x", create=True, schema=schema, **options) as one:
+            await one.writer().append(table, lower=0, upper=1)
+            assert await one.writer().publish(table, lower=0, upper=1) == 1
+
+
+@pytest.mark.parametrize("junk", [b"", b"no batch at all", b"x" * 5000])
+async def test_a_damaged_collection_can_be_deleted(junk: bytes):
+    site = Site()
+    async with site.program().opened() as collection:
+        await collection.writer().append(A, lower=0, upper=5)
+        await collection.writer("other").append(A, lower=0, upper=5)
+        (key,) = await site.keys("pending/main/")
+        await site.objects.delete([key])
+        await site.objects.put_if_absent(key, junk)
+    async with site.program().opened() as collection:
+        assert await collection.delete() == 2
+        assert len(await site.keys("pending/")) == 1, "the mark of the other shard"
+
+
+async def test_a_deleted_collection_with_a_long_version_is_known_to_be_deleted(monkeypatch):
+    monkeypatch.setattr(head, "MOST_INLINE_BYTES", 10)
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, program.controller() as keeper:
+        await collection.writer().append(A, lower=0, upper=1)
+        await keeper.compact()
+        assert b'"version":null' in (await site.objects.get("head")).data
+        assert await collection.delete() == 3
+    with pytest.raises(CollectionNotFoundError, match="deleted"):
+        async with site.program().opened():
+            pass
+    assert await Collection.finish_deletion("memory://here", **program.options()) == 0
