@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -27,6 +27,7 @@ from uploader.versioned.names import HEAD, MAX_NAME_CHARACTERS, check_name, new_
 from uploader.versioned.pending import PendingPart, StaleSchemaError, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
+    CollectionNotFoundError,
     ContentionError,
     CorruptionError,
     InvalidSettingsError,
@@ -155,8 +156,7 @@ class CollectionReader:
         :meth:`listen`.
         """
         at = None if as_of is None else check_time(as_of, "as_of")
-        content, found = await self._reread(lambda: self._snapshot(at))
-        schema = self._session.head.seen.head.schema
+        content, found, schema = await self._reread(lambda: self._snapshot(at))
         yield updates.as_updates(content, schema, at=max(found, 0)), found + 1
         async for item in self._follow(found + 1, poll_seconds):
             yield item
@@ -239,11 +239,15 @@ class CollectionReader:
         return CollectionReader(self._session, chosen, handle, lease_seconds=lease)
 
     async def release(self) -> None:
-        """Remove the registration, also of a critical reader, and close. It holds nothing any more."""
+        """Remove the registration, also of a critical reader, and close. It holds nothing any more.
+
+        That is so already if the collection was deleted.
+        """
         await self._close()
-        await self._session.head.change(
-            lambda head: transitions.release(head, self.name, handle=self._handle)
-        )
+        with suppress(CollectionNotFoundError):
+            await self._session.head.change(
+                lambda head: transitions.release(head, self.name, handle=self._handle)
+            )
 
     async def aclose(self) -> None:
         """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
@@ -265,8 +269,11 @@ class CollectionReader:
         self._session.closing.discard(self.aclose)
         await self._renewing.aclose()
 
-    async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int]:
-        """Return the content and the time it is of, -1 for that of a collection without any update."""
+    async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int, CollectionSchema]:
+        """Return the content, the time it is of, and its schema.
+
+        The time is -1 for a collection without any update.
+        """
         while True:
             head = await self._load()
             batches = await self._session.pending.survey(head)
@@ -284,7 +291,8 @@ class CollectionReader:
         with self._reading(head.version.n):
             tables = await self._session.read_merged(merged, head.schema)
             tables += await self._session.pending.read(parts, head.schema)
-        return await self._session.worker.run(_content, tables, head.schema, at), at
+        content = await self._session.worker.run(_content, tables, head.schema, at)
+        return content, at, head.schema
 
     async def _follow(
         self, frontier: int, poll_seconds: float

@@ -238,7 +238,7 @@ class PendingArea:
 
         async def one(part: PendingPart) -> pa.Table:
             found = await self.fetch(part.batch.writer, part.batch.position, schema)
-            if found is None:
+            if found is None or found[0] != part.batch:  # in its place, something that came late
                 raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
             return await self._worker.run(updates.between, found[1], part.start, part.limit)
 
