@@ -71,7 +71,7 @@ class Materialized:
     upper: int
     """The offset after its last; equal to ``lower`` if there was nothing."""
     records: int
-    """Records that this step wrote to the collection."""
+    """Records that this step wrote to the collection; 0 if another materializer was faster."""
 
 
 class Materializer:
@@ -135,10 +135,10 @@ class Materializer:
             return Materialized(lower=lower, upper=lower, records=0)
         try:
             await self._writer.append(table, lower=lower, upper=upper)
-        except UpperMismatchError:
+        except UpperMismatchError as error:
             # Another materializer was faster.
             self._batch = self._reader = None
-            return Materialized(lower=lower, upper=lower, records=0)
+            return Materialized(lower=lower, upper=max(lower, error.actual), records=0)
         except OutcomeUnknownError as error:
             if not error.retriable:
                 self._batch = self._reader = None

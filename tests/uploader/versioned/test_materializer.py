@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import Site, content
-from uploader import CloudLog, CloudWriter, Collection, Materializer
-from uploader.testing.faults import happen_then_fail, timeout
+from uploader import CloudLog, CloudWriter, Collection, Materializer, MaterializerSettings
+from uploader.testing.faults import call, happen_then_fail, timeout
 from uploader.versioned.envelope import to_updates
 from uploader.versioned.schema import CollectionSchema
 from walstore import Wal
@@ -111,6 +111,23 @@ async def test_two_at_once_do_not_harm_each_other(tmp_path):
             await log.append(js(k=number % 3, v="x"))
             await both[number % 2].step(max_wait=0.0)
         assert sum(count for *_, count in await now(one)) == 20
+
+
+async def test_catching_up_goes_on_when_another_is_faster(tmp_path):
+    site = Site()
+    program = site.program()
+    async with (
+        Wal.open(tmp_path / "log") as log,
+        program.opened() as one,
+        site.program().opened() as two,
+    ):
+        await log.append_many([js(k=1, v="a")] * 9)
+        faster = Materializer(
+            log, two, envelope="append", settings=MaterializerSettings(batch_records=4)
+        )
+        program.store.on("put_if_absent", call(faster.step), key_prefix="pending/")
+        assert await Materializer(log, one, envelope="append").catch_up() == 5
+        assert await now(one) == [(1, "a", 9)]
 
 
 async def test_a_cursor_keeps_the_records_that_are_not_in_the_collection(tmp_path):
