@@ -259,7 +259,8 @@ class Collection:
         The head stays, marked, so that no other collection begins in its place, and so does one small
         object for each shard, where a late batch would be put. An append that was acknowledged before is
         gone with the collection; one that begins later fails with CollectionNotFoundError. Repeat it,
-        or call :meth:`finish_deletion`, to remove objects that were put meanwhile.
+        or call :meth:`finish_deletion`, to remove objects that were put meanwhile. Objects of other programs
+        under the same prefix stay.
 
         Damaged objects are removed like the others. Of a shard whose last one is damaged nobody knows the
         end, so it gets no mark: a writer that appends to it all the time notices after ten minutes at most.
@@ -311,7 +312,7 @@ class Collection:
             listed.key
             for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER)
             async for listed in self._session.store.list(folder)
-            if listed.size_bytes != len(PLUG)
+            if listed.size_bytes != len(PLUG) and is_collection_key(listed.key)
         ]
         for start in range(0, len(doomed), _AT_ONCE):
             await remove(

@@ -454,3 +454,14 @@ async def test_a_deleted_collection_with_a_long_version_is_known_to_be_deleted(m
         async with site.program().opened():
             pass
     assert await Collection.finish_deletion("memory://here", **program.options()) == 0
+
+
+async def test_objects_of_other_programs_neither_go_nor_stop_a_deletion():
+    site = Site()
+    strange = ["merged/notes.txt", "pending/main/part-0.parquet", "versions/1"]
+    async with site.program().opened() as collection:
+        await collection.writer().append(A, lower=0, upper=5)
+        for key in strange:
+            await site.objects.put_if_absent(key, b"not ours")
+        assert await collection.delete() == 1
+    assert set(strange) < set(await site.keys())
