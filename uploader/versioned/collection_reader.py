@@ -243,6 +243,7 @@ class CollectionReader:
 
         That is so already if the collection was deleted.
         """
+        self._session.check_home()
         await self._close()
         with suppress(CollectionNotFoundError):
             await self._session.head.change(
@@ -251,6 +252,7 @@ class CollectionReader:
 
     async def aclose(self) -> None:
         """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
+        self._session.check_loop()
         if self._is_closed:
             return
         if self._lease_seconds is None or self._lost is not None:

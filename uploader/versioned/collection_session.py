@@ -63,9 +63,13 @@ class CollectionSession:
             self._pending = PendingArea(self.store, head=self.head, worker=self.worker)
         return self._pending
 
-    def check_home(self) -> None:
-        """Raise WrongLoopError for a caller from another thread or event loop, WalClosedError once closed."""
+    def check_loop(self) -> None:
+        """Raise WrongLoopError for a caller from another thread or event loop."""
         self._guard.check()
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError as :meth:`check_loop` does, WalClosedError once closed."""
+        self.check_loop()
         if self._is_closed:
             raise WalClosedError(f"the collection at {self.store.url} is closed; open it again")
 
@@ -115,7 +119,9 @@ class CollectionSession:
         """Close all readers, the threads and the store; idempotent.
 
         Every reader is closed, also if the release of another one fails; then that error is raised.
+        WrongLoopError for a caller from another thread or event loop; nothing is closed.
         """
+        self.check_loop()
         try:
             async with AsyncExitStack() as stack:
                 for close in list(self.closing):

@@ -272,6 +272,7 @@ class Controller:
 
         Idempotent.
         """
+        self._session.check_loop()
         if self._is_closed:
             return
         self._is_closed = True

@@ -30,6 +30,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
     WalLockedError,
+    WrongLoopError,
 )
 
 A, B = rows((1, "a")), rows((1, "b"))
@@ -499,3 +500,22 @@ async def test_handles_of_a_deleted_collection_are_closed_without_an_error():
     ):
         await collection.delete()
         await critical.release()
+
+
+async def test_nothing_is_closed_from_another_event_loop():
+    site = Site()
+    async with (
+        site.program().opened() as collection,
+        site.program().controller() as keeper,
+        await collection.reader("r") as reader,
+    ):
+
+        def close_all() -> None:
+            for close in (reader.aclose, reader.release, keeper.aclose, collection.aclose):
+                with pytest.raises(WrongLoopError):
+                    asyncio.run(close())
+
+        await asyncio.to_thread(close_all)
+        assert (await collection.status()).readers.keys() == {"r"}
+        assert await reader.upper() == 0
+        await keeper.compact()
