@@ -55,10 +55,6 @@ def conform(
             f"updates must be a pyarrow Table or RecordBatch, not {type(table).__name__}"
         )
     _check_columns(table, schema)
-    try:
-        table.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise InvalidSettingsError(f"the updates are no valid Arrow table: {error}") from None
     columns = {field.name: _column(table, field) for field in schema.columns}
     times = _own(table, TIME, _U64, default=lower)
     if table.num_rows:
@@ -107,7 +103,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
         return pa.nulls(table.num_rows, field.type)
     found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
     if not kinds.is_floating(field.type):
-        return _storable(found, field)
+        return check_storable(found, field)
     given = table.column(field.name)
     if kinds.is_floating(given.type) and pc.sum(pc.is_inf(given)) != pc.sum(pc.is_inf(found)):
         raise InvalidSettingsError(
@@ -117,8 +113,14 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
     return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
 
 
-def _storable(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column; InvalidSettingsError if Parquet has no place for one of its values."""
+def check_storable(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column; InvalidSettingsError if its type or Parquet has no place for one of its values."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidSettingsError(
+            f"the column {field.name!r} has values that are no {field.type}: {error}"
+        ) from None
     stored = parquet_type(field.type)
     if stored.equals(field.type):
         return column
