@@ -174,8 +174,7 @@ class CollectionHead:
             assert result.etag is not None
             self._seen = SeenHead(put, result.etag, at)
             return True
-        if result.outcome is cas.PutOutcome.LOST and not result.was_unanswered:
-            return False
+        # Also a refusal may be about our own request, sent twice, and our head may be replaced since.
         found = await self.load_any()
         if commit_id in found.head.commits:
             return True

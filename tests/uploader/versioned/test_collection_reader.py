@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
+from uploader.stores.port import PreconditionFailedError
 from uploader.testing.faults import call, fail, timeout
 from uploader.versioned import batch_file, updates
 from walstore.errors import (
@@ -428,3 +429,20 @@ async def test_all_readers_are_closed_also_if_one_cannot_be_released():
                 program.store.on("put_if_match", fail(timeout("not_written")), times=2)
         assert len((await other.status()).readers) == 1
         assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_change_that_was_refused_but_happened_is_recognised_after_the_next_one():
+    """The client sent the request twice, and another program changed the head before it is read back."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().opened() as other:
+        async with await collection.critical("c") as reader:
+
+            async def refuse(request):
+                await request()
+                await other.critical("d")
+                raise PreconditionFailedError("refused", key="head")
+
+            program.store.on("put_if_match", refuse)
+            await reader.compare_and_downgrade("", "mine", 0)
+            assert reader.token == "mine"
