@@ -435,14 +435,17 @@ async def test_a_change_that_was_refused_but_happened_is_recognised_after_the_ne
     """The client sent the request twice, and another program changed the head before it is read back."""
     site = Site()
     program = site.program()
-    async with program.opened() as collection, site.program().opened() as other:
-        async with await collection.critical("c") as reader:
+    async with (
+        program.opened() as collection,
+        site.program().opened() as other,
+        await collection.critical("c") as reader,
+    ):
 
-            async def refuse(request):
-                await request()
-                await other.critical("d")
-                raise PreconditionFailedError("refused", key="head")
+        async def refuse(request):
+            await request()
+            await other.critical("d")
+            raise PreconditionFailedError("refused", key="head")
 
-            program.store.on("put_if_match", refuse)
-            await reader.compare_and_downgrade("", "mine", 0)
-            assert reader.token == "mine"
+        program.store.on("put_if_match", refuse)
+        await reader.compare_and_downgrade("", "mine", 0)
+        assert reader.token == "mine"
