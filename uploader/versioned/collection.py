@@ -10,6 +10,7 @@ docs/versioned_collections.md explains times, frontiers and holds.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -26,6 +27,7 @@ from uploader.versioned.collection_reader import (
     LEASE_SECONDS,
     CollectionReader,
     check_lease,
+    check_time,
 )
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.collection_writer import CollectionWriter
@@ -43,9 +45,16 @@ from uploader.versioned.names import (
 from uploader.versioned.pending import PLUG, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
-from walstore.errors import CollectionNotFoundError, InvalidSettingsError
+from walstore.errors import (
+    CollectionNotFoundError,
+    CorruptionError,
+    FormatVersionError,
+    InvalidSettingsError,
+)
 from walstore.ports import Clock
 from walstore.runtime.resource import Opening
+
+logger = logging.getLogger("walstore")
 
 _FIRST_WRITER: Final = "main"
 _AT_ONCE: Final = 1000
@@ -182,6 +191,8 @@ class Collection:
         self, name: str | None, *, lease_seconds: float | None, since: int | None
     ) -> CollectionReader:
         self._session.check_home()
+        if since is not None:
+            check_time(since, "since")
         chosen = (
             f"reader-{new_id()[:12]}" if name is None else check_name(name, "the name of a reader")
         )
@@ -248,7 +259,11 @@ class Collection:
         The head stays, marked, so that no other collection begins in its place, and so does one small
         object for each shard, where a late batch would be put. An append that was acknowledged before is
         gone with the collection; one that begins later fails with CollectionNotFoundError. Repeat it,
-        or call :meth:`finish_deletion`, to remove objects that were put meanwhile.
+        or call :meth:`finish_deletion`, to remove objects that were put meanwhile. Objects of other programs
+        under the same prefix stay.
+
+        Damaged objects are removed like the others. Of a shard whose last one is damaged nobody knows the
+        end, so it gets no mark: a writer that appends to it all the time notices after ten minutes at most.
         """
         self._session.check_home()
         head = (await self._session.head.load_any()).head
@@ -258,7 +273,14 @@ class Collection:
             except CollectionNotFoundError:
                 head = (await self._session.head.load_any()).head
         for writer in await self._shards():
-            await self._plug(writer, head)
+            try:
+                await self._plug(writer, head)
+            except (CorruptionError, FormatVersionError) as error:
+                logger.warning(
+                    "the shard %s has no end that can be read; it is deleted as it is: %s",
+                    writer,
+                    error,
+                )
         return await self._remove_all()
 
     async def _shards(self) -> set[str]:
@@ -290,7 +312,7 @@ class Collection:
             listed.key
             for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER)
             async for listed in self._session.store.list(folder)
-            if listed.size_bytes != len(PLUG)
+            if listed.size_bytes != len(PLUG) and is_collection_key(listed.key)
         ]
         for start in range(0, len(doomed), _AT_ONCE):
             await remove(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -12,13 +12,14 @@ from uploader.root.stored_document import read_stored
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.versioned import transitions
 from uploader.versioned.head import MOST_COMMITS, MOST_HEAD_BYTES, Head, parse_head
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.version import MOST_VERSION_BYTES, Version
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
-    CorruptionError,
+    LimitExceededError,
     OutcomeUnknownError,
 )
 from walstore.ports import Clock
@@ -90,7 +91,7 @@ class CollectionHead:
                 location=self._store.url,
             ) from None
         head = stored.value.head
-        if stored.value.missing_version is not None:
+        if stored.value.missing_version is not None and not head.is_deleted:
             version = await self.version(stored.value.missing_version)
             head = replace(head, version=version)
         seen = SeenHead(head, stored.etag, at)
@@ -98,6 +99,17 @@ class CollectionHead:
         if self._seen is None or head.serial >= self._seen.head.serial:
             self._seen = seen
         return seen
+
+    async def settle(self, positions: Collection[int]) -> Head:
+        """Return the newest head, which no longer lets a controller purge pending batches at ``positions``.
+
+        Those before its ``purged`` count for nothing. The others were put before, or are kept now. Costs one
+        read, and a change of the head if a controller is about to purge them.
+        """
+        head = (await self.load()).head
+        if transitions.keep(head, positions) is not head:
+            head = await self.change(lambda head: transitions.keep(head, positions))
+        return head
 
     async def version(self, key: str) -> Version:
         """Return the version whose document has that key; ObjectNotFoundError if it was collected."""
@@ -153,14 +165,16 @@ class CollectionHead:
         at = TwoClockTime.now(self._clock)
         data = put.serialise()
         if len(data) > MOST_HEAD_BYTES:
-            raise CorruptionError("the head would be too long", path=HEAD, found=len(data))
+            raise LimitExceededError(
+                f"the head of the collection would have {len(data)} bytes; nothing was changed",
+                limit=MOST_HEAD_BYTES,
+            )
         result = await cas.swap(self._store, HEAD, data, seen.etag, retry=self._retry)
         if result.outcome is cas.PutOutcome.COMMITTED:
             assert result.etag is not None
             self._seen = SeenHead(put, result.etag, at)
             return True
-        if result.outcome is cas.PutOutcome.LOST and not result.was_unanswered:
-            return False
+        # Also a refusal may be about our own request, sent twice, and our head may be replaced since.
         found = await self.load_any()
         if commit_id in found.head.commits:
             return True

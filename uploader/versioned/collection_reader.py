@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -28,6 +28,7 @@ from uploader.versioned.pending import PendingPart, StaleSchemaError, cover
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
+    CollectionNotFoundError,
     ContentionError,
     CorruptionError,
     InvalidSettingsError,
@@ -156,8 +157,7 @@ class CollectionReader:
         :meth:`listen`.
         """
         at = None if as_of is None else check_time(as_of, "as_of")
-        content, found = await self._reread(lambda: self._snapshot(at))
-        schema = self._session.head.seen.head.schema
+        content, found, schema = await self._reread(lambda: self._snapshot(at))
         yield updates.as_updates(content, schema, at=max(found, 0)), found + 1
         async for item in self._follow(found + 1, poll_seconds):
             yield item
@@ -268,14 +268,20 @@ class CollectionReader:
         return CollectionReader(self._session, chosen, handle, lease_seconds=lease)
 
     async def release(self) -> None:
-        """Remove the registration, also of a critical reader, and close. It holds nothing any more."""
+        """Remove the registration, also of a critical reader, and close. It holds nothing any more.
+
+        That is so already if the collection was deleted.
+        """
+        self._session.check_home()
         await self._close()
-        await self._session.head.change(
-            lambda head: transitions.release(head, self.name, handle=self._handle)
-        )
+        with suppress(CollectionNotFoundError):
+            await self._session.head.change(
+                lambda head: transitions.release(head, self.name, handle=self._handle)
+            )
 
     async def aclose(self) -> None:
         """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
+        self._session.check_loop()
         if self._is_closed:
             return
         if self._lease_seconds is None or self._lost is not None:
@@ -294,14 +300,18 @@ class CollectionReader:
         self._session.closing.discard(self.aclose)
         await self._renewing.aclose()
 
-    async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int]:
-        """Return the content and the time it is of, -1 for that of a collection without any update."""
+    async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int, CollectionSchema]:
+        """Return the content, the time it is of, and its schema.
+
+        The time is -1 for a collection without any update.
+        """
         head, parts, at = await self._locate(as_of)
         merged = head.version.before(at + 1)
         with self._reading(head.version.n):
             tables = await self._session.read_merged(merged, head.schema)
             tables += await self._session.pending.read(parts, head.schema)
-        return await self._session.worker.run(_content, tables, head.schema, at), at
+        content = await self._session.worker.run(_content, tables, head.schema, at)
+        return content, at, head.schema
 
     async def _locate(self, as_of: int | None) -> tuple[Head, list[PendingPart], int]:
         """Wait until all updates up to ``as_of`` are published; return head, pending parts and the time."""
@@ -352,11 +362,13 @@ class CollectionReader:
         is_new = seen.at.age_seconds(self._session.clock) < TRUSTED_SECONDS
         if shard is not None and is_new and frontier >= seen.head.purged:
             found = await self._session.pending.fetch(shard, frontier, seen.head.schema)
-            if found is not None:
+            if found is not None and found[0].lower == frontier:
                 rows = await self._session.worker.run(
                     _listed, [found[1]], seen.head.schema, frontier
                 )
                 return rows, found[0].upper, shard
+            if found is not None:
+                misses = 0  # It begins later: what is between was merged from another shard.
         if shard is not None and misses % _POLLS_PER_SURVEY:
             return None
         head = await self._load()

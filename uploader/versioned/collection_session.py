@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Final
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.pending import PendingArea, check_schema
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
@@ -61,9 +63,13 @@ class CollectionSession:
             self._pending = PendingArea(self.store, head=self.head, worker=self.worker)
         return self._pending
 
-    def check_home(self) -> None:
-        """Raise WrongLoopError for a caller from another thread or event loop, WalClosedError once closed."""
+    def check_loop(self) -> None:
+        """Raise WrongLoopError for a caller from another thread or event loop."""
         self._guard.check()
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError as :meth:`check_loop` does, WalClosedError once closed."""
+        self.check_loop()
         if self._is_closed:
             raise WalClosedError(f"the collection at {self.store.url} is closed; open it again")
 
@@ -79,19 +85,26 @@ class CollectionSession:
         Only those at ``start`` or later; a batch must not be compacted that far.
         """
 
-        async def one(batch: MergedBatch, key: str) -> pa.Table:
+        async def one(batch: MergedBatch, key: str) -> tuple[BatchFooter, pa.Table]:
             stored = await read_object(self.store, key)
             return await self.worker.run(self._decode, stored.data, key, batch, schema, start)
 
-        return await gather_all(one(batch, key) for batch in batches for key in batch.keys)
+        pairs = [(batch, key) for batch in batches for key in batch.keys]
+        found = await gather_all(one(batch, key) for batch, key in pairs)
+        footers: dict[MergedBatch, list[BatchFooter]] = {}
+        for (batch, _), (footer, _) in zip(pairs, found, strict=True):
+            footers.setdefault(batch, []).append(footer)
+        for batch, parts in footers.items():
+            _check_whole(batch, parts)
+        return [table for _, table in found]
 
     def _decode(
         self, data: bytes, key: str, batch: MergedBatch, schema: CollectionSchema, start: int
-    ) -> pa.Table:
+    ) -> tuple[BatchFooter, pa.Table]:
         footer, table = batch_file.decode(data, path=key)
         found = (footer.collection, footer.lower, footer.upper, footer.since)
         expected = (self.head.seen.head.collection, batch.lower, batch.upper, batch.since)
-        if found != expected or footer.rows > batch.rows:
+        if found != expected:
             raise CorruptionError(
                 "a merged batch is not the one of its version",
                 path=key,
@@ -100,15 +113,37 @@ class CollectionSession:
             )
         check_schema(footer, schema, key)
         table = updates.upgrade(table, schema, path=key)
-        return updates.between(table, start, MAX_TIME) if start else table
+        return footer, updates.between(table, start, MAX_TIME) if start else table
 
     async def aclose(self) -> None:
-        """Close all readers, the threads and the store; idempotent."""
+        """Close all readers, the threads and the store; idempotent.
+
+        Every reader is closed, also if the release of another one fails; then that error is raised.
+        WrongLoopError for a caller from another thread or event loop; nothing is closed.
+        """
+        self.check_loop()
         try:
-            for close in list(self.closing):
-                await close()
+            async with AsyncExitStack() as stack:
+                for close in list(self.closing):
+                    stack.push_async_callback(close)
         finally:
             self._is_closed = True
             self.worker.close()
             if self._owns_store:
                 await self.store.aclose()
+
+
+def _check_whole(batch: MergedBatch, footers: Sequence[BatchFooter]) -> None:
+    """Raise CorruptionError unless these are all objects of the batch, each of them once."""
+    expected = (batch.rows, batch.digest)
+    found = (
+        sum(footer.rows for footer in footers),
+        sum(footer.digest for footer in footers) % (1 << 64),
+    )
+    if found != expected:
+        raise CorruptionError(
+            "the objects of a merged batch are not those of its version",
+            path=batch.keys[0],
+            expected=expected,
+            found=found,
+        )

@@ -12,6 +12,7 @@ After any answer that is not prompt, the head is read again, and decides.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -28,12 +29,16 @@ from uploader.versioned.names import pending_key
 from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
+    CollectionNotFoundError,
     IndefiniteError,
     InvalidSettingsError,
     OutcomeUnknownError,
     UpperMismatchError,
+    WalError,
 )
 from walstore.validation.arguments import as_int
+
+logger = logging.getLogger("walstore")
 
 _REFRESH_SECONDS: Final = cas.TRUSTED_SECONDS / 2
 """A head that is older is read again next to the put."""
@@ -153,7 +158,7 @@ class CollectionWriter:
     async def _survey(self) -> tuple[int, int]:
         """Return where the shard ends, and up to where a first batch of it may begin."""
         head = (await self._session.head.load()).head
-        own = await self._session.pending.spans(head, writer=self.name)
+        own = await self._session.pending.counted(head, self.name)
         self._position = max((span.upper for span in own), default=head.purged)
         self._upper = reach = max(head.upper, self._position)
         if not own:
@@ -188,6 +193,12 @@ class CollectionWriter:
             other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
             is_same = (other[0].lower, other[0].upper) == (lower, upper)
             if not is_same or not self._is_equal(other[1], table):
+                if (
+                    position < seen.head.upper
+                    and position < (await session.head.settle([position])).purged
+                ):
+                    self._upper = None
+                    raise self._unknown(lower, upper)  # The other one does not count.
                 self._position = other[0].upper
                 return other
             # The same updates in another encoding.
@@ -195,22 +206,30 @@ class CollectionWriter:
         is_sure = result.outcome is cas.PutOutcome.COMMITTED and not (
             result.is_late or was_open or was_idle
         )
-        seen = session.head.seen
+        head, at = session.head.seen.head, session.head.seen.at
         # What the merged area has passed long ago may be removed at any time.
-        if not is_sure or self._is_old(seen.at) or position < seen.head.upper:
-            seen = await session.head.load()
-        if position < seen.head.purged:
-            self._judge_by_ring(seen.head, footer)
+        if not is_sure or self._is_old(at) or position < head.upper:
+            try:
+                head = await session.head.settle([position])
+            except CollectionNotFoundError:
+                raise
+            except WalError as error:
+                raise self._unknown(lower, upper) from error
+        if position < head.purged:
+            self._judge_by_ring(head, footer)
         elif result.outcome is not cas.PutOutcome.COMMITTED:
-            raise OutcomeUnknownError(
-                f"{session.store.url} did not say whether the batch [{lower}, {upper}) of {self.name} was "
-                "published; append it again",
-                retriable=True,
-            ) from result.cause
+            raise self._unknown(lower, upper) from result.cause
         self._is_open = False
         self._last_put = began
         self._upper = self._position = upper
         return None
+
+    def _unknown(self, lower: int, upper: int) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"{self._session.store.url} did not say whether the batch [{lower}, {upper}) of {self.name} was "
+            "published; append it again",
+            retriable=True,
+        )
 
     def _is_old(self, at: TwoClockTime) -> bool:
         return at.age_seconds(self._session.clock) >= cas.TRUSTED_SECONDS
@@ -221,9 +240,18 @@ class CollectionWriter:
         if session.head.seen.at.age_seconds(session.clock) < _REFRESH_SECONDS:
             return await cas.create(session.store, key, data, retry=session.retry)
         async with task_group() as tasks:
-            tasks.create_task(session.head.load())
+            tasks.create_task(self._refresh())
             putting = tasks.create_task(cas.create(session.store, key, data, retry=session.retry))
         return putting.result()
+
+    async def _refresh(self) -> None:
+        """Read the head. A failure says nothing of the put: the head is read again where it matters."""
+        try:
+            await self._session.head.load()
+        except CollectionNotFoundError:
+            raise
+        except WalError as error:
+            logger.debug("the head of the collection was not read: %s", error)
 
     def _judge_by_ring(self, head: Head, footer: BatchFooter) -> None:
         """Return if a batch below ``purged`` was merged, raise if another was, or if it is not known."""
@@ -243,7 +271,7 @@ class CollectionWriter:
         """Return whether exactly this batch was appended before."""
         session = self._session
         head = session.head.seen.head
-        for span in await session.pending.spans(head, writer=self.name):
+        for span in await session.pending.counted(head, self.name):
             if span.position <= lower and span.upper == upper:
                 found = await self._fetched(span.position)
                 return (
@@ -270,9 +298,10 @@ class CollectionWriter:
             return await read((await self._session.head.load()).head.schema)
 
     def _is_equal(self, theirs: pa.Table, ours: pa.Table) -> bool:
-        """Return whether two tables have the same updates; ours may be of an older schema."""
+        """Return whether two tables have the same updates; each may be of an older schema."""
         schema = self._session.head.seen.head.schema
-        return bool(theirs.equals(updates.upgrade(ours, schema, path=self.name)))
+        one, other = (updates.upgrade(table, schema, path=self.name) for table in (theirs, ours))
+        return updates.are_equal(one, other)
 
     async def _check_published(self, table: pa.Table, start: int, limit: int) -> None:
         """Compare updates with what the shard still has for their times; IndefiniteError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
@@ -30,9 +31,10 @@ from uploader.versioned.compaction import (
 from uploader.versioned.head import Head
 from uploader.versioned.names import merged_key, version_key
 from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover, disagreement
-from uploader.versioned.sweep import Purged, plan_sweep, sweep
+from uploader.versioned.sweep import Purged, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
+    CollectionNotFoundError,
     ContentionError,
     FencedError,
     IndefiniteError,
@@ -42,10 +44,12 @@ from walstore.errors import (
 from walstore.files.locks import this_process
 from walstore.ports import Clock
 from walstore.runtime.resource import Opening
+from walstore.validation.arguments import as_text
 from walstore.validation.fields import check_fields, described, seconds, whole
 
 Engine = Literal["local"]
 _ROUNDS: Final = 100
+_MOST_NAME_CHARACTERS: Final = 200
 
 
 @described
@@ -126,7 +130,8 @@ class Controller:
 
         Args:
             url: Location of the collection.
-            name: Names this controller in the head and in errors. Default: host and process.
+            name: Names this controller in the head and in errors: 1 to 200 characters. Default: host and
+                process.
             take_over: Whether to replace a controller whose lease runs; it is fenced.
             settings: How it works.
             store: Replaces the store that the URL names, and stays open.
@@ -136,14 +141,15 @@ class Controller:
         Raises:
             WalLockedError: Another controller's lease runs.
             CollectionNotFoundError: There is no collection, or it was deleted.
+            InvalidSettingsError: The name is empty or too long.
         """
         chosen = settings or ControllerSettings()
+        holder = this_process() if name is None else _check_holder(name)
 
         async def open_it() -> Controller:
             session = CollectionSession(url, store=store, retry=retry, clock=clock)
             try:
                 await session.head.load()
-                holder = name or this_process()
                 head = await session.head.change(
                     lambda head: transitions.take(
                         head,
@@ -227,6 +233,9 @@ class Controller:
         """Remove what no version that a reader holds needs, an hour after it was replaced.
 
         ``dry_run`` only says what would be removed. May be killed at any point and repeated.
+
+        CollectionRefusedError if a reader registers, or a batch is published, where something is about to go:
+        nothing was removed; collect again.
         """
         async with self._turn:
             head = await self._newest() if dry_run else await self._renewed()
@@ -235,6 +244,13 @@ class Controller:
             )
             if dry_run:
                 return plan.swept(head)
+            if plan.purged > head.purged:
+                head = await self._change(
+                    lambda head: transitions.announce_purge(
+                        head, epoch=self.epoch, purged=plan.purged
+                    )
+                )
+                await check_purge(self._session, head, plan)
             head = await self._change(
                 lambda head: transitions.raise_floors(
                     head, epoch=self.epoch, gc_floor=plan.gc_floor, purged=plan.purged
@@ -252,12 +268,19 @@ class Controller:
             return found
 
     async def aclose(self) -> None:
-        """End the lease, so that another controller need not wait. Idempotent."""
+        """End the lease, so that another controller need not wait; of a deleted collection there is none.
+
+        Idempotent.
+        """
+        self._session.check_loop()
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            await self._session.head.change(lambda head: transitions.resign(head, epoch=self.epoch))
+            with suppress(CollectionNotFoundError):
+                await self._session.head.change(
+                    lambda head: transitions.resign(head, epoch=self.epoch)
+                )
         finally:
             await self._session.aclose()
 
@@ -370,6 +393,15 @@ class Controller:
         self._session.check_home()
         if self._is_closed:
             raise WalClosedError("the controller is closed")
+
+
+def _check_holder(name: object) -> str:
+    text = as_text(name, "the name of a controller")
+    if not 0 < len(text) <= _MOST_NAME_CHARACTERS:
+        raise InvalidSettingsError(
+            f"the name of a controller has 1 to {_MOST_NAME_CHARACTERS} characters, not {len(text)}"
+        )
+    return text
 
 
 def _merged(tables: list[pa.Table], plan: CompactionPlan, head: Head) -> list[MergedFile]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from uploader.versioned.schema import DELETED, DIFF, TIME, CollectionSchema
+from uploader.versioned.updates import check_storable
 from walstore.errors import InvalidSettingsError
 from walstore.records import Record
 
@@ -128,7 +129,8 @@ def _check_columns(change: Change, schema: CollectionSchema) -> None:
     for field in schema.columns:
         if is_removal and field.name not in schema.key:
             continue
-        if change.row.get(field.name) is None and not field.nullable:
+        is_needed = not field.nullable or (schema.kind == "upsert" and field.name in schema.key)
+        if is_needed and change.row.get(field.name) is None:
             raise ValueError(f"the column {field.name!r} must not be null")
 
 
@@ -137,7 +139,7 @@ def _table(changes: list[Change], offsets: list[int], schema: CollectionSchema) 
     for field in schema.columns:
         values = [change.row.get(field.name) for change in changes]
         try:
-            columns[field.name] = _column(values, field.type)
+            columns[field.name] = check_storable(_column(values, field.type), field)
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
             raise ValueError(f"the column {field.name!r} must be {field.type} ({error})") from error
     columns[TIME] = pa.array(offsets, pa.uint64())
@@ -157,7 +159,10 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     if any(isinstance(value, bool) for value in values):
         raise ValueError("true and false are no numbers")
     if kinds.is_floating(kind):
-        return pa.array(values, kind)
+        found = pa.array(values, kind)
+        if pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(pa.array(values, pa.float64()))):
+            raise ValueError("a number is too large")
+        return found
     if kinds.is_decimal(kind) or any(isinstance(value, str) for value in values):
         if kinds.is_integer(kind):
             raise ValueError("text is no number")

@@ -104,6 +104,9 @@ class Head:
     """Objects of versions before this one may be gone."""
     purged: int = 0
     """Pending batches that begin before this time may be gone, and count for nothing."""
+    purging: int = 0
+    """A controller that looks for garbage may raise ``purged`` up to here. Whoever relies on a batch in
+    between sets this to 0 first, which stops the controller: it may not have seen the batch."""
     version: Version = dataclasses.field(default_factory=Version)
     """The newest version."""
     version_key: str | None = None
@@ -122,6 +125,7 @@ class Head:
             since=self.since,
             gc_floor=self.gc_floor,
             purged=self.purged,
+            purging=self.purging,
         )
 
     @property
@@ -151,6 +155,7 @@ class Head:
                 "since": self.since,
                 "gc_floor": self.gc_floor,
                 "purged": self.purged,
+                "purging": self.purging,
                 "version_key": self.version_key,
                 "version": version if is_inline else None,
                 "schema": self.schema.serialise(),
@@ -197,6 +202,7 @@ def parse_head(data: bytes) -> ParsedHead:
             since=fields.number("since"),
             gc_floor=fields.number("gc_floor"),
             purged=fields.number("purged"),
+            purging=fields.number("purging") if fields.has("purging") else 0,
             version=Version.read(fields.object("version")) if is_inline else Version(),
             version_key=key,
             readers=_readers(fields.object("readers")),

@@ -71,7 +71,7 @@ class Materialized:
     upper: int
     """The offset after its last; equal to ``lower`` if there was nothing."""
     records: int
-    """Records that this step wrote to the collection."""
+    """Records that this step wrote to the collection; 0 if another materializer was faster."""
 
 
 class Materializer:
@@ -135,10 +135,13 @@ class Materializer:
             return Materialized(lower=lower, upper=lower, records=0)
         try:
             await self._writer.append(table, lower=lower, upper=upper)
-        except UpperMismatchError:
+        except UpperMismatchError as error:
             # Another materializer was faster.
             self._batch = self._reader = None
-            return Materialized(lower=lower, upper=lower, records=0)
+            return Materialized(lower=lower, upper=max(lower, error.actual), records=0)
+        except InvalidSettingsError:
+            self._batch = self._reader = None  # The columns may be others by the next call.
+            raise
         except OutcomeUnknownError as error:
             if not error.retriable:
                 self._batch = self._reader = None
@@ -171,14 +174,26 @@ class Materializer:
         )
         if not len(batch):
             return _PendingAppend(self._lower, self._lower, 0, None)
-        schema = self._collection.schema
-        convert = partial(_convert, batch, self._envelope, schema)
         try:
-            table = await run_aside(convert, size_bytes=batch.nbytes)
+            table = await self._converted(batch)
         except BaseException:
             self._reader.seek(position)
             raise
         return _PendingAppend(self._lower, batch.limit, len(batch), table)
+
+    async def _converted(self, batch: Batch) -> pa.Table:
+        """Return what the records say, in the newest schema that this needs."""
+        schema = self._collection.schema
+        convert = partial(_convert, batch, self._envelope)
+        try:
+            return await run_aside(partial(convert, schema), size_bytes=batch.nbytes)
+        except InvalidSettingsError:
+            # Another program may have added columns meanwhile; this reads the head.
+            await self._writer.upper()
+            newest = self._collection.schema
+            if newest.id == schema.id:
+                raise
+            return await run_aside(partial(convert, newest), size_bytes=batch.nbytes)
 
     async def _open(self) -> tuple[int, Reader]:
         """Return where the collection ends, and a reader there; OffsetTrimmedError if that was removed.

@@ -121,11 +121,22 @@ class PendingArea:
             self._footer(pending_key(span.writer, span.position), span.size_bytes) for span in spans
         )
         found = [batch for batch in batches if batch is not None]
-        if any(batch.position < head.upper for batch in found):
-            # It may have been put late, in the place of one that was removed since ``head`` was read.
-            purged = (await self._head.load_any()).head.purged
+        late = [batch.position for batch in found if batch.position < head.upper]
+        if late:
+            # It may have been put late, in the place of one that was removed since ``head`` was read, or
+            # while a controller looks for garbage.
+            purged = (await self._head.settle(late)).purged
             found = [batch for batch in found if batch.position >= purged]
         return found
+
+    async def counted(self, head: Head, writer: str) -> list[PendingSpan]:
+        """Return where the batches of a shard begin and end, after :meth:`CollectionHead.settle`."""
+        spans = await self.spans(head, writer=writer)
+        late = [span.position for span in spans if span.position < head.upper < span.upper]
+        if late:
+            purged = (await self._head.settle(late)).purged
+            spans = [span for span in spans if span.position >= purged]
+        return spans
 
     async def spans(self, head: Head, *, writer: str | None = None) -> list[PendingSpan]:
         """Return where all batches that count begin and end; reads the footer of the last of each shard."""
@@ -227,7 +238,7 @@ class PendingArea:
 
         async def one(part: PendingPart) -> pa.Table:
             found = await self.fetch(part.batch.writer, part.batch.position, schema)
-            if found is None:
+            if found is None or found[0] != part.batch:  # in its place, something that came late
                 raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
             return await self._worker.run(updates.between, found[1], part.start, part.limit)
 

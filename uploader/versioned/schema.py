@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from uploader.format.document import Fields
+from uploader.format.document import Fields, serialise
 from uploader.format.layout import MAX_U64
 from walstore.errors import InvalidSettingsError
 
@@ -25,6 +25,8 @@ DELETED: Final = "_deleted"
 MAX_TIME: Final = MAX_U64
 """The frontier of what has ended; the times of updates are below it."""
 MOST_COLUMNS: Final = 1000
+MOST_SCHEMA_BYTES: Final = 256 << 10
+"""Longest document of a schema. It is part of the head, which every reader reads again and again."""
 
 Kind: TypeAlias = Literal["diff", "upsert"]
 
@@ -102,6 +104,10 @@ class CollectionSchema:
                 )
         if self.kind == "upsert" and not self.key:
             raise InvalidSettingsError("an upsert collection needs key columns")
+        if len(serialise(self.serialise())) > MOST_SCHEMA_BYTES:
+            raise InvalidSettingsError(
+                f"the names of the columns are too long: a schema has at most {MOST_SCHEMA_BYTES} bytes"
+            )
         return self
 
     @property
@@ -228,14 +234,21 @@ def _check_field(field: pa.Field) -> None:
             f"a column's name is printable and does not begin with an underscore: {field.name[:80]!r}"
         )
     try:
-        is_known = parse_type(str(field.type)).equals(field.type)
+        is_known = parse_type(str(field.type)).equals(field.type) and _is_storable(field.type)
     except ValueError:
         is_known = False
     if not is_known:
         raise InvalidSettingsError(
             f"the column {field.name!r} has the type {field.type}; columns are numbers, booleans, text, "
-            "bytes, dates, times or decimals"
+            "bytes, dates, times or decimals with no more places after the point than digits"
         )
+
+
+def _is_storable(kind: pa.DataType) -> bool:
+    """Return whether Parquet has such values."""
+    if kinds.is_decimal(kind):
+        return bool(0 <= kind.scale <= kind.precision)
+    return not (kinds.is_fixed_size_binary(kind) and kind.byte_width == 0)
 
 
 def is_wider(old: pa.DataType, new: pa.DataType) -> bool:

@@ -2,7 +2,9 @@
 
 The order makes it safe at every point: first the head says that objects before a version, and pending batches
 before a time, may be gone; then they are removed. A reader registers in the head, too, so it either stops the
-first step or begins with a newer version.
+first step or begins with a newer version. A writer's put does not change the head. So the time is announced
+in the head before, and the pending area is listed again after that: a batch that this listing does not show
+was put later, and whoever relies on it reads the announcement, and withdraws it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from uploader.versioned.names import (
 )
 from uploader.versioned.pending import PendingSpan
 from uploader.versioned.version import Version
-from walstore.errors import CorruptionError
+from walstore.errors import CollectionRefusedError, CorruptionError
 
 _AT_ONCE: Final = 1000
 
@@ -108,6 +110,12 @@ async def plan_sweep(
         needed=needed,
         doomed=tuple(await _doomed(session.store, needed, purged)),
     )
+
+
+async def check_purge(session: CollectionSession, head: Head, plan: SweepPlan) -> None:
+    """Raise CollectionRefusedError if a batch was put since that must stay; the purge must be announced."""
+    if _cut(await session.pending.spans(head), plan.purged) < plan.purged:
+        raise CollectionRefusedError("a batch was published meanwhile; collect again")
 
 
 async def _chain(session: CollectionSession, head: Head) -> list[tuple[str | None, Version]]:

@@ -256,15 +256,37 @@ def commit(
     return replace(head, version=version, version_key=key, consumed=ring)
 
 
+def announce_purge(head: Head, *, epoch: int, purged: int) -> Head:
+    """Say that ``purged`` may be raised so far, unless somebody calls :func:`keep` first; FencedError.
+
+    A batch that is published from now on is kept by whoever relies on it. So a listing that follows shows all
+    batches that must not be lost.
+    """
+    check_epoch(head, epoch)
+    return replace(head, purging=purged)
+
+
+def keep(head: Head, positions: Iterable[int]) -> Head:
+    """Make sure that pending batches at these positions stay, unless ``purged`` has passed them already."""
+    if any(head.purged <= position < head.purging for position in positions):
+        return replace(head, purging=0)
+    return head
+
+
 def raise_floors(head: Head, *, epoch: int, gc_floor: int, purged: int) -> Head:
     """Declare that objects before these may be removed; neither regresses. FencedError.
 
-    CollectionRefusedError if a reader holds an older version, or the merged area does not contain all of it.
+    CollectionRefusedError if a reader holds an older version, the merged area does not contain all of it, or
+    the purge is not announced, or not any more.
     """
     check_epoch(head, epoch)
     if gc_floor > head.oldest_held_version or purged > head.upper:
         raise CollectionRefusedError("a reader registered meanwhile; collect again")
-    return replace(head, gc_floor=max(head.gc_floor, gc_floor), purged=max(head.purged, purged))
+    if head.purged < purged and head.purging < purged:
+        raise CollectionRefusedError("a batch was published meanwhile; collect again")
+    return replace(
+        head, gc_floor=max(head.gc_floor, gc_floor), purged=max(head.purged, purged), purging=0
+    )
 
 
 def delete(head: Head) -> Head:

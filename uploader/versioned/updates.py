@@ -103,7 +103,7 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
         return pa.nulls(table.num_rows, field.type)
     found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
     if not kinds.is_floating(field.type):
-        return found
+        return check_storable(found, field)
     given = table.column(field.name)
     if kinds.is_floating(given.type) and pc.sum(pc.is_inf(given)) != pc.sum(pc.is_inf(found)):
         raise InvalidSettingsError(
@@ -111,6 +111,29 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
         )
     found = pc.add(found, pa.scalar(0.0, field.type))  # no negative zero
     return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
+
+
+def check_storable(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column; InvalidSettingsError if its type or Parquet has no place for one of its values."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidSettingsError(
+            f"the column {field.name!r} has values that are no {field.type}: {error}"
+        ) from None
+    stored = parquet_type(field.type)
+    if stored.equals(field.type):
+        return column
+    try:
+        is_exact = pc.cast(pc.cast(column, stored), field.type).equals(column)
+    except pa.ArrowInvalid:
+        is_exact = False
+    if not is_exact:
+        raise InvalidSettingsError(
+            f"the column {field.name!r} has values of {field.type} that {stored} does not hold: "
+            "dates are whole days, and files have no seconds but milliseconds"
+        )
+    return column
 
 
 def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) -> pa.Array:
@@ -223,6 +246,21 @@ def between(table: pa.Table, start: int, limit: int) -> pa.Table:
         return table
     later = pc.greater_equal(times, pa.scalar(start, _U64))
     return table.filter(pc.and_(later, pc.less(times, pa.scalar(limit, _U64))))
+
+
+def are_equal(one: pa.Table, other: pa.Table) -> bool:
+    """Return whether two stored tables of one schema have the same updates; NaN equals itself."""
+    return bool(_bits(one).equals(_bits(other)))
+
+
+def _bits(table: pa.Table) -> pa.Table:
+    """Return a table with the bits of its floats, which have one form for each value."""
+    for index, field in enumerate(table.schema):
+        if kinds.is_floating(field.type):
+            kind = pa.uint32() if kinds.is_float32(field.type) else _U64
+            bits = [chunk.view(kind) for chunk in table.column(index).chunks]
+            table = table.set_column(index, field.name, pa.chunked_array(bits, kind))
+    return table
 
 
 def upgrade(table: pa.Table, schema: CollectionSchema, *, path: str) -> pa.Table:

@@ -85,9 +85,19 @@ def _no_parquet(path: Path, error: Exception) -> UsageError:
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file; whatever had its name before is replaced once the new one is whole."""
+    """Write a Parquet file. A file that had its name before is replaced once the new one is whole.
+
+    A device or a pipe is not replaced but written to.
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.exists() and not path.is_file():
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        with path.open("wb") as file:
+            file.write(sink.getvalue())
+        return
     beside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with beside.open("xb") as file:

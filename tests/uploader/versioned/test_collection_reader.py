@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
+from uploader.stores.port import PreconditionFailedError
 from uploader.testing.faults import call, fail, timeout
+from uploader.versioned import batch_file, updates
 from walstore.errors import (
     CorruptionError,
     ExpectationError,
@@ -17,6 +20,7 @@ from walstore.errors import (
     LeaseExpiredError,
     LimitExceededError,
     SinceViolationError,
+    StorageUnavailableError,
     WalClosedError,
 )
 
@@ -151,6 +155,26 @@ async def test_a_listener_changes_the_shard_when_its_own_falls_behind():
             await two.publish(late, lower=3, upper=9)
             table, frontier = await anext(steps)
             assert (content(table), frontier) == ([(7, "late", 8, 1)], 9)
+
+
+async def test_a_listener_misses_nothing_that_was_merged_from_another_shard():
+    site = Site()
+    async with site.program().opened() as collection, await collection.reader() as reader:
+        one, two = collection.writer("one"), collection.writer("two")
+        await two.append(A, lower=0, upper=5)
+        async with contextlib.aclosing(reader.listen(after=-1)) as steps:
+            assert (await anext(steps))[1] == 5
+            await one.append(A, lower=0, upper=5)
+            await one.append(B, lower=5, upper=10)
+            async with site.program().controller() as keeper:
+                await keeper.compact()
+            # It has the key at which the listener looks, and begins later.
+            await collection.writer("two").append(C, lower=10, upper=15)
+            seen = [await anext(steps), await anext(steps)]
+            assert [(content(table), end) for table, end in seen] == [
+                ([(1, "b", 5, 1)], 10),
+                ([(2, "c", 10, 1)], 15),
+            ]
 
 
 async def test_a_reader_that_stood_still_for_too_long_is_told():
@@ -344,3 +368,84 @@ async def test_bad_times(as_of: int):
             await reader.snapshot(as_of=as_of)
         with pytest.raises(InvalidSettingsError):
             await collection.reader(lease_seconds=0.5)
+        for register in (collection.reader, collection.critical):
+            with pytest.raises(InvalidSettingsError, match="since"):
+                await register("r", since=as_of)
+        assert (await collection.status()).since == 0
+
+
+async def test_the_content_that_a_subscription_begins_with_has_the_schema_that_it_was_read_in():
+    """Columns are added, and a renewal reads the head, while the objects are read."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().opened() as other:
+        await other.writer().append(A, lower=0, upper=1)
+        async with await collection.reader() as reader:
+
+            async def evolve() -> None:
+                await other.evolve(SCHEMA.append(pa.field("note", pa.string())))
+                await collection.status()
+
+            program.store.on("get", call(evolve), key_prefix="pending/")
+            async with contextlib.aclosing(reader.subscribe()) as steps:
+                assert content((await anext(steps))[0]) == [(1, "a", 0, 1)]
+
+
+async def test_a_batch_that_came_late_is_not_read_in_the_place_of_another():
+    """The reader stood still, its batch was removed, and another put to the same key arrived."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().controller() as keeper:
+        await collection.writer().append(A, lower=0, upper=5)
+        reader = await collection.reader("r", lease_seconds=60)
+        (key,) = await site.keys("pending/")
+        schema = (await collection.status()).schema
+        footer, _ = batch_file.decode((await site.objects.get(key)).data, path=key)
+        table = updates.conform(B, schema, lower=0, upper=5)
+        footer = dataclasses.replace(footer, digest=updates.digest(table))
+
+        async def stand_still() -> None:
+            await keeper.compact()
+            site.clock.seconds += 2 * HOUR
+            await keeper.compact()
+            await keeper.gc()
+            assert await site.keys("pending/") == []
+            late = batch_file.encode(table, footer, schema=schema)
+            await site.objects.put_if_absent(key, late)
+
+        program.store.on("get", call(stand_still), key_prefix="pending/")
+        with pytest.raises(LeaseExpiredError):
+            await reader.snapshot(as_of=4)
+
+
+async def test_all_readers_are_closed_also_if_one_cannot_be_released():
+    site = Site()
+    program = site.program()
+    async with site.program().opened() as other:
+        with pytest.raises(StorageUnavailableError):
+            async with program.opened() as collection:
+                for name in "abc":
+                    await collection.reader(name)
+                program.store.on("put_if_match", fail(timeout("not_written")), times=2)
+        assert len((await other.status()).readers) == 1
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_change_that_was_refused_but_happened_is_recognised_after_the_next_one():
+    """The client sent the request twice, and another program changed the head before it is read back."""
+    site = Site()
+    program = site.program()
+    async with (
+        program.opened() as collection,
+        site.program().opened() as other,
+        await collection.critical("c") as reader,
+    ):
+
+        async def refuse(request):
+            await request()
+            await other.critical("d")
+            raise PreconditionFailedError("refused", key="head")
+
+        program.store.on("put_if_match", refuse)
+        await reader.compare_and_downgrade("", "mine", 0)
+        assert reader.token == "mine"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
+import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
@@ -13,6 +15,7 @@ from uploader.testing import FaultyStore
 from uploader.testing.faults import (
     SAYS,
     Says,
+    call,
     fail,
     hang,
     happen_then_fail,
@@ -20,8 +23,10 @@ from uploader.testing.faults import (
     report,
     timeout,
 )
+from uploader.versioned import head
 from walstore.errors import (
     CollectionNotFoundError,
+    CollectionRefusedError,
     IndefiniteError,
     InvalidSettingsError,
     OutcomeUnknownError,
@@ -328,3 +333,135 @@ async def test_a_shard_may_end_for_ever():
             steps = [frontier async for _, frontier in reader.listen(after=-1)]
         assert steps == [(1 << 64) - 1]
         assert isinstance(site.program().store, FaultyStore)
+
+
+@pytest.mark.parametrize("name", ["two", "new"])
+async def test_a_batch_that_is_published_while_garbage_is_looked_for_is_not_lost(name: str):
+    """It begins where the shard ends, which may be far behind the merged area: where keys are purged."""
+    site = Site()
+    keeping = site.program()
+    async with site.program().opened() as collection, keeping.controller() as keeper:
+        await collection.writer("two").append(A, lower=0, upper=50)
+        await collection.writer("one").append(A, lower=0, upper=100)
+        await keeper.compact()
+        site.clock.seconds += 2 * HOUR
+
+        async def publish() -> None:
+            async with site.program().opened() as other:
+                await other.writer(name).append(B, lower=100, upper=110)
+
+        keeping.store.on("list", call(publish), key_prefix="versions/")
+        with pytest.raises(CollectionRefusedError):
+            await keeper.gc()
+        assert await now(collection) == [(1, "a", 1), (1, "b", 1)]
+        await keeper.gc()
+        assert await now(collection) == [(1, "a", 1), (1, "b", 1)]
+
+
+@pytest.mark.parametrize("is_seen_first", [False, True])
+async def test_a_batch_that_arrives_between_the_last_look_and_the_purge_stops_it(
+    is_seen_first: bool,
+):
+    site = Site()
+    keeping = site.program()
+    async with site.program().opened() as collection, keeping.controller() as keeper:
+        await collection.writer("two").append(A, lower=0, upper=50)
+        await collection.writer("one").append(A, lower=0, upper=100)
+        await keeper.compact()
+        site.clock.seconds += 2 * HOUR
+
+        async def publish() -> None:
+            async with site.program().opened() as other:
+                if not is_seen_first:
+                    await other.writer("two").append(B, lower=100, upper=110)
+                    return
+                # It dies before it can ask whether the batch counts; a reader sees the batch.
+                dying = site.program()
+                async with dying.opened() as one:
+                    writer = one.writer("two")
+                    await writer.upper()
+                    dying.store.on("get", fail(timeout()), key_prefix="head", times=9)
+                    with pytest.raises(OutcomeUnknownError):
+                        await writer.append(B, lower=100, upper=110)
+                    assert await now(other) == [(1, "a", 1), (1, "b", 1)]
+
+        keeping.store.on("put_if_match", call(publish), nth=3)
+        with pytest.raises(CollectionRefusedError):
+            await keeper.gc()
+        assert await now(collection) == [(1, "a", 1), (1, "b", 1)]
+        await collection.writer("two").append(B, lower=100, upper=110)
+
+
+@pytest.mark.parametrize("idle_seconds", [0.0, 400.0, 700.0])
+async def test_a_head_that_cannot_be_read_after_the_put_never_says_that_nothing_was_written(
+    idle_seconds: float,
+):
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection:
+        writer = collection.writer()
+        if idle_seconds:
+            await writer.append(A, lower=0, upper=1)
+            site.clock.seconds += idle_seconds
+        lower = await writer.upper() if not idle_seconds else 1
+        program.store.on("get", fail(timeout("not_written")), key_prefix="head", times=9)
+        outcome = "durable"
+        try:
+            await writer.append(B, lower=lower, upper=lower + 1)
+        except OutcomeUnknownError as error:
+            outcome = error.outcome
+        assert outcome == ("durable" if idle_seconds == 400.0 else "unknown")
+    async with site.program().opened() as other:
+        await other.writer().append(B, lower=lower, upper=lower + 1)
+        assert (1, "b", 1) in await now(other)
+
+
+async def test_a_batch_with_nan_is_known_again():
+    site = Site()
+    options = site.program().options()
+    schema = pa.schema([("x", pa.float64())])
+    table = pa.table({"x": [math.nan]})
+    for _ in range(2):
+        async with Collection.open("memory://x", create=True, schema=schema, **options) as one:
+            await one.writer().append(table, lower=0, upper=1)
+            assert await one.writer().publish(table, lower=0, upper=1) == 1
+
+
+@pytest.mark.parametrize("junk", [b"", b"no batch at all", b"x" * 5000])
+async def test_a_damaged_collection_can_be_deleted(junk: bytes):
+    site = Site()
+    async with site.program().opened() as collection:
+        await collection.writer().append(A, lower=0, upper=5)
+        await collection.writer("other").append(A, lower=0, upper=5)
+        (key,) = await site.keys("pending/main/")
+        await site.objects.delete([key])
+        await site.objects.put_if_absent(key, junk)
+    async with site.program().opened() as collection:
+        assert await collection.delete() == 2
+        assert len(await site.keys("pending/")) == 1, "the mark of the other shard"
+
+
+async def test_a_deleted_collection_with_a_long_version_is_known_to_be_deleted(monkeypatch):
+    monkeypatch.setattr(head, "MOST_INLINE_BYTES", 10)
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, program.controller() as keeper:
+        await collection.writer().append(A, lower=0, upper=1)
+        await keeper.compact()
+        assert b'"version":null' in (await site.objects.get("head")).data
+        assert await collection.delete() == 3
+    with pytest.raises(CollectionNotFoundError, match="deleted"):
+        async with site.program().opened():
+            pass
+    assert await Collection.finish_deletion("memory://here", **program.options()) == 0
+
+
+async def test_objects_of_other_programs_neither_go_nor_stop_a_deletion():
+    site = Site()
+    strange = ["merged/notes.txt", "pending/main/part-0.parquet", "versions/1"]
+    async with site.program().opened() as collection:
+        await collection.writer().append(A, lower=0, upper=5)
+        for key in strange:
+            await site.objects.put_if_absent(key, b"not ours")
+        assert await collection.delete() == 1
+    assert set(strange) < set(await site.keys())

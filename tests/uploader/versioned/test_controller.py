@@ -18,6 +18,7 @@ from uploader.testing.faults import (
     report,
     timeout,
 )
+from uploader.versioned import compaction
 from uploader.versioned.head import parse_head
 from walstore.errors import (
     CollectionNotFoundError,
@@ -29,6 +30,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
     WalLockedError,
+    WrongLoopError,
 )
 
 A, B = rows((1, "a")), rows((1, "b"))
@@ -461,3 +463,59 @@ async def test_a_deleted_collection_stays_deleted():
     with pytest.raises(CollectionNotFoundError, match="deleted"):
         async with site.program().opened():
             pass
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "\ud800", 5])
+async def test_a_bad_name_never_comes_into_the_head(name):
+    site = Site()
+    async with site.program().opened() as collection:
+        with pytest.raises((TypeError, ValueError), match="the name of a controller"):
+            async with site.program().controller(name=name):
+                pass
+        assert (await collection.status()).epoch == 0
+
+
+async def test_objects_of_a_batch_that_are_exchanged_are_noticed(monkeypatch):
+    monkeypatch.setattr(compaction, "MOST_OBJECT_ROWS", 2)
+    site = Site()
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        await collection.writer().append(rows(*((n, "a") for n in range(4))), lower=0, upper=1)
+        await keeper.compact()
+        one, other = (await collection.status()).batches[0].keys
+        data = (await site.objects.get(other)).data
+        await site.objects.delete([one])
+        await site.objects.put_if_absent(one, data)
+        async with await collection.reader() as reader:
+            with pytest.raises(CorruptionError, match="not those of its version"):
+                await reader.snapshot()
+
+
+async def test_handles_of_a_deleted_collection_are_closed_without_an_error():
+    site = Site()
+    async with (
+        site.program().opened() as collection,
+        site.program().controller(),
+        await collection.reader("r"),
+        await collection.critical("c") as critical,
+    ):
+        await collection.delete()
+        await critical.release()
+
+
+async def test_nothing_is_closed_from_another_event_loop():
+    site = Site()
+    async with (
+        site.program().opened() as collection,
+        site.program().controller() as keeper,
+        await collection.reader("r") as reader,
+    ):
+
+        def close_all() -> None:
+            for close in (reader.aclose, reader.release, keeper.aclose, collection.aclose):
+                with pytest.raises(WrongLoopError):
+                    asyncio.run(close())
+
+        await asyncio.to_thread(close_all)
+        assert (await collection.status()).readers.keys() == {"r"}
+        assert await reader.upper() == 0
+        await keeper.compact()

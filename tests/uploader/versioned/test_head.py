@@ -35,7 +35,7 @@ EMPTY = head_of()
 HEADS = st.builds(
     Head, collection=TEXTS, schema=st.sampled_from([schema_of("diff"), schema_of("upsert")]),
     serial=U64, commits=st.lists(TEXTS, max_size=3).map(tuple), epoch=U64, holder=st.none() | TEXTS,
-    holder_expires_us=U64, since=U64, gc_floor=U64, purged=U64,
+    holder_expires_us=U64, since=U64, gc_floor=U64, purged=U64, purging=U64,
     readers=st.dictionaries(NAMES, HOLDS, max_size=3),
     consumed=st.lists(CONSUMED, max_size=3).map(tuple), is_deleted=st.booleans(),
 )  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.uploader.versioned.collections import Site, content
-from uploader import CloudLog, CloudWriter, Collection, Materializer
-from uploader.testing.faults import happen_then_fail, timeout
+from tests.uploader.versioned.collections import SCHEMA, Site, content
+from uploader import CloudLog, CloudWriter, Collection, Materializer, MaterializerSettings
+from uploader.testing.faults import call, happen_then_fail, timeout
 from uploader.versioned.envelope import to_updates
 from uploader.versioned.schema import CollectionSchema
 from walstore import Wal
@@ -113,6 +113,23 @@ async def test_two_at_once_do_not_harm_each_other(tmp_path):
         assert sum(count for *_, count in await now(one)) == 20
 
 
+async def test_catching_up_goes_on_when_another_is_faster(tmp_path):
+    site = Site()
+    program = site.program()
+    async with (
+        Wal.open(tmp_path / "log") as log,
+        program.opened() as one,
+        site.program().opened() as two,
+    ):
+        await log.append_many([js(k=1, v="a")] * 9)
+        faster = Materializer(
+            log, two, envelope="append", settings=MaterializerSettings(batch_records=4)
+        )
+        program.store.on("put_if_absent", call(faster.step), key_prefix="pending/")
+        assert await Materializer(log, one, envelope="append").catch_up() == 5
+        assert await now(one) == [(1, "a", 9)]
+
+
 async def test_a_cursor_keeps_the_records_that_are_not_in_the_collection(tmp_path):
     site = Site()
     async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
@@ -165,6 +182,49 @@ async def test_a_record_that_does_not_fit_is_named_and_nothing_is_written(tmp_pa
             with pytest.raises(InvalidSettingsError, match=rf"offset 2 .*{said}"):
                 await materializer.step()
         assert await site.keys("pending/") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.float32(), 1e300),
+        (pa.time64("us"), -1),
+        (pa.timestamp("s"), 1 << 62),
+        (pa.string(), None),
+    ],
+    ids=str,
+)
+async def test_a_value_that_no_column_takes_is_named_too(tmp_path, kind, value):
+    options = Site().program().options()
+    schema = pa.schema([("k", kind if value is None else pa.int64()), ("v", kind)])
+    async with (
+        Wal.open(tmp_path / "log") as log,
+        Collection.open(
+            "memory://x", create=True, schema=schema, key=("k",), kind="upsert", **options
+        ) as collection,
+    ):
+        good, bad = ("a", None) if value is None else (1, 1)
+        await log.append_many([js(k=good, v=None), js(k=bad, v=value)])
+        materializer = Materializer(log, collection, envelope="upsert")
+        for _ in range(2):
+            with pytest.raises(InvalidSettingsError, match="offset 2 "):
+                await materializer.step()
+
+
+async def test_a_column_that_another_program_added_is_known(tmp_path):
+    site = Site()
+    async with (
+        Wal.open(tmp_path / "log") as log,
+        site.program().opened() as collection,
+        site.program().opened() as other,
+    ):
+        await log.append(js(k=1, v="a", note="x"))
+        materializer = Materializer(log, collection, envelope="append")
+        with pytest.raises(InvalidSettingsError, match="evolve"):
+            await materializer.step()
+        await other.evolve(SCHEMA.append(pa.field("note", pa.string())))
+        assert (await materializer.step()).records == 1
+        assert await now(other) == [(1, "a", "x", 1)]
 
 
 async def test_envelopes_need_their_kind():

@@ -170,10 +170,18 @@ def test_so_many_merged_batches_are_remembered() -> None:
 def test_floors_stay_below_what_is_held() -> None:
     head = leased(grown(grown(HEAD, 3), 6), "r")
     head = grown(head, 9)
-    assert transitions.raise_floors(head, epoch=0, gc_floor=2, purged=6).gc_floor == 2
+    with pytest.raises(CollectionRefusedError):
+        transitions.raise_floors(head, epoch=0, gc_floor=2, purged=6)
+    announced = transitions.announce_purge(head, epoch=0, purged=6)
+    assert transitions.raise_floors(announced, epoch=0, gc_floor=2, purged=6).gc_floor == 2
+    assert transitions.keep(announced, [6]) is announced
+    with pytest.raises(CollectionRefusedError):
+        kept = transitions.keep(announced, [6, 5])
+        transitions.raise_floors(kept, epoch=0, gc_floor=2, purged=6)
     for gc_floor, purged in ((3, 6), (2, 10)):
+        announced = transitions.announce_purge(head, epoch=0, purged=purged)
         with pytest.raises(CollectionRefusedError):
-            transitions.raise_floors(head, epoch=0, gc_floor=gc_floor, purged=purged)
+            transitions.raise_floors(announced, epoch=0, gc_floor=gc_floor, purged=purged)
 
 
 def test_a_deletion_is_final_and_fences() -> None:
@@ -233,6 +241,7 @@ def _do(head: Head, act: str, name: str, number: int) -> Head:
         case "grow":
             return grown(head, head.upper + number + 1)
         case "floors":
+            head = transitions.announce_purge(head, epoch=head.epoch, purged=number)
             return transitions.raise_floors(
                 head, epoch=head.epoch, gc_floor=number % 5, purged=number
             )

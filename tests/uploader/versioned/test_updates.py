@@ -195,3 +195,39 @@ def test_the_order_in_which_rows_are_given_does_not_matter_if_no_two_have_one_ke
         ]
         places = [_place(row, schema) for row in found]
         assert places == sorted(places)
+
+
+def _broken_text() -> pa.Array:
+    offsets = pa.array([0, 1], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff")])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1 << 62], pa.timestamp("s")),
+        pa.array([1], pa.int64()).view(pa.date64()),
+        pa.array([-5], pa.int32()).view(pa.time32("s")),
+        _broken_text(),
+    ],
+    ids=["seconds", "part of a day", "before midnight", "not UTF-8"],
+)
+def test_values_that_no_file_holds_are_refused(values: pa.Array) -> None:
+    schema = CollectionSchema.new(pa.schema([("a", values.type)]), kind="diff", key=())
+    with pytest.raises(InvalidSettingsError):
+        updates.conform(pa.table({"a": values}), schema, lower=0, upper=1)
+
+
+def test_updates_with_nan_equal_themselves() -> None:
+    schema = CollectionSchema.new(
+        pa.schema([("a", pa.float64()), ("b", pa.float32())]), kind="diff", key=()
+    )
+    one, other = (
+        updates.conform(
+            pa.table({"a": [math.nan, None], "b": pa.array([math.nan, value], pa.float32())}),
+            schema, lower=0, upper=1,
+        )
+        for value in (1.0, 2.0)
+    )  # fmt: skip
+    assert updates.are_equal(one, one)
+    assert not updates.are_equal(one, other)

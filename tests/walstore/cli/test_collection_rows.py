@@ -5,17 +5,19 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import os
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import case
 from uploader.versioned.schema import parse_type
-from walstore.cli.collection_rows import cells, json_lines, parse_json_lines
+from walstore.cli.collection_rows import cells, json_lines, parse_json_lines, write_parquet
 from walstore.cli.errors import InputError
 
 INSTANT = dt.datetime(2025, 6, 1, 12, 30, 15, 123456)
@@ -120,3 +122,19 @@ def test_values_that_do_not_fit() -> None:
             lines = json.dumps({"c": None}) + "\n" + json.dumps({"c": value})
             with pytest.raises(InputError, match="line 2 of stdin: the column 'c' is "):
                 parse_json_lines(lines.encode(), columns, lower=0)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    table = pa.table({"k": [1, 2]})
+    reading = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        write_parquet(table, pipe)
+        assert pipe.is_fifo()
+        data = os.read(reading, 1 << 16)
+    finally:
+        os.close(reading)
+    assert pq.read_table(pa.BufferReader(data)).equals(table)
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        write_parquet(table, tmp_path)
