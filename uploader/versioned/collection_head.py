@@ -159,8 +159,11 @@ class CollectionHead:
             assert result.etag is not None
             self._seen = SeenHead(put, result.etag, at)
             return True
-        if result.outcome is cas.PutOutcome.LOST and not result.was_unanswered:
-            return False
+        if result.data is not None:
+            # A refusal may be about our own put that was made twice: the other's head was made from it then.
+            other = parse_head(result.data).head
+            if commit_id not in other.commits and other.serial - put.serial < MOST_COMMITS:
+                return False
         found = await self.load_any()
         if commit_id in found.head.commits:
             return True

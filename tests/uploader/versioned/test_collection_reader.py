@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
-from uploader.testing.faults import call, fail, timeout
+from uploader.testing.faults import Request, Says, call, fail, report, timeout
 from walstore.errors import (
     CorruptionError,
     ExpectationError,
@@ -250,6 +250,29 @@ async def test_a_critical_reader_holds_without_a_lease_and_swaps_its_token():
             await collection.reader("spark")
         await again.release()
         assert (await collection.status()).readers == {}
+
+
+@pytest.mark.parametrize("says", ["412", "timeout"])
+async def test_a_change_that_another_one_followed_is_recognised_whatever_was_reported(says: Says):
+    """A proxy puts twice, and tells of the second put. Meanwhile another program changed what the first made."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().opened() as other:
+        await other.writer().append(A, lower=0, upper=20)
+        spark = await collection.critical("spark")
+
+        async def followed(request: Request[object]) -> object:
+            await request()
+            await other.critical(f"after {len((await other.status()).readers)}".replace(" ", "-"))
+            return await report(says, happens=False)(request)
+
+        program.store.on("put_if_match", followed)
+        await spark.compare_and_downgrade("", "epoch 1", 5)
+        assert spark.token == "epoch 1"
+        program.store.on("put_if_match", followed)
+        async with await spark.clone("copy") as copy:
+            assert copy.frontier == 5
+        assert (await other.status()).readers.keys() == {"spark", "after-1", "after-3"}
 
 
 async def test_an_object_that_is_gone_is_named():
