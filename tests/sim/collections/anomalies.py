@@ -9,9 +9,9 @@ store, and with it which transaction depends on which:
 * ``rw``: it read the list without the element that the other appended next;
 * ``rt``: it began after the other had ended.
 
-A cycle of these is impossible if the transactions took effect one by one, each between its beginning and its
-end. Its name says how bad it is: G0 is a cycle of ``ww`` only, G1c has ``wr`` too, G-single exactly one ``rw``,
-G2 several; ``-realtime`` is added if it needs an ``rt``.
+A cycle of these is impossible if the transactions took effect one by one, each between its beginning and
+its end. Its name says how bad it is: G0 is a cycle of ``ww`` only, G1c has ``wr`` too, G-single exactly one
+``rw``, G2 several; ``-realtime`` is added if it needs an ``rt``.
 
 A transaction whose outcome is unknown counts if somebody read one of its elements; then it happened.
 """

@@ -254,7 +254,7 @@ async def test_a_critical_reader_holds_without_a_lease_and_swaps_its_token():
 
 @pytest.mark.parametrize("says", ["412", "timeout"])
 async def test_a_change_that_another_one_followed_is_recognised_whatever_was_reported(says: Says):
-    """A proxy puts twice, and tells of the second put. Meanwhile another program changed what the first made."""
+    """A proxy puts twice and tells of the second put; another program changed what the first had made."""
     site = Site()
     program = site.program()
     async with program.opened() as collection, site.program().opened() as other:

@@ -12,12 +12,14 @@ from tests.uploader.versioned.collections import HOUR, SCHEMA, Program, Site, co
 from uploader import Collection, Controller, ControllerSettings
 from uploader.testing.faults import (
     StoreKilled,
+    call,
     happen_then_fail,
     happen_then_kill,
     kill,
     report,
     timeout,
 )
+from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import parse_head
 from walstore.errors import (
     CollectionNotFoundError,
@@ -211,6 +213,55 @@ async def test_a_compaction_that_is_taken_over_changes_nothing():
         await site.clock.advance(2 * HOUR)
         await keeper.gc()
         assert len(await site.keys("merged/")) == len(await site.keys("versions/")) == 1
+
+
+async def with_old_versions() -> tuple[Site, Program]:
+    """Return a collection with versions that may be removed, and a program that looks at it."""
+    site = Site()
+    for start in range(0, 16, 4):
+        await fill(site, 4, start=start)
+        async with site.program().controller() as keeper:
+            await keeper.compact()
+    await site.clock.advance(2 * HOUR)
+    return site, site.program()
+
+
+async def test_what_another_controller_removed_meanwhile_is_no_damage():
+    site, program = await with_old_versions()
+
+    async def collect() -> None:
+        async with site.program().controller(take_over=True) as other:
+            assert (await other.gc()).versions == 3
+
+    async with program.controller() as keeper:
+        program.store.on("get", call(collect), key_prefix="versions/")
+        with pytest.raises(FencedError):
+            await keeper.gc()
+
+
+async def test_a_dry_run_may_look_while_the_controller_works():
+    site, program = await with_old_versions()
+    async with site.program().controller() as keeper:
+        session = CollectionSession("memory://here", **program.options())
+        await session.head.load()
+        watching = Controller(session, keeper.epoch, ControllerSettings())
+        program.store.on("get", call(keeper.gc), key_prefix="versions/")
+        assert (await watching.gc(dry_run=True)).versions == 0
+        await session.aclose()
+
+
+async def test_a_missing_version_is_named():
+    site = Site()
+    await fill(site, 4)
+    async with site.program().controller() as keeper:
+        await keeper.compact()
+        await fill(site, 4, start=4)
+        await keeper.compact()
+        first, _ = await site.keys("versions/")
+        await site.objects.delete([first])
+    async with site.program().controller() as keeper:
+        with pytest.raises(CorruptionError, match=first):
+            await keeper.gc()
 
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
