@@ -45,6 +45,7 @@ class BatchFooter:
     """The shard of a pending batch; None for a merged one."""
     lower: int
     upper: int
+    """Above ``lower``; equal to it in a pending batch that only says where its shard goes on."""
     since: int
     """Times up to it were advanced to it; 0 for a pending batch."""
     rows: int
@@ -124,7 +125,8 @@ def _footer(path: str) -> Callable[[Fields], BatchFooter]:
             digest=fields.number("digest"),
             schema_id=fields.number("schema_id"),
         )
-        if not footer.lower < footer.upper <= MAX_U64:
+        is_link = footer.lower == footer.upper and not footer.rows and footer.writer is not None
+        if not (is_link or footer.lower < footer.upper) or footer.upper > MAX_U64:
             raise ValueError(f"the interval [{footer.lower}, {footer.upper}) is empty")
         return footer
 

@@ -7,6 +7,8 @@ A put-if-absent is trusted only where no object was ever removed. The head says 
 batches are removed an hour after the merged area contains them, so a head that was read less than ten
 minutes before the put's end is new enough: a collector that has not begun then cannot have removed the key.
 After any answer that is not prompt, the head is read again, and decides.
+
+A shard that the merged area has passed goes on where that ends: a link, a batch without any time, joins them.
 """
 
 from __future__ import annotations
@@ -93,12 +95,12 @@ class CollectionWriter:
         _check_interval(lower, upper)
         async with self._turn:
             conformed = await self._conform(table, lower, upper)
-            at = self._upper
-            if at != lower:
+            at, merged = self._upper, await self._merged()
+            if at != lower or lower < merged:
                 at, _ = await self._survey()
             if at != lower and not await self._is_there(conformed, lower, upper):
                 raise _mismatch(self.name, lower, self._upper or 0)
-            if at == lower and await self._put(conformed, lower, upper) is not None:
+            if at == lower and await self._put(conformed, lower, upper, merged=merged) is not None:
                 at, _ = await self._survey()
                 raise _mismatch(self.name, lower, at)
 
@@ -130,8 +132,10 @@ class CollectionWriter:
                 await self._check_published(conformed, lower, min(at, upper))
             at = max(at, lower)
             while at < upper:
-                part = await self._session.worker.run(updates.between, conformed, at, upper)
-                other = await self._put(part, at, upper)
+                merged = await self._merged()
+                start = max(at, merged) if merged < upper else at
+                part = await self._session.worker.run(updates.between, conformed, start, upper)
+                other = await self._put(part, start, upper, merged=merged)
                 at = upper if other is None else await self._agreed(other, conformed, at, upper)
                 self._upper = at
             return at
@@ -162,13 +166,53 @@ class CollectionWriter:
             reach = max([reach, *(part.limit for part in cover(batches, head.upper))])
         return self._upper, reach
 
+    async def _merged(self) -> int:
+        """Return where the merged area ends, or ended less than ten minutes ago."""
+        if self._is_old(self._session.head.seen.at):
+            await self._session.head.load()
+        return self._session.head.seen.head.upper
+
     async def _put(
-        self, table: pa.Table, lower: int, upper: int
+        self, table: pa.Table, lower: int, upper: int, *, merged: int
     ) -> tuple[PendingBatch, pa.Table] | None:
         """Put a batch. None if it is there now; else the batch that is in its place.
 
+        It begins where the merged area ends, or later, or is a part of that already: of any other one a
+        collector that has looked before the put could remove the part that is not merged.
+
         OutcomeUnknownError; UpperMismatchError if the merged area went past it with other updates.
         """
+        while self._position < merged < upper:
+            other = await self._link(table, merged)
+            if other is not None and other[0].lower < other[0].upper:
+                return other
+        return await self._put_batch(table, lower, upper)
+
+    async def _link(self, table: pa.Table, merged: int) -> tuple[PendingBatch, pa.Table] | None:
+        """Let the shard go on where the merged area ends. None, or the batch that is in the link's place."""
+        session = self._session
+        nothing = await session.worker.run(updates.between, table, merged, merged)
+        head = session.head.seen.head
+        _, data = await session.worker.run(
+            _encode, nothing, head.schema, head.collection, self.name, merged, merged
+        )
+        key = pending_key(self.name, self._position)
+        result = await cas.create(session.store, key, data, retry=session.retry)
+        result.decided(
+            session.store.url, f"the shard {self.name} goes on at {merged}; append the batch again"
+        )
+        if result.outcome is cas.PutOutcome.COMMITTED:
+            self._position = merged
+        elif (found := result.data) is not None:
+            other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
+            self._position = other[0].upper
+            return other
+        return None
+
+    async def _put_batch(
+        self, table: pa.Table, lower: int, upper: int
+    ) -> tuple[PendingBatch, pa.Table] | None:
+        """Put a batch; as :meth:`_put`."""
         session = self._session
         seen = session.head.seen
         schema = seen.head.schema

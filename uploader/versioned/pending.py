@@ -6,7 +6,10 @@ listing says where each batch ends but the last. A batch counts if its position 
 :attr:`Head.purged`: from there on no object was ever removed, and a put-if-absent that succeeded was the
 first. The first batch of a shard without any has the position ``purged``.
 
-A batch begins at its position, or later, if the merged area had passed the shard's end.
+A batch begins at its position, or later, if the merged area had passed the shard's end. Then it has a link
+before it, a batch without any time, and its position is where the merged area ended. A batch never begins
+below what its writer knows of the merged area and ends above: a collector may have looked before it was put,
+and the part that is not merged would go with the rest.
 
 A pending batch is not compacted: its times are those of its writer, so any part of it may be read.
 """

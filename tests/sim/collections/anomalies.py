@@ -1,6 +1,6 @@
 """Anomalies: what no strictly serializable history of transactions on lists contains. Pure.
 
-The idea is Elle's (Kingsbury and Alvaro, 2020). Each element is appended at most once, and whoever reads a list
+The idea is Elle's (Kingsbury and Alvaro, 2020). Each element is appended at most once, and who reads a list
 sees in which order its elements came. So the order of all versions of a key is known without asking the
 store, and with it which transaction depends on which:
 
