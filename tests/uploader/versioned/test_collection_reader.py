@@ -172,6 +172,25 @@ async def test_a_reader_that_stood_still_for_too_long_is_told():
         await reader.aclose()
 
 
+@pytest.mark.parametrize("is_clone", [True, False])
+async def test_a_registration_whose_answer_came_after_its_lease(is_clone: bool):
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().controller() as keeper:
+        source = await collection.critical("source")
+
+        async def outlived(request: Request[object]) -> object:
+            await request()
+            site.clock.seconds += 1000
+            await keeper.compact()
+            raise timeout()
+
+        program.store.on("put_if_match", outlived)
+        with pytest.raises(LeaseExpiredError):
+            await (source.clone("r") if is_clone else collection.reader("r"))
+        assert (await collection.status()).readers.keys() == {"source"}
+
+
 async def test_a_lease_is_renewed_as_long_as_the_program_runs():
     site = Site()
     async with site.program().opened() as collection, site.program().controller() as keeper:
