@@ -136,7 +136,10 @@ class CollectionWriter:
                 start = max(at, merged) if merged < upper else at
                 part = await self._session.worker.run(updates.between, conformed, start, upper)
                 other = await self._put(part, start, upper, merged=merged)
-                at = upper if other is None else await self._agreed(other, conformed, at, upper)
+                at = upper
+                if other is not None:
+                    # It may end before this one begins, which follows the merged area or another shard.
+                    at = max(start, await self._agreed(other, conformed, start, upper))
                 self._upper = at
             return at
 
@@ -184,9 +187,14 @@ class CollectionWriter:
         """
         while self._position < merged < upper:
             other = await self._link(table, merged)
-            if other is not None and other[0].lower < other[0].upper:
+            if other is not None and other[0].upper > merged:
                 return other
         return await self._put_batch(table, lower, upper)
+
+    def _follow(self, position: int) -> None:
+        """Note where the shard goes on, before anything is awaited: a cancelled call may be repeated."""
+        self._position = position
+        self._upper = max(self._upper or 0, position)
 
     async def _link(self, table: pa.Table, merged: int) -> tuple[PendingBatch, pa.Table] | None:
         """Let the shard go on where the merged area ends. None, or the batch that is in the link's place."""
@@ -205,7 +213,7 @@ class CollectionWriter:
             self._position = merged
         elif (found := result.data) is not None:
             other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
-            self._position = other[0].upper
+            self._follow(other[0].upper)
             return other
         return None
 
@@ -232,7 +240,7 @@ class CollectionWriter:
             other = await self._newest(lambda schema: session.pending.decode(key, found, schema))
             is_same = (other[0].lower, other[0].upper) == (lower, upper)
             if not is_same or not self._is_equal(other[1], table):
-                self._position = other[0].upper
+                self._follow(other[0].upper)
                 return other
             # The same updates in another encoding.
             result = cas.PutResult(outcome=cas.PutOutcome.COMMITTED, etag=result.etag)

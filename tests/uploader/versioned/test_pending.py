@@ -237,3 +237,32 @@ def test_thousands_of_batches_are_covered_in_one_walk() -> None:
     ]
     assert len(cover(batches, 0)) == 2000
     assert asked < 10 * 2000
+
+
+@pytest.mark.parametrize("method", ["publish", "append"])
+async def test_of_two_links_the_one_that_was_first_counts(method: str):
+    """The other process has seen a later end of the merged area."""
+    site = Site()
+    await fallen_behind(site)
+    program = site.program()
+    async with program.opened() as one, site.program().opened() as other:
+        ours = one.writer("slow")
+        assert await ours.upper() == 20
+
+        async def overtake() -> None:
+            await other.writer("fast").publish(rows((2, "b"), at=22), lower=20, upper=30)
+            async with site.program().controller() as keeper:
+                await keeper.compact()
+            await other.writer("slow").publish(rows((3, "c"), at=33), lower=30, upper=34)
+
+        program.store.on("put_if_absent", call(overtake))
+        table = rows((2, "b"), (3, "c"), _t=pa.array([22, 33], pa.uint64()))
+        if method == "publish":
+            assert await ours.publish(table, lower=20, upper=40) == 40
+        else:
+            with pytest.raises(UpperMismatchError) as error:
+                await ours.append(table, lower=20, upper=40)
+            assert error.value.actual == 34
+        async with await one.reader() as reader:
+            found = content(await reader.snapshot())
+            assert found == [(1, "a", 1), (2, "b", 1), (3, "c", 1), (7, "late", 1)]
