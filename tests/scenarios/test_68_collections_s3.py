@@ -89,7 +89,7 @@ from uploader import Collection
 async def main():
     async with await Collection.open(sys.argv[1]) as collection:
         reader = await collection.critical("tail")
-        async for table, frontier in reader.listen(after=reader.frontier - 1 if reader.token else -1):
+        async for table, frontier in reader.listen(after=reader.frontier if reader.token else -1):
             await reader.compare_and_downgrade(reader.token, f"seen {frontier}", frontier - 1)
             print(frontier, flush=True)
 

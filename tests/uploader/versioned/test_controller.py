@@ -250,6 +250,25 @@ async def test_a_dry_run_may_look_while_the_controller_works():
         await session.aclose()
 
 
+async def test_a_controller_never_has_the_epoch_of_the_one_that_followed():
+    """It was not told that it had begun, and another one took over before it looked."""
+    site = Site()
+    await fill(site, 4)
+    program = site.program()
+
+    async def followed(request):
+        await request()
+        async with site.program().controller(take_over=True) as second:
+            assert second.epoch == 2
+        raise timeout()
+
+    program.store.on("put_if_match", followed)
+    async with program.controller() as first:
+        assert first.epoch == 1
+        with pytest.raises(FencedError):
+            await first.compact()
+
+
 async def test_a_missing_version_is_named():
     site = Site()
     await fill(site, 4)
