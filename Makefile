@@ -58,7 +58,7 @@ test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug 
 # The packages are the only part that needs root; without them, and without root, it says so and is skipped.
 .PHONY: test-s3
 test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's; as root it is installed if missing
-	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_64_cloud_s3.py \
+	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_64_cloud_s3.py tests/scenarios/test_68_collections_s3.py \
 		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
 

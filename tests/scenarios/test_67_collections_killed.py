@@ -76,11 +76,15 @@ def kill(process: subprocess.Popen[str]) -> list[int]:
 
 
 async def test_writers_and_controllers_are_killed(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/collection"
+    await kill_again_and_again(f"file://{tmp_path}/collection", ROUNDS)
+
+
+async def kill_again_and_again(url: str, rounds: int) -> None:
+    """Kill a writer and a controller at random moments; check what was acknowledged."""
     chance = random.Random(11)
     async with Collection.open(url, create=True, schema=SCHEMA, key=("k",)) as collection:
         acknowledged = 0
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             with started(WRITER, url) as writer, started(CONTROLLER, url) as keeper:
                 next_number(keeper)
                 for _ in range(chance.randrange(1, 30)):

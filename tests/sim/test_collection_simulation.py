@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.sim.collections.history import CollectionHistory, simulate
@@ -12,8 +13,10 @@ from tests.sim.collections.plan import draw
 from tests.sim.collections.truth import COLLECTION_RULES
 from tests.sim.rules import ViolationError
 from uploader.versioned import collection_reader, controller, transitions
+from uploader.versioned.collection_writer import CollectionWriter
 from uploader.versioned.head import Head
 from uploader.versioned.sweep import plan_sweep
+from walstore.errors import UpperMismatchError
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
@@ -21,6 +24,17 @@ def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs; odd seeds have upsert collections."""
     for seed in range(first, first + (20 if first else 3)):
         simulate(seed)
+
+
+LISTS: dict[str, Any] = {"lists": True, "shards": 1, "writers": 3, "cancels": 0.1, "calls": 8}
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
+def test_transactions_on_lists(first: int) -> None:
+    """They are strictly serializable, whatever fails."""
+    for seed in range(first, first + (20 if first else 3)):
+        happened = simulate(seed, **LISTS, readers=seed % 2).happened
+        assert happened["transactions ok"] > 0
 
 
 def test_a_seed_is_always_the_same_history() -> None:
@@ -98,6 +112,38 @@ def test_a_listener_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(collection_reader.CollectionReader, "_renew", greedy)
     broken({"fails-for-a-cause", "as-of", "listen"}, range(6), **BUSY)
+
+
+def test_an_append_that_takes_whatever_place_there_is_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append = CollectionWriter.append
+
+    async def careless(self: Any, table: Any, *, lower: int, upper: int) -> None:
+        try:
+            await append(self, table, lower=lower, upper=upper)
+        except UpperMismatchError as error:
+            if error.actual < lower:
+                raise
+            moved = table.set_column(
+                table.column_names.index("_t"),
+                "_t",
+                pa.array([error.actual] * table.num_rows, pa.uint64()),
+            )
+            await append(self, moved, lower=error.actual, upper=error.actual + 1)
+
+    monkeypatch.setattr(CollectionWriter, "append", careless)
+    broken({"serializable"}, range(6), **LISTS)
+
+
+def test_reads_of_what_is_no_longer_the_newest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    upper = collection_reader.CollectionReader.upper
+
+    async def late(self: Any) -> int:
+        return max(await upper(self) - 4, min(self.frontier + 1, await upper(self)))
+
+    monkeypatch.setattr(collection_reader.CollectionReader, "upper", late)
+    broken({"serializable"}, range(6), **LISTS)
 
 
 def test_every_rule_has_a_sentence() -> None:

@@ -149,16 +149,20 @@ class CollectionHead:
                     return seen.head
                 seen = newest
                 continue
-            if await self._swap(seen, wanted):
-                return self.seen.head
+            made = await self._swap(seen, wanted)
+            if made is not None:
+                return made
             await self._clock.sleep(self._retry.wait_seconds(min(round_ + 1, 4)))
             seen = await self.load()
         raise ContentionError(
             f"the head at {self._store.url} changes all the time; try again later"
         )
 
-    async def _swap(self, seen: SeenHead, wanted: Head) -> bool:
-        """Put ``wanted`` in the place of what was seen; return whether it happened. OutcomeUnknownError."""
+    async def _swap(self, seen: SeenHead, wanted: Head) -> Head | None:
+        """Put ``wanted`` in the place of what was seen; return what was put, None if it did not happen.
+
+        Not what followed it: that may have another controller's epoch. OutcomeUnknownError.
+        """
         commit_id = new_id()
         commits = (*seen.head.commits, commit_id)[-MOST_COMMITS:]
         put = replace(wanted, serial=seen.head.serial + 1, commits=commits)
@@ -173,14 +177,18 @@ class CollectionHead:
         if result.outcome is cas.PutOutcome.COMMITTED:
             assert result.etag is not None
             self._seen = SeenHead(put, result.etag, at)
-            return True
-        # Also a refusal may be about our own request, sent twice, and our head may be replaced since.
+            return put
+        if result.data is not None:
+            # A refusal may be about our own put that was made twice: the other's head was made from it then.
+            other = parse_head(result.data).head
+            if commit_id not in other.commits and other.serial - put.serial < MOST_COMMITS:
+                return None
         found = await self.load_any()
         if commit_id in found.head.commits:
-            return True
+            return put
         if found.etag != seen.etag and found.head.serial - put.serial < MOST_COMMITS:
             # Another change took its place; a late swap of ours finds another ETag.
-            return False
+            return None
         raise OutcomeUnknownError(
             f"{self._store.url} did not say whether the collection's head was changed; open it again",
             retriable=True,

@@ -73,7 +73,8 @@ class CollectionReader:
         self._session = session
         self._handle = handle
         self._lease_seconds = lease_seconds
-        self._hold = session.head.seen.head.readers[name]
+        # The lease may have ended before the answer came.
+        self._hold = transitions.find_hold(session.head.seen.head, name, handle)
         self._frontier = self._hold.frontier  # may be ahead of what the head says
         self._renewing = BackgroundTask[None]()
         self._lost: LeaseExpiredError | None = None

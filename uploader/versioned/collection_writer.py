@@ -137,8 +137,11 @@ class CollectionWriter:
             while at < upper:
                 part = await self._session.worker.run(updates.between, conformed, at, upper)
                 other = await self._put(part, at, upper)
-                at = upper if other is None else await self._agreed(other, conformed, at, upper)
-                self._upper = at
+                # The other may end before this one begins, which follows the merged area or another shard.
+                reach = upper
+                if other is not None:
+                    reach = await self._agreed(other, conformed, at, upper)
+                self._upper = at = max(at, reach)
             return at
 
     async def _conform(
@@ -166,6 +169,11 @@ class CollectionWriter:
             batches = await self._session.pending.survey(head)
             reach = max([reach, *(part.limit for part in cover(batches, head.upper))])
         return self._upper, reach
+
+    def _follow(self, position: int) -> None:
+        """Note where the shard goes on, before anything is awaited: a cancelled call may be repeated."""
+        self._position = position
+        self._upper = max(self._upper or 0, position)
 
     async def _put(
         self, table: pa.Table, lower: int, upper: int
@@ -199,7 +207,7 @@ class CollectionWriter:
                 ):
                     self._upper = None
                     raise self._unknown(lower, upper)  # The other one does not count.
-                self._position = other[0].upper
+                self._follow(other[0].upper)
                 return other
             # The same updates in another encoding.
             result = cas.PutResult(outcome=cas.PutOutcome.COMMITTED, etag=result.etag)

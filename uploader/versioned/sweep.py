@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
+from uploader.versioned import transitions
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import (
@@ -119,12 +120,19 @@ async def check_purge(session: CollectionSession, head: Head, plan: SweepPlan) -
 
 
 async def _chain(session: CollectionSession, head: Head) -> list[tuple[str | None, Version]]:
-    """Return the versions from the newest back to the floor, with their keys."""
+    """Return the versions from the newest back to the floor, with their keys.
+
+    FencedError if another controller has removed one of them, CorruptionError if nobody may have.
+    """
     found: list[tuple[str | None, Version]] = [(head.version_key, head.version)]
     while (parent := found[-1][1].parent) is not None and found[-1][1].n > head.gc_floor:
         try:
             found.append((parent, await session.head.version(parent)))
         except ObjectNotFoundError:
+            newest = (await session.head.load()).head
+            transitions.check_epoch(newest, head.epoch)
+            if (parse_version_key(parent) or 0) < newest.gc_floor:
+                break  # collected since ``head`` was read, while this was a dry run
             raise CorruptionError(
                 "the document of a version that must be kept is missing", path=parent
             ) from None

@@ -13,6 +13,7 @@ from unittest.mock import patch
 from tests.sim.cloud.network import Network, SimStore, World
 from tests.sim.cloud.scene import MachineClock
 from tests.sim.collections import plan as plans
+from tests.sim.collections.lists import Book, read_last, transact
 from tests.sim.collections.plan import CollectionPlan
 from tests.sim.collections.truth import (
     SCHEMA,
@@ -82,6 +83,7 @@ class CollectionHistory:
             watch=self.note,
         )
         self.truth = Truth(plan.seed, plan.kind, is_definite=plan.shards > 1)
+        self.book = Book()
         self.trace: list[tuple[float, str, str]] = []
         self.violation: ViolationError | None = None
         self.happened: Counter[str] = Counter()
@@ -116,8 +118,9 @@ class CollectionHistory:
     async def _direct(self) -> None:
         founder = Program(self, "founder")
         await founder.alone(founder.create())
+        changes = transact if self.plan.lists else write
         programs = [
-            *(("w", number, write) for number in range(self.plan.writers)),
+            *(("w", number, changes) for number in range(self.plan.writers)),
             *(("r", number, read) for number in range(self.plan.readers)),
             *(("c", number, control) for number in range(self.plan.controllers)),
         ]
@@ -400,6 +403,8 @@ async def settle(program: Program) -> None:
     history, truth = program.history, program.truth
     async with program.opened() as collection, await collection.reader("last") as reader:
         limit = await reader.upper()
+        if program.plan.lists:
+            await read_last(program, reader, limit)
         for as_of in range(reader.frontier, limit):
             truth.saw(as_of, content_of(await reader.snapshot(as_of=as_of)))
         for lower, upper, _ in truth.acknowledged:

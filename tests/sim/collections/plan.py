@@ -36,6 +36,10 @@ class CollectionPlan:
     """Share of lives that end by a kill."""
     delays: bool = False
     """Whether hours pass between calls."""
+    lists: bool = False
+    """Whether writers are clients whose transactions read and append to lists, in one shard."""
+    cancels: float = 0.0
+    """Share of commits that their callers cancel."""
     ignored: tuple[str, ...] = ()
 
     def replace(self, **changes: Any) -> CollectionPlan:
@@ -52,7 +56,7 @@ def draw(seed: int) -> CollectionPlan:
     random = Random(f"collection plan {seed}")
     has_faults = random.random() < 0.75
     shards = random.choice([1, 1, 2, 3])
-    return CollectionPlan(
+    plan = CollectionPlan(
         seed=seed,
         kind=("diff", "upsert")[seed % 2],
         shards=shards,
@@ -73,3 +77,12 @@ def draw(seed: int) -> CollectionPlan:
         kills=random.choice([0.0, 0.3, 0.7]),
         delays=random.random() < 0.6,
     )
+    if random.random() < 0.4:
+        return plan.replace(
+            lists=True,
+            shards=1,
+            writers=random.choice([2, 3, 4]),
+            readers=random.choice([0, 1]),
+            cancels=random.choice([0.0, 0.1]),
+        )
+    return plan

@@ -17,6 +17,7 @@ COLLECTION_RULES: Final = {
     "acknowledged": "what was acknowledged is in the collection, for ever",
     "not-written": "what was refused is never in the collection",
     "one-history": "of two batches for the same times in one shard at most one is in the collection",
+    "serializable": "transactions that read and append in one shard took effect one by one, in their time",
     "listen": "a listener sees each update after its start once, at its time",
     "holds": "a registered reader may read as of its frontier and later",
     "kept": "every object that a kept version names exists",

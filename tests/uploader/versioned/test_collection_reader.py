@@ -11,7 +11,7 @@ import pytest
 
 from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, rows
 from uploader.stores.port import PreconditionFailedError
-from uploader.testing.faults import call, fail, timeout
+from uploader.testing.faults import Request, Says, call, fail, report, timeout
 from uploader.versioned import batch_file, updates
 from walstore.errors import (
     CorruptionError,
@@ -196,6 +196,25 @@ async def test_a_reader_that_stood_still_for_too_long_is_told():
         await reader.aclose()
 
 
+@pytest.mark.parametrize("is_clone", [True, False])
+async def test_a_registration_whose_answer_came_after_its_lease(is_clone: bool):
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().controller() as keeper:
+        source = await collection.critical("source")
+
+        async def outlived(request: Request[object]) -> object:
+            await request()
+            site.clock.seconds += 1000
+            await keeper.compact()
+            raise timeout()
+
+        program.store.on("put_if_match", outlived)
+        with pytest.raises(LeaseExpiredError):
+            await (source.clone("r") if is_clone else collection.reader("r"))
+        assert (await collection.status()).readers.keys() == {"source"}
+
+
 async def test_a_lease_is_renewed_as_long_as_the_program_runs():
     site = Site()
     async with site.program().opened() as collection, site.program().controller() as keeper:
@@ -274,6 +293,29 @@ async def test_a_critical_reader_holds_without_a_lease_and_swaps_its_token():
             await collection.reader("spark")
         await again.release()
         assert (await collection.status()).readers == {}
+
+
+@pytest.mark.parametrize("says", ["412", "timeout"])
+async def test_a_change_that_another_one_followed_is_recognised_whatever_was_reported(says: Says):
+    """A proxy puts twice and tells of the second put; another program changed what the first had made."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as collection, site.program().opened() as other:
+        await other.writer().append(A, lower=0, upper=20)
+        spark = await collection.critical("spark")
+
+        async def followed(request: Request[object]) -> object:
+            await request()
+            await other.critical(f"after {len((await other.status()).readers)}".replace(" ", "-"))
+            return await report(says, happens=False)(request)
+
+        program.store.on("put_if_match", followed)
+        await spark.compare_and_downgrade("", "epoch 1", 5)
+        assert spark.token == "epoch 1"
+        program.store.on("put_if_match", followed)
+        async with await spark.clone("copy") as copy:
+            assert copy.frontier == 5
+        assert (await other.status()).readers.keys() == {"spark", "after-1", "after-3"}
 
 
 async def test_an_object_that_is_gone_is_named():

@@ -23,7 +23,7 @@ from uploader.testing.faults import (
     report,
     timeout,
 )
-from uploader.versioned import head
+from uploader.versioned import batch_file, head
 from walstore.errors import (
     CollectionNotFoundError,
     CollectionRefusedError,
@@ -200,6 +200,40 @@ async def test_a_cancelled_append_may_arrive_and_is_taken_up_again():
         assert await now(collection) == [(1, "a", 1), (1, "b", 1)]
 
 
+@pytest.mark.parametrize("method", ["append", "publish"])
+async def test_a_call_that_was_cancelled_when_it_had_lost_can_be_repeated(method: str):
+    """Whichever request it was at, the repeated call learns that another batch came first."""
+    for nth in range(1, 20):
+        site = Site()
+        program = site.program()
+        async with program.opened() as collection, site.program().opened() as other:
+            writer = collection.writer()
+            await writer.append(A, lower=0, upper=1)
+            await other.writer().append(B, lower=1, upper=2)
+            reached = asyncio.Event()
+            program.store.on("any", hang(asyncio.Event(), reached), nth=nth)
+            calling = asyncio.create_task(getattr(writer, method)(B, lower=1, upper=3))
+            waiting = asyncio.create_task(reached.wait())
+            await asyncio.wait([calling, waiting], return_when=asyncio.FIRST_COMPLETED)
+            is_over = not reached.is_set()
+            for task in (calling, waiting):
+                task.cancel()
+                await asyncio.wait([task])
+            assert is_over or calling.cancelled()
+            if is_over:
+                assert nth > 2
+                assert method == "publish" or isinstance(calling.exception(), UpperMismatchError)
+                return
+            if method == "append":
+                with pytest.raises(UpperMismatchError) as error:
+                    await writer.append(B, lower=1, upper=3)
+                assert error.value.actual == 2
+            else:
+                assert await writer.publish(B, lower=1, upper=3) == 3
+            assert await now(other) == [(1, "a", 1), (1, "b", 1)]
+    pytest.fail("it never ended")
+
+
 async def test_publishing_leaves_out_what_is_there_and_refuses_what_differs():
     site = Site()
     async with site.program().opened() as one, site.program().opened() as other:
@@ -261,6 +295,28 @@ async def test_a_second_shard_may_begin_where_the_first_can_be_read():
             assert await reader.upper() == 20
 
 
+async def test_a_batch_never_covers_times_before_its_own():
+    """Two processes begin one shard at once; the other's batch ends before ours begins."""
+    site = Site()
+    program = site.program()
+    async with program.opened() as one, site.program().opened() as other:
+        table = rows((1, "a"), (6, "f"), _t=pa.array([1, 6], pa.uint64()))
+        await one.writer("one").publish(table, lower=0, upper=10)
+
+        async def overtake() -> None:
+            await other.writer("two").publish(rows((1, "a"), at=1), lower=0, upper=5)
+
+        program.store.on("put_if_absent", call(overtake))
+        table = rows((8, "h"), at=12)
+        assert await one.writer("two").publish(table, lower=10, upper=20) == 20
+        *_, key = await site.keys("pending/two/")
+        footer, _ = batch_file.decode((await site.objects.get(key)).data, path=key)
+        assert (footer.lower, footer.upper) == (10, 20)
+        async with await one.reader() as reader:
+            found = content(await reader.snapshot(as_of=19))
+            assert found == [(1, "a", 1), (6, "f", 1), (8, "h", 1)]
+
+
 async def test_an_append_after_the_deletion_fails():
     site = Site()
     async with site.program().opened() as one, site.program().opened() as other:
@@ -316,8 +372,6 @@ async def test_columns_that_another_program_added_are_known_at_the_first_use():
 
 
 def _field():
-    import pyarrow as pa
-
     return pa.field("note", pa.string())
 
 

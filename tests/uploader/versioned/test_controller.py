@@ -12,6 +12,7 @@ from tests.uploader.versioned.collections import HOUR, SCHEMA, Program, Site, co
 from uploader import Collection, Controller, ControllerSettings
 from uploader.testing.faults import (
     StoreKilled,
+    call,
     happen_then_fail,
     happen_then_kill,
     kill,
@@ -19,6 +20,7 @@ from uploader.testing.faults import (
     timeout,
 )
 from uploader.versioned import compaction
+from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import parse_head
 from walstore.errors import (
     CollectionNotFoundError,
@@ -213,6 +215,74 @@ async def test_a_compaction_that_is_taken_over_changes_nothing():
         await site.clock.advance(2 * HOUR)
         await keeper.gc()
         assert len(await site.keys("merged/")) == len(await site.keys("versions/")) == 1
+
+
+async def with_old_versions() -> tuple[Site, Program]:
+    """Return a collection with versions that may be removed, and a program that looks at it."""
+    site = Site()
+    for start in range(0, 16, 4):
+        await fill(site, 4, start=start)
+        async with site.program().controller() as keeper:
+            await keeper.compact()
+    await site.clock.advance(2 * HOUR)
+    return site, site.program()
+
+
+async def test_what_another_controller_removed_meanwhile_is_no_damage():
+    site, program = await with_old_versions()
+
+    async def collect() -> None:
+        async with site.program().controller(take_over=True) as other:
+            assert (await other.gc()).versions == 3
+
+    async with program.controller() as keeper:
+        program.store.on("get", call(collect), key_prefix="versions/")
+        with pytest.raises(FencedError):
+            await keeper.gc()
+
+
+async def test_a_dry_run_may_look_while_the_controller_works():
+    site, program = await with_old_versions()
+    async with site.program().controller() as keeper:
+        session = CollectionSession("memory://here", **program.options())
+        await session.head.load()
+        watching = Controller(session, keeper.epoch, ControllerSettings())
+        program.store.on("get", call(keeper.gc), key_prefix="versions/")
+        assert (await watching.gc(dry_run=True)).versions == 0
+        await session.aclose()
+
+
+async def test_a_controller_never_has_the_epoch_of_the_one_that_followed():
+    """It was not told that it had begun, and another one took over before it looked."""
+    site = Site()
+    await fill(site, 4)
+    program = site.program()
+
+    async def followed(request):
+        await request()
+        async with site.program().controller(take_over=True) as second:
+            assert second.epoch == 2
+        raise timeout()
+
+    program.store.on("put_if_match", followed)
+    async with program.controller() as first:
+        assert first.epoch == 1
+        with pytest.raises(FencedError):
+            await first.compact()
+
+
+async def test_a_missing_version_is_named():
+    site = Site()
+    await fill(site, 4)
+    async with site.program().controller() as keeper:
+        await keeper.compact()
+        await fill(site, 4, start=4)
+        await keeper.compact()
+        first, _ = await site.keys("versions/")
+        await site.objects.delete([first])
+    async with site.program().controller() as keeper:
+        with pytest.raises(CorruptionError, match=first):
+            await keeper.gc()
 
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])

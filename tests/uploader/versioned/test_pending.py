@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
+import pyarrow as pa
 import pytest
 
-from tests.uploader.versioned.collections import Site, rows
+from tests.uploader.versioned.collections import Site, content, rows
 from uploader.stores.retry import RetryPolicy
+from uploader.testing.faults import call
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_head import CollectionHead
+from uploader.versioned.names import pending_key
 from uploader.versioned.pending import PLUG, PendingArea, PendingBatch, cover, disagreement
-from walstore.errors import CorruptionError
+from walstore.errors import (
+    CollectionRefusedError,
+    CorruptionError,
+    IndefiniteError,
+    UpperMismatchError,
+)
 from walstore.runtime.threads import Worker
 
 
@@ -91,8 +102,6 @@ async def test_a_batch_below_the_purged_time_counts_for_nothing() -> None:
         await collection.writer().append(rows((1, "a")), lower=0, upper=5)
         await collection.writer().append(rows((1, "a")), lower=5, upper=9)
         pending, head = await area(site)
-        import dataclasses
-
         seen = dataclasses.replace(head.seen.head, purged=5)
         assert [one.lower for one in await pending.survey(seen)] == [5]
 
@@ -122,7 +131,8 @@ async def test_a_shard_that_fell_behind_continues_its_chain():
         await keeper.compact()
         again = collection.writer("slow")
         assert await again.publish(rows((2, "b"), at=22), lower=5, upper=30) == 30
-        assert (await site.keys("pending/slow"))[-1].endswith(f"{5:016x}.parquet")
+        places = [pending_key("slow", position) for position in (0, 5)]
+        assert await site.keys("pending/slow") == places
         async with await collection.reader() as reader:
             assert (await reader.snapshot(as_of=29)).num_rows == 2
         assert (await keeper.compact()).upper == 30
@@ -131,6 +141,77 @@ async def test_a_shard_that_fell_behind_continues_its_chain():
         assert (await keeper.gc()).pending == 3
         assert await again.publish(None, lower=30, upper=31) == 31
         assert await slow.publish(None, lower=30, upper=32) == 32
+
+
+async def fallen_behind(site: Site) -> None:
+    """Publish to two shards of which one ends before the merged area, and let an hour pass."""
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        await collection.writer("slow").publish(rows((1, "a"), at=1), lower=0, upper=5)
+        table = rows((1, "a"), at=1, _d=[1])
+        await collection.writer("fast").publish(
+            pa.concat_tables([table, rows((7, "late"), at=7, _d=[1])]), lower=0, upper=20
+        )
+        await keeper.compact()
+    await site.clock.advance(7200)
+
+
+@pytest.mark.parametrize("lower", [5, 10, 20])
+async def test_a_collector_that_looked_before_takes_nothing_of_a_shard_that_catches_up(lower: int):
+    """It has listed the pending area; the shard goes on from behind the merged area; then it removes."""
+    site = Site()
+    await fallen_behind(site)
+    program = site.program()
+    async with site.program().opened() as collection, program.controller() as keeper:
+
+        async def catch_up() -> None:
+            table = rows((2, "b"), at=22)
+            assert await collection.writer("slow").publish(table, lower=lower, upper=30) == 30
+
+        program.store.on("list", call(catch_up), key_prefix="merged/")
+        with pytest.raises(CollectionRefusedError):
+            await keeper.gc()
+        async with await collection.reader() as reader:
+            assert content(await reader.snapshot(as_of=29)) == [
+                (1, "a", 1), (2, "b", 1), (7, "late", 1),
+            ]  # fmt: skip
+
+
+async def test_a_listener_goes_through_the_merged_area_where_its_shard_fell_behind():
+    site = Site()
+    async with (
+        site.program().opened() as collection,
+        await collection.reader() as reader,
+        contextlib.aclosing(reader.listen(after=-1)) as steps,
+    ):
+        await collection.writer("slow").publish(rows((1, "a"), at=1), lower=0, upper=5)
+        assert (await anext(steps))[1] == 5
+        async with site.program().opened() as other, site.program().controller() as keeper:
+            table = rows((1, "a"), (7, "late"), _t=pa.array([1, 7], pa.uint64()))
+            await other.writer("fast").publish(table, lower=0, upper=20)
+            await keeper.compact()
+            await other.writer("slow").publish(rows((2, "b"), at=22), lower=20, upper=30)
+        seen = []
+        while not seen or seen[-1] != 30:
+            table, frontier = await anext(steps)
+            seen += [*table["k"].to_pylist(), frontier]
+        assert seen == [7, 20, 2, 30]
+
+
+async def test_two_processes_of_a_shard_that_fell_behind_join_it_once():
+    site = Site()
+    await fallen_behind(site)
+    async with site.program().opened() as one, site.program().opened() as other:
+        ours, theirs = one.writer("slow"), other.writer("slow")
+        assert await ours.upper() == await theirs.upper() == 20
+        await ours.append(rows((2, "b"), at=22), lower=20, upper=30)
+        with pytest.raises(UpperMismatchError) as error:
+            await theirs.append(rows((2, "c"), at=22), lower=20, upper=30)
+        assert error.value.actual == 30
+        await theirs.append(rows((2, "b"), at=22), lower=20, upper=30)
+        with pytest.raises(UpperMismatchError):
+            await theirs.append(rows((2, "b"), at=5), lower=5, upper=7)
+        with pytest.raises(IndefiniteError):
+            await theirs.publish(rows((2, "c"), at=22), lower=5, upper=40)
 
 
 async def test_footers_are_read_once() -> None:
@@ -162,3 +243,32 @@ def test_thousands_of_batches_are_covered_in_one_walk() -> None:
     ]
     assert len(cover(batches, 0)) == 2000
     assert asked < 10 * 2000
+
+
+@pytest.mark.parametrize("method", ["publish", "append"])
+async def test_of_two_that_catch_up_the_one_that_was_first_counts(method: str):
+    """The other process has seen a later end of the merged area."""
+    site = Site()
+    await fallen_behind(site)
+    program = site.program()
+    async with program.opened() as one, site.program().opened() as other:
+        ours = one.writer("slow")
+        assert await ours.upper() == 20
+
+        async def overtake() -> None:
+            await other.writer("fast").publish(rows((2, "b"), at=22), lower=20, upper=30)
+            async with site.program().controller() as keeper:
+                await keeper.compact()
+            await other.writer("slow").publish(rows((3, "c"), at=33), lower=30, upper=34)
+
+        program.store.on("put_if_absent", call(overtake))
+        table = rows((2, "b"), (3, "c"), _t=pa.array([22, 33], pa.uint64()))
+        if method == "publish":
+            assert await ours.publish(table, lower=20, upper=40) == 40
+        else:
+            with pytest.raises(UpperMismatchError) as error:
+                await ours.append(table, lower=20, upper=40)
+            assert error.value.actual == 34
+        async with await one.reader() as reader:
+            found = content(await reader.snapshot())
+            assert found == [(1, "a", 1), (2, "b", 1), (3, "c", 1), (7, "late", 1)]
