@@ -16,6 +16,9 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.format.rollup import RollUpSettings
     from uploader.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
+    from uploader.iceberg.content_table import Exported
+    from uploader.iceberg.iceberg_target import IcebergTarget
+    from uploader.iceberg.log_table import LogTable, Registered, Released
     from uploader.layouts.log_session import Layout
     from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
@@ -56,11 +59,14 @@ __all__ = [
     "Destroyed",
     "Dirty",
     "DirtyLog",
+    "Exported",
     "Finding",
     "Forked",
     "FragmentCache",
     "GarbageCollector",
+    "IcebergTarget",
     "Layout",
+    "LogTable",
     "Materialized",
     "Materializer",
     "MaterializerSettings",
@@ -68,6 +74,8 @@ __all__ = [
     "Progress",
     "RebuildPlan",
     "Rebuilt",
+    "Registered",
+    "Released",
     "RestoreProgress",
     "Restored",
     "RollUpSettings",

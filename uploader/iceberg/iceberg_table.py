@@ -1,8 +1,8 @@
 """IcebergTable: one table of an Iceberg catalog, changed exactly once. Blocks: for a thread.
 
-Owns all that touches pyiceberg. Each commit carries *marks*: properties of its snapshot that say where its rows
-are from and how far they reach. A commit succeeds only on the snapshot whose marks its caller has read, so of
-two programs that continue from the same marks one loses, and a commit that arrives late changes nothing.
+Owns all that touches pyiceberg. Each commit carries *marks*: properties of its snapshot that say where its
+rows are from and how far they reach. A commit succeeds only on the snapshot whose marks its caller has read, so
+of two programs that continue from the same marks one loses, and a commit that arrives late changes nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from walstore.runtime.extras import needs_extra
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
 
 logger = logging.getLogger("walstore")
@@ -162,23 +163,36 @@ class IcebergTable:
             ) from error
 
     def write(self, name: str, write: Callable[[Any], None]) -> str:
-        """Write a file into the table's folder for data, and return its location. Not yet a part of the table."""
+        """Write a file into the table's folder for data, and return its location. No snapshot has it yet."""
         location = self._table.location_provider().new_data_location(name)
         with _explained(self.target), self._table.io.new_output(location).create() as stream:
             write(stream)
         return str(location)
 
     def remove(self, locations: Sequence[str]) -> None:
-        """Remove files of :meth:`write` that no commit has or can have; those that cannot be stay as garbage."""
+        """Remove files of :meth:`write` that no commit can have; what cannot be removed stays as garbage."""
         for location in locations:
             with suppress(Exception):
                 self._table.io.delete(location)
 
-    def has_rows(self, condition: Any = None) -> bool:
-        """Return whether any file may have rows that fulfil a condition of pyiceberg's, or any at all."""
+    def data_files(self, condition: Any = None) -> list[DataFile]:
+        """Return the files that may have rows that fulfil a condition of pyiceberg's, or all files."""
         with _explained(self.target):
             scan = self._table.scan() if condition is None else self._table.scan(condition)
-            return any(True for _ in scan.plan_files())
+            return [task.file for task in scan.plan_files()]
+
+    def described(self, transaction: Transaction, locations: Sequence[str]) -> list[DataFile]:
+        """Return what a manifest says of Parquet files, as ``add_files`` does; ValueError for wrong columns."""
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+        metadata = transaction.table_metadata
+        if (
+            metadata.name_mapping() is None
+        ):  # by which files without Iceberg's column numbers are read
+            mapping = metadata.schema().name_mapping.model_dump_json()
+            transaction.set_properties({"schema.name-mapping.default": mapping})
+        found = parquet_files_to_data_files(self._table.io, transaction.table_metadata, locations)
+        return list(found)
 
     def close(self) -> None:
         """Release the catalog's connections; idempotent."""

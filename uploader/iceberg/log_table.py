@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -177,8 +177,8 @@ class LogTable:
         """Add the next fragments, at most 200; none if the table has all that the log's manifest names.
 
         Raises:
-            OffsetTrimmedError: The log has collected records that the table does not have yet, or
-                fragments that it refers to: the cursor was removed, or another table's was meant.
+            OffsetTrimmedError: The log has collected records that the table does not have yet, or fragments
+                that it refers to: the cursor was removed.
             InvalidSettingsError: The table has the rows of something else.
             CorruptionError: A fragment is not what the manifest says.
         """
@@ -187,7 +187,7 @@ class LogTable:
     async def follow(self, *, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[Registered]:
         """Add fragments as they appear, for ever or until the log is sealed; yield what each commit added.
 
-        ``poll_seconds``: time between two looks at the log while nothing is new, above 0. Each is one request.
+        ``poll_seconds``: time between two looks at the log while nothing is new, above 0; one request each.
         """
         interval = as_seconds(poll_seconds, "poll_seconds")
         if not interval > 0:
@@ -205,8 +205,8 @@ class LogTable:
     async def release(self, before: int, *, dry_run: bool = False) -> Released:
         """Take the fragments wholly before an offset out of the table, then let the log collect them.
 
-        The rows are gone from the table's present state with one commit. Its older snapshots still refer to the
-        fragments, and cannot be read any more once the log has collected them.
+        The rows are gone from the table's present state with one commit. Its older snapshots still refer to
+        the fragments, and cannot be read any more once the log has collected them.
 
         Args:
             before: First offset that must stay. At the table's end or beyond: nothing stays.
@@ -343,7 +343,7 @@ class LogTable:
     async def _on_thread(self, call: Callable[[], _T]) -> _T:
         return await self._worker.run(call)
 
-    async def __aenter__(self) -> LogTable:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -351,7 +351,7 @@ class LogTable:
 
 
 def file_prefix(url: str) -> str:
-    """Return where a log's objects are as Iceberg names files; InvalidSettingsError if it cannot name them."""
+    """Return where a log's objects are, as Iceberg names files; InvalidSettingsError if it cannot."""
     parts = urlsplit(url)
     path = unquote(parts.path).rstrip("/")
     if parts.scheme not in {"s3", "file"}:
@@ -409,7 +409,7 @@ def _drop_files(
     from pyiceberg.expressions import LessThan
 
     condition = LessThan("offset", start)  # type: ignore[call-arg,arg-type,unused-ignore]
-    if table.has_rows(condition):
+    if table.data_files(condition):
         transaction.delete(condition, snapshot_properties=marks)
     else:  # somebody else has deleted them
         transaction.add_files([], snapshot_properties=marks)
