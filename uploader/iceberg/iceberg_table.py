@@ -1,8 +1,8 @@
 """IcebergTable: one table of an Iceberg catalog, changed exactly once. Blocks: for a thread.
 
 Owns all that touches pyiceberg. Each commit carries *marks*: properties of its snapshot that say where its
-rows are from and how far they reach. A commit succeeds only on the snapshot whose marks its caller has read, so
-of two programs that continue from the same marks one loses, and a commit that arrives late changes nothing.
+rows are from and how far they reach. A commit succeeds only on the snapshot whose marks its caller has read,
+so of two programs that go on from the same marks one loses, and a commit that arrives late changes nothing.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class IcebergTable:
             return [task.file for task in scan.plan_files()]
 
     def described(self, transaction: Transaction, locations: Sequence[str]) -> list[DataFile]:
-        """Return what a manifest says of Parquet files, as ``add_files`` does; ValueError for wrong columns."""
+        """Return what a manifest says of Parquet files, as in ``add_files``; ValueError for wrong columns."""
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
         metadata = transaction.table_metadata

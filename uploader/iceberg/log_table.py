@@ -8,9 +8,10 @@ there before the first commit, and moves on only after :meth:`LogTable.release` 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -29,6 +30,8 @@ from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
     OffsetTrimmedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
 )
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
@@ -38,7 +41,10 @@ from walstore.validation.arguments import as_int, as_seconds
 if TYPE_CHECKING:
     from pyiceberg.table import Transaction
 
+logger = logging.getLogger("walstore")
+
 POLL_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 30.0
 _AT_ONCE: Final = 200
 """Most fragments in one commit. pyiceberg reads the footer of each."""
 _ATTEMPTS: Final = 20
@@ -188,19 +194,28 @@ class LogTable:
         """Add fragments as they appear, for ever or until the log is sealed; yield what each commit added.
 
         ``poll_seconds``: time between two looks at the log while nothing is new, above 0; one request each.
+        Once something was found, a store or catalog that fails is asked again, after up to 30 s.
         """
         interval = as_seconds(poll_seconds, "poll_seconds")
         if not interval > 0:
             raise InvalidSettingsError(f"poll_seconds must be above 0, not {interval:g}")
+        done = await self.step()
+        failures = 0
         while True:
-            done = await self.step()
             if done.fragments:
                 yield done
-            while self._log.tail <= done.limit:
-                if self._log.manifest.is_sealed:
-                    return
-                await self._clock.sleep(interval)
-                await self._log.refresh()
+            try:
+                while self._log.tail <= done.limit:
+                    if self._log.manifest.is_sealed:
+                        return
+                    await self._clock.sleep(interval)
+                    await self._log.refresh()
+                done, failures = await self.step(), 0
+            except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
+                wait = min(interval * 2**failures, _LONGEST_WAIT_SECONDS)
+                logger.warning("%s; next attempt in %g s", error, wait)
+                done, failures = replace(done, records=0, fragments=0), min(failures + 1, 10)
+                await self._clock.sleep(wait)
 
     async def release(self, before: int, *, dry_run: bool = False) -> Released:
         """Take the fragments wholly before an offset out of the table, then let the log collect them.

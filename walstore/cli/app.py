@@ -29,6 +29,7 @@ from walstore.cli import (
     sidecar,
     soak,
     stored,
+    table,
     verify,
 )
 from walstore.cli.errors import (
@@ -166,6 +167,7 @@ _add(MOVING, copying.upload, "ship what is durable in a directory to object stor
 _add(MOVING, copying.restore, "a log directory made again from object storage")
 _add(MOVING, copying.fork, "a new stored log that begins with what another one holds")
 _add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
+_add(MOVING, table.table, "the fragments of a log as an Iceberg table, nothing copied")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
 _add(ENDING, removal.seal, "a stored log that takes no more records")
