@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
 
 logger = logging.getLogger("walstore")
 
@@ -36,8 +36,6 @@ Marks: TypeAlias = Mapping[str, str]
 PREFIX: Final = "walstore."
 SOURCE: Final = "walstore.source"
 """Where the rows are from. Also a property of the table, which has rows of nothing else."""
-_COMMIT: Final = "walstore.commit"
-"""A random id, by which a program finds out whether its commit happened."""
 
 _OUR_OWN: Final = {
     # Each commit writes the metadata anew, and otherwise keeps all earlier ones.
@@ -63,6 +61,7 @@ class IcebergTable:
         self.target = target
         self._catalog = catalog
         self._table = table
+        self._table.catalog = _OneAttempt(catalog)
 
     @classmethod
     def open(
@@ -143,19 +142,19 @@ class IcebergTable:
             OutcomeUnknownError: It happened or not, and may still happen. If it does, a later commit from the
                 same marks loses.
         """
-        from pyiceberg.exceptions import CommitFailedException
-
-        signed = {**marks, _COMMIT: token_hex(16)}
-        transaction = self._without_repetition().transaction()
+        before = self._table.current_snapshot()
+        transaction = self._table.transaction()
         with _explained(self.target):
-            change(transaction, signed)
-            transaction.set_properties(signed)
+            change(transaction, dict(marks))
+            transaction.set_properties(dict(marks))
+        staged = transaction.table_metadata.current_snapshot()
         try:
             transaction.commit_transaction()
         except Exception as error:
-            if self._has_happened(signed[_COMMIT], error):
+            if self._has_happened(staged, error):
                 return
-            if isinstance(error, CommitFailedException):
+            if self._table.current_snapshot() != before:  # on which it would have to be
+                self._discard(staged)
                 raise CommitLostError from error
             raise OutcomeUnknownError(
                 f"the catalog did not say whether {self.target} was changed ({_in_one_line(error)}); "
@@ -204,33 +203,56 @@ class IcebergTable:
             found = {} if snapshot.summary is None else snapshot.summary.additional_properties
             if SOURCE in found:
                 return _ours(found)
-            if snapshot.parent_snapshot_id is None:
-                return {}
-            parent = self._table.snapshot_by_id(snapshot.parent_snapshot_id)
-            if parent is None:  # expired
-                return _ours(self._table.properties) if _COMMIT in self._table.properties else {}
-            snapshot = parent
-        return {}
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        found = _ours(self._table.properties)
+        return found if len(found) > 1 else {}  # more than the source
 
-    def _has_happened(self, commit: str, error: Exception) -> bool:
-        """Return whether the commit with this id is there; OutcomeUnknownError if that cannot be seen."""
+    def _has_happened(self, staged: Snapshot, error: Exception) -> bool:
+        """Return whether a snapshot was committed; OutcomeUnknownError if that cannot be seen."""
         try:
-            marks = self.refresh()
+            self.refresh()
         except WalError:
             raise OutcomeUnknownError(
                 f"the catalog did not say whether {self.target} was changed ({_in_one_line(error)}), and "
                 "cannot be read now; nothing is lost or counted twice; run it again"
             ) from error
-        return marks.get(_COMMIT) == commit
+        return self._table.snapshot_by_id(staged.snapshot_id) is not None
 
-    def _without_repetition(self) -> Table:
-        """Return the table with the setting that keeps pyiceberg from repeating a lost commit on top of
-        another one, which would add the rows again. The setting of the table itself stays."""
-        metadata = self._table.metadata
-        self._table.metadata = metadata.model_copy(
-            update={"properties": {**metadata.properties, "commit.retry.num-retries": "0"}}
-        )
-        return self._table
+    def _discard(self, staged: Snapshot) -> None:
+        """Remove the metadata files of a snapshot that was not committed, and cannot be any more."""
+        with suppress(Exception):  # what stays is garbage
+            for manifest in staged.manifests(self._table.io):
+                if manifest.added_snapshot_id == staged.snapshot_id:
+                    self._table.io.delete(manifest.manifest_path)
+            self._table.io.delete(staged.manifest_list)
+
+
+class _RefusedError(Exception):
+    """The catalog refused a commit, or says so."""
+
+
+class _OneAttempt:
+    """A catalog whose refusals pyiceberg does not act on.
+
+    It would commit a lost change once more, on top of what it lost to, so that rows are added twice. And
+    after the last refusal it removes the manifests, although a refusal may follow a commit that happened: then
+    its first answer was lost, and the request was sent again.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def commit_table(self, *arguments: Any, **options: Any) -> Any:
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            return self._catalog.commit_table(*arguments, **options)
+        except CommitFailedException as error:
+            raise _RefusedError(str(error)) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
 
 
 def _ours(properties: Mapping[str, str]) -> dict[str, str]:
