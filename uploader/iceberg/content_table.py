@@ -121,13 +121,31 @@ async def _export(
         return found
     content = await read()
     files: list[str] = []
+    try:
+        return await _replaced(table, marks, content, source, files, worker)
+    except OutcomeUnknownError:
+        raise  # the table may have the files
+    except WalError:
+        await worker.run(partial(table.remove, files))
+        raise
+
+
+async def _replaced(
+    table: IcebergTable,
+    marks: Marks,
+    content: Content,
+    source: str,
+    files: list[str],
+    worker: Worker,
+) -> Exported:
+    """Write the content into files, which are added to ``files``, and commit them."""
     for _ in range(_ATTEMPTS):
         found = _found(table, marks, content.as_of, content.schema_id)
         if found is not None:
             await worker.run(partial(table.remove, files))
             return found
         if not files and content.rows.num_rows:
-            files = await worker.run(partial(_write, table, content.rows))
+            files += await worker.run(partial(_write, table, content.rows))
         done = {
             SOURCE: source,
             _AS_OF: str(content.as_of),
@@ -141,13 +159,7 @@ async def _export(
         except CommitLostError:
             marks = await worker.run(table.refresh)
             continue
-        except OutcomeUnknownError:
-            raise  # the table may have the files
-        except WalError:
-            await worker.run(partial(table.remove, files))
-            raise
         return _exported(table, done, is_new=True)
-    await worker.run(partial(table.remove, files))
     raise ContentionError(
         f"other programs changed {table.target} {_ATTEMPTS} times meanwhile; it is as they left it; run it "
         "again"

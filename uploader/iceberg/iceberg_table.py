@@ -236,8 +236,8 @@ class _OneAttempt:
     """A catalog whose refusals pyiceberg does not act on.
 
     It would commit a lost change once more, on top of what it lost to, so that rows are added twice. And
-    after the last refusal it removes the manifests, although a refusal may follow a commit that happened: then
-    its first answer was lost, and the request was sent again.
+    after the last refusal it removes the manifests, although a refusal may follow a commit that happened:
+    then its first answer was lost, and the request was sent again.
     """
 
     def __init__(self, catalog: Catalog) -> None:
