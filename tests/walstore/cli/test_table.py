@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -31,21 +32,21 @@ def test_registering_and_releasing(cli: Cli, stored: str, lake: Lakehouse) -> No
     done = cli("table", stored, *given, "--dry-run")
     assert (done.code, done.error) == (0, "nothing was changed; leave --dry-run out to do this")
     found = cli("table", stored, *given, "--dry-run", "--json").json
-    assert (found["applied"], found["cursor"], found["records"]) == (False, None, 120)
+    assert (found["applied"], found["cursor"], found["records"]) == (False, None, 100)
     assert cli("cursors", stored, "--json").json["cursors"] == []
     found = cli("table", stored, *given, "--json").json
-    assert (found["applied"], found["start"], found["limit"]) == (True, 1, 121)
+    assert (found["applied"], found["start"], found["limit"]) == (True, 1, 101)
     assert cli("table", stored, *given, "--json").json["records"] == 0
-    assert len(lake.rows()) == 120
+    assert len(lake.rows()) == 100
     (cursor,) = cli("cursors", stored, "--json").json["cursors"]
     assert (cursor["name"], cursor["position"]) == (found["cursor"], 1)
     done = cli("table", stored, *given, "--release", "latest")
     assert (done.code, done.error) == (0, "nothing was changed; give --confirm to do this")
-    assert len(lake.rows()) == 120
+    assert len(lake.rows()) == 100
     done = cli("table", stored, *given, "--release", "latest", "--confirm")
     assert (done.code, done.err) == (0, "")
     assert lake.rows() == []
-    assert cli("cursors", stored, "--json").json["cursors"][0]["position"] == 121
+    assert cli("cursors", stored, "--json").json["cursors"][0]["position"] == 101
 
 
 def test_following_until_a_signal(stored: str, log: Path, cli: Cli, lake: Lakehouse) -> None:
@@ -58,16 +59,17 @@ def test_following_until_a_signal(stored: str, log: Path, cli: Cli, lake: Lakeho
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
         text=True,
     )
-    with child:
+    with child, contextlib.ExitStack() as ending:
+        ending.callback(child.kill)
         assert child.stdout is not None
         assert child.stderr is not None
-        assert '"limit":121,"records":120' in child.stdout.readline()
+        assert '"limit":101,"records":100' in child.stdout.readline()
         assert cli("append", log, stdin=b"x\n").code == 0
         assert cli("upload", log, stored).code == 0
-        assert '"limit":122,"records":1' in child.stdout.readline()
+        assert '"limit":102,"records":1' in child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         assert (child.wait(30), child.stderr.read()) == (0, "")
-    assert len(lake.rows()) == 121
+    assert len(lake.rows()) == 101
 
 
 @pytest.mark.parametrize(
