@@ -53,7 +53,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class ExportedContent:
     """The content of a collection at a time, in its columns of that moment."""
 
     rows: pa.Table
@@ -63,7 +63,7 @@ class Content:
 
 
 async def export_content(
-    read: Callable[[], Awaitable[Content]],
+    read: Callable[[], Awaitable[ExportedContent]],
     target: IcebergTarget,
     *,
     collection: str,
@@ -109,7 +109,7 @@ async def export_content(
 
 async def _export(
     table: IcebergTable,
-    read: Callable[[], Awaitable[Content]],
+    read: Callable[[], Awaitable[ExportedContent]],
     source: str,
     as_of: int | None,
     schema_id: int,
@@ -133,7 +133,7 @@ async def _export(
 async def _replaced(
     table: IcebergTable,
     marks: Marks,
-    content: Content,
+    content: ExportedContent,
     source: str,
     files: list[str],
     worker: Worker,

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 
-from uploader.iceberg.content_table import Content, Exported, export_content
+from uploader.iceberg.content_table import Exported, ExportedContent, export_content
 from uploader.iceberg.iceberg_target import IcebergTarget, as_target
 from uploader.root.cas import TRUSTED_SECONDS
 from uploader.runtime.task_groups import BackgroundTask
@@ -187,10 +187,10 @@ class CollectionReader:
         at = None if as_of is None else check_time(as_of, "as_of")
         waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
 
-        async def read() -> Content:
+        async def read() -> ExportedContent:
             async with asyncio.timeout(waiting):
                 rows, found, schema = await self._reread(lambda: self._snapshot(at))
-            return Content(rows=rows, as_of=found, schema_id=schema.id)
+            return ExportedContent(rows=rows, as_of=found, schema_id=schema.id)
 
         head = await self._load()
         return await export_content(
