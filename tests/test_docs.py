@@ -61,6 +61,7 @@ PAGES = {
     "integrity": 6,
     "messages": 2,
     "metrics": 1,
+    "open_tables": 1,
     "operations": 2,
     "readonly": 2,
     "restore": 1,

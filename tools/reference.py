@@ -126,6 +126,13 @@ PAGES = [
         },
     ),
     Page(
+        "open_tables",
+        "Open tables",
+        "Logs and collections as Iceberg tables. [open_tables.md](../open_tables.md) explains them; "
+        "`CollectionReader.export_iceberg` is with the [collections](versioned_collections.md).",
+        {"uploader": "IcebergTarget LogTable Registered Released Exported"},
+    ),
+    Page(
         "stores",
         "Object stores",
         "The port, the stores behind it, and stores around stores.",
@@ -176,6 +183,7 @@ MADE_HERE = {
     "Consumer",
     "CloudWriter",
     "CloudLog",
+    "LogTable",
     "CollectionWriter",
     "CollectionReader",
     "CoordinatedTransaction",
@@ -190,7 +198,7 @@ SECTIONS = {
     "How-tos": (
         "web_application several_processes work_queue transactions streams readonly consumers messages "
         "retention store cloud_writer cloud_reading collection integrity restore versioned_collections "
-        "repair operations testing "
+        "open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar"
     ),
     "Reference": "errors cli metrics format chain",

@@ -16,6 +16,9 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.format.rollup import RollUpSettings
     from uploader.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
     from uploader.gc.collector import GarbageCollector
+    from uploader.iceberg.content_table import Exported
+    from uploader.iceberg.iceberg_target import IcebergTarget
+    from uploader.iceberg.log_table import LogTable, Registered, Released
     from uploader.layouts.log_session import Layout
     from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
@@ -58,11 +61,14 @@ __all__ = [
     "Destroyed",
     "Dirty",
     "DirtyLog",
+    "Exported",
     "Finding",
     "Forked",
     "FragmentCache",
     "GarbageCollector",
+    "IcebergTarget",
     "Layout",
+    "LogTable",
     "Materialized",
     "Materializer",
     "MaterializerSettings",
@@ -70,6 +76,8 @@ __all__ = [
     "Progress",
     "RebuildPlan",
     "Rebuilt",
+    "Registered",
+    "Released",
     "RestoreProgress",
     "Restored",
     "RollUpSettings",

@@ -17,6 +17,8 @@ from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 
+from uploader.iceberg.content_table import Exported, ExportedContent, export_content
+from uploader.iceberg.iceberg_target import IcebergTarget, as_target
 from uploader.root.cas import TRUSTED_SECONDS
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectNotFoundError
@@ -148,6 +150,61 @@ class CollectionReader:
         waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
         async with asyncio.timeout(waiting):
             return (await self._reread(lambda: self._snapshot(at)))[0]
+
+    async def export_iceberg(
+        self,
+        target: IcebergTarget | str,
+        *,
+        as_of: int | None = None,
+        max_wait: float | None = None,
+    ) -> Exported:
+        """Make the content at time ``as_of`` the only content of an Iceberg table, in one commit.
+
+        The rows become Parquet files in the table's own folder, which pyiceberg writes with the catalog's
+        settings. The collection never removes them. Columns have the nearest types of Iceberg: ``uint64`` is
+        ``decimal(20, 0)``, a duration is a number of its units, times have microseconds; all may be null. The
+        table belongs to this collection, and changes its columns when the collection does.
+
+        The same time again changes nothing. Any number of programs may export; the table never goes back.
+        An interrupted export may leave files that no snapshot has; Iceberg's ``remove_orphan_files`` removes
+        them.
+
+        Args:
+            target: The table, or text that names it: ``iceberg:[catalog/]namespace.table``. It is created,
+                also its namespace, if it is not there.
+            as_of: As for :meth:`snapshot`.
+            max_wait: As for :meth:`snapshot`; does not count the export.
+
+        Raises:
+            SinceViolationError: Times after ``as_of`` were compacted with it.
+            InvalidSettingsError: The table has the content of a later time, or of something else; Iceberg
+                cannot have a column or value; or the catalog is not configured.
+            StorageUnavailableError: The catalog or the table's storage failed. The table is as it was.
+            OutcomeUnknownError: The table was replaced or not; the same call again settles it.
+            ContentionError: Other programs changed the table all the time.
+            MissingExtraError: pyiceberg is not installed.
+
+        Cancellation: the table may still be replaced; the same call again settles it.
+        """
+        chosen = as_target(target)
+        at = None if as_of is None else check_time(as_of, "as_of")
+        waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
+
+        async def read() -> ExportedContent:
+            async with asyncio.timeout(waiting):
+                rows, found, schema = await self._reread(lambda: self._snapshot(at))
+            return ExportedContent(rows=rows, as_of=found, schema_id=schema.id)
+
+        head = await self._load()
+        return await export_content(
+            read,
+            chosen,
+            collection=head.collection,
+            as_of=at,
+            schema_id=head.schema.id,
+            columns=updates.content_columns(head.schema),
+            worker=self._session.worker,
+        )
 
     async def subscribe(
         self, *, as_of: int | None = None, poll_seconds: float = POLL_SECONDS

@@ -324,6 +324,15 @@ def snapshot(tables: Sequence[pa.Table], schema: CollectionSchema, *, as_of: int
     return pa.Table.from_arrays(live.columns, schema=schema.columns)
 
 
+def content_columns(schema: CollectionSchema) -> pa.Schema:
+    """Return the columns of :func:`snapshot`."""
+    return (
+        schema.columns
+        if schema.kind == "upsert"
+        else schema.columns.append(schema.updates.field(DIFF))
+    )
+
+
 def as_updates(content: pa.Table, schema: CollectionSchema, *, at: int) -> pa.Table:
     """Return a snapshot as updates at one time, as callers see them."""
     rows = content.num_rows

@@ -29,6 +29,7 @@ from walstore.cli import (
     sidecar,
     soak,
     stored,
+    table,
     verify,
 )
 from walstore.cli.errors import (
@@ -111,7 +112,7 @@ _headings: dict[str, str] = {}
 app = typer.Typer(
     name=PROGRAM,
     cls=_Grouped,
-    help="A write-ahead log for asyncio programs, in a directory and in object storage.",
+    help="A write-ahead log for asyncio programs, in directories and object storage.",
     epilog="Exit codes: 0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced.",
     no_args_is_help=True,
     add_completion=False,
@@ -166,6 +167,7 @@ _add(MOVING, copying.upload, "ship what is durable in a directory to object stor
 _add(MOVING, copying.restore, "a log directory made again from object storage")
 _add(MOVING, copying.fork, "a new stored log that begins with what another one holds")
 _add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
+_add(MOVING, table.table, "the fragments of a log as an Iceberg table, nothing copied")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
 _add(ENDING, removal.seal, "a stored log that takes no more records")

@@ -12,6 +12,8 @@ from walstore.cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from uploader import IcebergTarget
+
 Location = Annotated[
     str,
     typer.Argument(
@@ -78,6 +80,41 @@ AsJson = Annotated[
 Confirm = Annotated[
     bool, typer.Option("--confirm", help="Do it. Without this, only show what would be done.")
 ]
+
+
+IcebergName = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="TABLE",
+        help="The table: iceberg:namespace.table, or iceberg:catalog/namespace.table.",
+    ),
+]
+
+CatalogUri = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog-uri",
+        metavar="URI",
+        help="Where the catalog is, as pyiceberg wants it. Without it, pyiceberg's configuration.",
+    ),
+]
+
+Warehouse = Annotated[
+    str | None,
+    typer.Option(
+        "--warehouse", metavar="URL", help="Where new tables are, as pyiceberg wants it; likewise."
+    ),
+]
+
+
+def iceberg_target(name: str, uri: str | None, warehouse: str | None) -> IcebergTarget:
+    """Return the table that the options name; InvalidSettingsError for a name that is none."""
+    from uploader import IcebergTarget
+
+    given = (("uri", uri), ("warehouse", warehouse))
+    properties = {option: value for option, value in given if value is not None}
+    return IcebergTarget.parse(name, properties)
 
 
 class LayoutName(StrEnum):

@@ -25,6 +25,7 @@ _EXTRA_OF: Final = {
     "py4j": "spark",
     "pyspark": "spark",
     "prometheus_client": "metrics",
+    "pyiceberg": "iceberg",
 }
 
 

@@ -83,6 +83,8 @@ def _fields(value: Any) -> set[str]:
 def test_json_fields(cli: Cli, log: Path, stored: str, people: str, tmp_path: Path) -> None:
     cli("cursors", log, "--set", "billing", "5", "--confirm")
     cli("upload", log, (tmp_path / "chain").as_uri(), "--layout", "chain")
+    catalog = ("--to", "iceberg:a.b", "--catalog-uri", f"sqlite:///{tmp_path}/catalog.db")
+    catalog += ("--warehouse", (tmp_path / "lake").as_uri())
     lines: dict[str, list[tuple[Any, ...]]] = {
         "append": [("append", tmp_path / "new", "--json")],
         "dump": [("dump", log, "--limit", "1")],
@@ -104,6 +106,10 @@ def test_json_fields(cli: Cli, log: Path, stored: str, people: str, tmp_path: Pa
             ("rebuild", stored, "--json"),
         ],
         "gc": [("gc", "plan", stored, "--json")],
+        "table": [
+            ("table", stored, *catalog, "--json"),
+            ("table", stored, *catalog, "--release", "latest", "--json"),
+        ],
         "seal": [("seal", stored, "--json")],
         "destroy": [("destroy", stored, "--unsealed", "--json")],
     }

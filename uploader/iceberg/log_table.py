@@ -1,0 +1,430 @@
+"""LogTable: the fragments of a log in object storage, registered as they are in an Iceberg table.
+
+A commit of the table adds the fragments that come after those it has, and its snapshot says how far they
+reach; so each record is in the table once, whatever fails and however many programs do this. A cursor of the
+log, named after the table, keeps the log's collection from the fragments that the table refers to. It is
+there before the first commit, and moves on only after :meth:`LogTable.release` took rows out of the table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from uploader.format.entries import Fragment
+from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable, Marks
+from uploader.iceberg.iceberg_target import IcebergTarget, as_target
+from uploader.read.cloud_log import CloudLog
+from uploader.runtime.shared_worker import SharedWorker
+from uploader.stores.port import ObjectStore
+from walstore.batches.arrow import HEADERS_TYPE
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    InvalidSettingsError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.validation.arguments import as_int, as_seconds
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Transaction
+
+logger = logging.getLogger("walstore")
+
+POLL_SECONDS: Final = 0.5
+_LONGEST_WAIT_SECONDS: Final = 30.0
+_AT_ONCE: Final = 200
+"""Most fragments in one commit. pyiceberg reads the footer of each."""
+_ATTEMPTS: Final = 20
+
+_START: Final = "walstore.start"
+_LIMIT: Final = "walstore.limit"
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp_us", pa.int64(), nullable=False),
+        pa.field("body", pa.binary(), nullable=False),
+        pa.field("record_timestamp_us", pa.int64()),
+        pa.field("stream", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+"""Columns of the table. Fragments of wal3's own have only the first three; the others are null then."""
+_PROPERTIES: Final = {
+    # The files belong to the log: maintenance of the table must never remove them.
+    "gc.enabled": "false",
+    # Fragments have statistics of these columns only.
+    "write.metadata.metrics.default": "none",
+    "write.metadata.metrics.column.offset": "full",
+    "write.metadata.metrics.column.timestamp_us": "full",
+    "write.metadata.metrics.column.record_timestamp_us": "full",
+}
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What the table has of a log, and what a call added to it, or would add."""
+
+    start: int
+    """Offset of the first record in the table."""
+    limit: int
+    """Offset after the last record in the table."""
+    records: int
+    """How many records were added."""
+    fragments: int
+    """How many fragments were added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """What a release took out of the table, or would take."""
+
+    start: int
+    """Offset of the first record that stays."""
+    limit: int
+    """Offset after the last record in the table."""
+    records: int
+    """How many records the table loses."""
+
+
+class LogTable:
+    """A log's Iceberg table. Made by :meth:`open`; one task at a time uses it.
+
+    All methods pass on the store's errors, and raise StorageUnavailableError for the catalog's,
+    OutcomeUnknownError if a commit may have happened, ContentionError if others change the table all the
+    time. Each may be called again after any error, and after it was cancelled.
+    """
+
+    def __init__(
+        self, log: CloudLog, target: IcebergTarget, worker: SharedWorker, clock: Clock
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self._log = log
+        self._target = target
+        self._worker = worker
+        self._clock = clock
+        self._table: IcebergTable | None = None
+        self._prefix = file_prefix(log.url)
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        target: IcebergTarget | str,
+        *,
+        store: ObjectStore | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[LogTable]:
+        """Open the log; the table is created by the first call that adds to it.
+
+        Args:
+            url: The log's location, ``s3:`` or ``file:``. The table refers to the fragments by it.
+            target: The table, or the text that names it: ``iceberg:[catalog/]namespace.table``.
+            store: Replaces the store that the URL names; also closed with the log.
+            clock: For tests.
+
+        Raises:
+            InvalidSettingsError: An Iceberg table cannot refer to files at ``url``.
+            LogNotFoundError: There is no log.
+        """
+        chosen = as_target(target)
+
+        async def open_it() -> LogTable:
+            file_prefix(url)
+            log = await CloudLog.open(url, store=store, clock=clock)
+            try:
+                return cls(log, chosen, SharedWorker("store", 1), clock or SystemClock())
+            except BaseException:
+                await log.aclose()
+                raise
+
+        return Opening(open_it)
+
+    @property
+    def log(self) -> CloudLog:
+        """The log."""
+        return self._log
+
+    async def cursor(self) -> str | None:
+        """Return the name of the cursor that keeps the fragments; None if there is no table yet."""
+        table = await self._opened(create=False)
+        return None if table is None else _cursor_name(table)
+
+    async def plan(self) -> Registered:
+        """Return what there is to add; changes nothing."""
+        await self._log.refresh()
+        table = await self._opened(create=False)
+        marks = {} if table is None else await self._on_thread(table.refresh)
+        head = self._log.head
+        start, limit = _span(marks, head)
+        self._check_reach(limit)
+        entries = await self._log.fragments(limit, self._log.tail) if limit < self._log.tail else []
+        return Registered(
+            start=start, limit=limit, records=self._log.tail - limit, fragments=len(entries)
+        )
+
+    async def step(self) -> Registered:
+        """Add the next fragments, at most 200; none if the table has all that the log's manifest names.
+
+        Raises:
+            OffsetTrimmedError: The log has collected records that the table does not have yet, or fragments
+                that it refers to: the cursor was removed.
+            InvalidSettingsError: The table has the rows of something else.
+            CorruptionError: A fragment is not what the manifest says.
+        """
+        return await self._repeatedly(self._step)
+
+    async def follow(self, *, poll_seconds: float = POLL_SECONDS) -> AsyncIterator[Registered]:
+        """Add fragments as they appear, for ever or until the log is sealed; yield what each commit added.
+
+        ``poll_seconds``: time between two looks at the log while nothing is new, above 0; one request each.
+        Once something was found, a store or catalog that fails is asked again, after up to 30 s.
+        """
+        interval = as_seconds(poll_seconds, "poll_seconds")
+        if not interval > 0:
+            raise InvalidSettingsError(f"poll_seconds must be above 0, not {interval:g}")
+        done = await self.step()
+        failures = 0
+        while True:
+            if done.fragments:
+                yield done
+            try:
+                while self._log.tail <= done.limit:
+                    if self._log.manifest.is_sealed:
+                        return
+                    await self._clock.sleep(interval)
+                    await self._log.refresh()
+                done, failures = await self.step(), 0
+            except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
+                wait = min(interval * 2**failures, _LONGEST_WAIT_SECONDS)
+                logger.warning("%s; next attempt in %g s", error, wait)
+                done, failures = replace(done, records=0, fragments=0), min(failures + 1, 10)
+                await self._clock.sleep(wait)
+
+    async def release(self, before: int, *, dry_run: bool = False) -> Released:
+        """Take the fragments wholly before an offset out of the table, then let the log collect them.
+
+        The rows are gone from the table's present state with one commit. Its older snapshots still refer to
+        the fragments, and cannot be read any more once the log has collected them.
+
+        Args:
+            before: First offset that must stay. At the table's end or beyond: nothing stays.
+            dry_run: Only return what it would do.
+        """
+        place = as_int(before, "before")
+        return await self._repeatedly(partial(self._release, place, dry_run=dry_run))
+
+    async def aclose(self) -> None:
+        """Close the catalog and the log. Idempotent."""
+        try:
+            if self._table is not None:
+                await self._on_thread(self._table.close)
+                self._table = None
+        finally:
+            self._worker.close()
+            await self._log.aclose()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _step(self) -> Registered:
+        table = await self._opened()
+        assert table is not None
+        await self._log.refresh()
+        marks = await self._on_thread(table.refresh)
+        start, limit = _span(marks, self._log.head)
+        await self._hold(_cursor_name(table), start)
+        self._check_reach(limit)
+        entries: list[Fragment] = []
+        async with aclosing(self._log.scan(limit, max_fragments=_AT_ONCE)) as scanned:
+            async for entry in scanned:
+                entries.append(entry)
+        if not entries:
+            return Registered(start=start, limit=limit, records=0, fragments=0)
+        if entries[0].start != limit:
+            raise CorruptionError(
+                f"{self._target} ends at offset {limit}, within a fragment of the log: it has the rows of "
+                "another log that was there",
+                path=entries[0].path,
+                expected=limit,
+                found=entries[0].start,
+            )
+        reached = entries[-1].limit
+        added = {SOURCE: self._source, _START: str(start), _LIMIT: str(reached)}
+        paths = [f"{self._prefix}/{entry.path}" for entry in entries]
+        await self._on_thread(
+            partial(table.commit, partial(_add_files, paths, reached - limit), added)
+        )
+        return Registered(
+            start=start, limit=reached, records=reached - limit, fragments=len(entries)
+        )
+
+    async def _release(self, before: int, *, dry_run: bool) -> Released:
+        await self._log.refresh()
+        table = await self._opened(create=False)
+        marks = {} if table is None else await self._on_thread(table.refresh)
+        start, limit = _span(marks, self._log.head)
+        if table is None or not marks:
+            return Released(start=start, limit=limit, records=0)
+        self._check_reach(limit)
+        first = min(before, limit)
+        if start < first < limit:
+            first = (await self._log.fragments(first, first + 1))[0].start
+        done = Released(start=max(first, start), limit=limit, records=max(first - start, 0))
+        if dry_run:
+            return done
+        if done.records:
+            left = {SOURCE: self._source, _START: str(done.start), _LIMIT: str(limit)}
+            await self._on_thread(
+                partial(table.commit, partial(_drop_files, table, done.start), left)
+            )
+        with suppress(ValueError):  # another release has moved it further
+            await self._log.cursors.commit(_cursor_name(table), done.start)
+        return done
+
+    @property
+    def _source(self) -> str:
+        return f"log {self._prefix}"
+
+    async def _opened(self, *, create: bool = True) -> IcebergTable | None:
+        if self._table is None:
+            self._table = await self._on_thread(
+                partial(
+                    IcebergTable.open,
+                    self._target,
+                    source=self._source,
+                    schema=COLUMNS,
+                    properties=_PROPERTIES,
+                    create=create,
+                )
+            )
+        return self._table
+
+    async def _hold(self, name: str, start: int) -> None:
+        """Let the cursor stand at the first record that the table has or will have.
+
+        It only ever stands too early: it moves on after the commit that released rows, and back at once
+        if the table was rolled back to a snapshot that has them. OffsetTrimmedError if they are collected.
+        """
+        try:
+            await self._log.cursors.commit(name, start)
+        except InvalidSettingsError:
+            raise
+        except ValueError:  # it is further on
+            await self._log.cursors.rewind(name, start)
+
+    def _check_reach(self, limit: int) -> None:
+        if limit > self._log.tail:
+            raise CorruptionError(
+                f"{self._target} has records that the log does not have: another log was at its location",
+                path=self._log.url,
+                expected=limit,
+                found=self._log.tail,
+            )
+
+    async def _repeatedly(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what ``attempt`` returns; begin again if another program changed table or cursor first."""
+        refused: tuple[int, int] | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                return await attempt()
+            except CommitLostError:
+                continue
+            except OffsetTrimmedError as error:
+                # The table, or the log's head, may have moved on since they were read.
+                if refused == (error.requested, error.head):
+                    raise
+                refused = (error.requested, error.head)
+        raise ContentionError(
+            f"other programs changed {self._target} {_ATTEMPTS} times meanwhile; nothing was changed; run it "
+            "again"
+        )
+
+    async def _on_thread(self, call: Callable[[], _T]) -> _T:
+        return await self._worker.run(call)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def file_prefix(url: str) -> str:
+    """Return where a log's objects are, as Iceberg names files; InvalidSettingsError if it cannot."""
+    parts = urlsplit(url)
+    path = unquote(parts.path).rstrip("/")
+    if parts.scheme not in {"s3", "file"}:
+        raise InvalidSettingsError(
+            "an Iceberg table refers to files at s3:// or file:// URLs, not to objects at "
+            f"{parts.scheme or 'a path'}:"
+        )
+    if any(sign in path for sign in "?#%"):
+        raise InvalidSettingsError(
+            "an Iceberg table cannot refer to files whose path has one of the signs ? # %"
+        )
+    return f"{parts.scheme}://{parts.netloc if parts.scheme == 's3' else ''}{path}"
+
+
+def _cursor_name(table: IcebergTable) -> str:
+    return f"iceberg_{table.uuid}"
+
+
+def _span(marks: Marks, head: int) -> tuple[int, int]:
+    """Return the offsets of the first record in the table and after the last one, ``head`` if it is empty."""
+    if not marks:
+        return head, head
+    return int(marks[_START]), int(marks[_LIMIT])
+
+
+def _add_files(
+    paths: list[str], records: int, transaction: Transaction, marks: dict[str, str]
+) -> None:
+    try:
+        # Their marks say that the table has none of them; looking would read all its manifests.
+        transaction.add_files(paths, snapshot_properties=marks, check_duplicate_files=False)
+    except FileNotFoundError as error:
+        raise CorruptionError(
+            "a fragment that the manifest names is missing", path=str(error)
+        ) from error
+    except ValueError as error:
+        raise InvalidSettingsError(
+            f"the table cannot take the fragments; nothing was changed: {error}"
+        ) from error
+    added: Any = transaction.table_metadata.current_snapshot()
+    found = int(added.summary["added-records"] or 0)
+    if found != records:
+        raise CorruptionError(
+            "fragments have other numbers of records than the manifest says",
+            path=paths[0],
+            expected=records,
+            found=found,
+        )
+
+
+def _drop_files(
+    table: IcebergTable, start: int, transaction: Transaction, marks: dict[str, str]
+) -> None:
+    """Take out the files before an offset. None contains it, so none is written anew."""
+    from pyiceberg.expressions import LessThan
+
+    condition = LessThan("offset", start)  # type: ignore[call-arg,arg-type,unused-ignore]
+    if table.data_files(condition):
+        transaction.delete(condition, snapshot_properties=marks)
+    else:  # somebody else has deleted them
+        transaction.add_files([], snapshot_properties=marks)

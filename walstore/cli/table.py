@@ -1,0 +1,160 @@
+"""walstore table: the fragments of a stored log, registered as they are in an Iceberg table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.location import OpenedLog, parse_place, to_url
+from walstore.cli.options import AsJson, CatalogUri, Confirm, IcebergName, StoredAt, Warehouse
+from walstore.cli.options import iceberg_target as target_of
+from walstore.cli.output import complain, format_count, print_result, to_json, writing
+from walstore.cli.running import run_async, stop_on_signal, until_stopped
+
+if TYPE_CHECKING:
+    from uploader import IcebergTarget, LogTable, Registered
+
+TABLE_EXAMPLES = """\b
+Examples:
+  walstore table s3://bucket/orders --to iceberg:shop.orders
+  walstore table s3://bucket/orders --to iceberg:prod/shop.orders --follow
+  walstore table file:///srv/orders --to iceberg:shop.orders --catalog-uri sqlite:////srv/c.db --warehouse file:///srv/lake
+  walstore table s3://bucket/orders --to iceberg:shop.orders --release 2025-06-01 --confirm
+"""
+
+
+def table(
+    url: StoredAt,
+    *,
+    to: IcebergName,
+    catalog_uri: CatalogUri = None,
+    warehouse: Warehouse = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then go on as fragments appear.")
+    ] = False,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            "--release",
+            metavar="PLACE",
+            help="Instead take the fragments before this place out of the table, and let gc have them.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be registered.")
+    ] = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Register the fragments of a stored log in an Iceberg table, as they are, each once.
+
+    The table refers to the log's own objects; nothing is copied. A cursor keeps gc from them. Any number may
+    run, and after an interruption the same command continues. --release is a dry run without --confirm.
+    With --follow, SIGINT and SIGTERM end it with exit code 0.
+    """
+    if release is None and confirm:
+        raise UsageError("--confirm goes with --release; registering needs none")
+    if follow and (release is not None or dry_run):
+        raise UsageError("--follow registers without an end; give neither --release nor --dry-run")
+    if release is not None and dry_run:
+        raise UsageError("--release is a dry run unless --confirm is given; leave --dry-run out")
+    target = target_of(to, catalog_uri, warehouse)
+    place = to_url(url, "table")
+    if release is not None:
+        done = run_async(_release(place, target, release, is_confirmed=confirm))
+    elif follow:
+        run_async(_follow(place, target, as_json=as_json))
+        return
+    else:
+        done = run_async(_register(place, target, is_dry=dry_run))
+    fields = [
+        ("location", done["location"]),
+        ("table", done["table"]),
+        ("offsets", f"[{done['start']}, {done['limit']})"),
+        ("released" if release is not None else "records", format_count(done["records"])),
+    ]
+    if "fragments" in done:
+        fields.append(("fragments", format_count(done["fragments"])))
+    fields.append(("cursor", done["cursor"] or "-"))
+    print_result(done, fields, as_json=as_json)
+    if dry_run:
+        complain("nothing was changed; leave --dry-run out to do this")
+    elif not done["applied"]:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _register(url: str, target: IcebergTarget, *, is_dry: bool) -> dict[str, Any]:
+    async with _opened(url, target) as opened:
+        if is_dry:
+            done = await opened.plan()
+            records, fragments = done.records, done.fragments
+        else:
+            done = await opened.step()
+            records, fragments = done.records, done.fragments
+            end = opened.log.tail
+            while done.limit < end:
+                done = await opened.step()
+                records, fragments = records + done.records, fragments + done.fragments
+        return {
+            **await _described(opened, target),
+            "applied": not is_dry,
+            "start": done.start,
+            "limit": done.limit,
+            "records": records,
+            "fragments": fragments,
+        }
+
+
+async def _release(
+    url: str, target: IcebergTarget, place: str, *, is_confirmed: bool
+) -> dict[str, Any]:
+    before = parse_place(place)
+    async with _opened(url, target) as opened:
+        offset = await before.resolve(OpenedLog(opened.log))
+        done = await opened.release(offset, dry_run=not is_confirmed)
+        return {
+            **await _described(opened, target),
+            "applied": is_confirmed,
+            "start": done.start,
+            "limit": done.limit,
+            "records": done.records,
+        }
+
+
+async def _described(opened: LogTable, target: IcebergTarget) -> dict[str, Any]:
+    return {
+        "location": opened.log.url,
+        "table": str(target),
+        "cursor": await opened.cursor(),
+    }
+
+
+async def _follow(url: str, target: IcebergTarget, *, as_json: bool) -> None:
+    with stop_on_signal() as stop:
+        async with _opened(url, target) as opened:
+            async for done in until_stopped(opened.follow(), stop):
+                _show(done, as_json=as_json)
+
+
+def _show(done: Registered, *, as_json: bool) -> None:
+    line = {
+        "start": done.start,
+        "limit": done.limit,
+        "records": done.records,
+        "fragments": done.fragments,
+    }
+    text = f"{format_count(done.records)} records, [{done.start}, {done.limit}) in the table"
+    with writing() as stdout:
+        stdout.write(f"{to_json(line) if as_json else text}\n")
+
+
+@asynccontextmanager
+async def _opened(url: str, target: IcebergTarget) -> AsyncIterator[LogTable]:
+    from uploader import LogTable
+
+    async with LogTable.open(url, target) as opened:
+        yield opened
