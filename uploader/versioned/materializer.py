@@ -58,9 +58,7 @@ class MaterializerSettings:
 
     batch_bytes: int = size(16 << 20, "A batch is made of about so many bytes of records.", low=1)
 
-    wait_seconds: float = seconds(
-        1.0, "How long a step waits for records, unless its caller says."
-    )
+    wait_seconds: float = seconds(1.0, "How long a step waits for records, unless its caller says.")
 
     def __post_init__(self) -> None:
         """Check the fields; InvalidSettingsError."""
@@ -124,9 +122,14 @@ class Materializer:
         self._batch: _PendingAppend | None = None
         self._due: int | None = None  # what commit() is to be called with
 
-    async def upper(self) -> int:
-        """Return the offset of the next record that the collection needs, 0 for a new one. Reads the store."""
-        return await self._writer.upper()
+    async def begin(self) -> int:
+        """Compare the end of the collection with the log, and return the first offset that will be read.
+
+        A step does that by itself; this is for callers that want to know before. Errors as of :meth:`step`.
+        """
+        self._batch = None  # if it is not there, it is read again
+        self._lower, self._reader = await self._open()
+        return self._reader.position
 
     async def step(self, *, max_wait: float | None = None) -> Materialized:
         """Append the next batch, and return what it was; empty if no record came for ``max_wait`` seconds.
