@@ -29,7 +29,8 @@ from walstore.errors import (
 from walstore.read.reader import Reader
 from walstore.validation.fields import check_fields, described, seconds, size, whole
 
-_WRITER: Final = "log"
+WRITER: Final = "log"
+"""The shard of a materializer, unless its caller names another."""
 _FIRST: Final = 1
 """Offset of a log's first record."""
 
@@ -86,7 +87,7 @@ class Materializer:
         collection: Collection,
         *,
         envelope: Envelope,
-        writer: str = _WRITER,
+        writer: str = WRITER,
         commit: Callable[[int], Awaitable[object]] | None = None,
         settings: MaterializerSettings | None = None,
     ) -> None:

@@ -158,32 +158,33 @@ async def land(
     from walstore.spark.sidecar.collection import CollectionLanding
 
     with stop_on_signal() as stop:
-        async with contextlib.AsyncExitStack() as stack:
-            log = await stack.enter_async_context(_open_log(settings.location))
+        async with _open_log(settings.location) as log:
             if make is not None:
                 await make()
-            collection = await stack.enter_async_context(open_collection(settings.table))
-            landing = CollectionLanding(
-                log,
-                collection,
-                name=(_name(settings.location), 0),
-                envelope=cast("Any", settings.envelope),
-                cursor=cursor,
-                warn=observer.warned,
-                clock=SystemClock(),
-                is_once=settings.is_once,
-                trigger_seconds=settings.trigger_seconds,
-                max_records=settings.max_records,
-            )
-            await asyncio.to_thread(observer.started, await landing.start())
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            watching = None
-            if registry is not None:
-                watching = tasks.create_task(CollectionMetrics(registry).watch(collection))
-            async for report in until_stopped(landing.landings(), stop):
-                await asyncio.to_thread(observer.landed, report)
-            if watching is not None:
-                watching.cancel()
+            async with (
+                open_collection(settings.table) as collection,
+                asyncio.TaskGroup() as tasks,
+            ):
+                landing = CollectionLanding(
+                    log,
+                    collection,
+                    name=(_name(settings.location), 0),
+                    envelope=cast("Any", settings.envelope),
+                    cursor=cursor,
+                    warn=observer.warned,
+                    clock=SystemClock(),
+                    is_once=settings.is_once,
+                    trigger_seconds=settings.trigger_seconds,
+                    max_records=settings.max_records,
+                )
+                await asyncio.to_thread(observer.started, await landing.start())
+                watching = None
+                if registry is not None:
+                    watching = tasks.create_task(CollectionMetrics(registry).watch(collection))
+                async for report in until_stopped(landing.landings(), stop):
+                    await asyncio.to_thread(observer.landed, report)
+                if watching is not None:
+                    watching.cancel()
         return landing.summary(is_stopped=stop.is_set())
 
 

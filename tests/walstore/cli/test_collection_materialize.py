@@ -114,7 +114,6 @@ def test_a_record_that_does_not_fit(cli: Cli, changes: Path, target: str) -> Non
 
 
 def test_what_is_refused(cli: Cli, changes: Path, people: str, target: str, tmp_path: Path) -> None:
-    asyncio.run(write(tmp_path / "short", row(1)))
     before = objects(people)
     for arguments, code, message in (
         ((tmp_path / "none", people, "--envelope", "upsert"), 3, "there is no log"),
@@ -127,10 +126,10 @@ def test_what_is_refused(cli: Cli, changes: Path, people: str, target: str, tmp_
         ((changes, people, "--envelope", "upsert", "--key", "k"), 1, "go with --create"),
         ((changes, people, "--envelope", "upsert", "--create"), 1, "give the columns"),
         ((changes, people, "--envelope", "upsert", *COLUMNS, "--kind", "diff"), 1, "--kind upsert"),
-        ((changes, people, "--envelope", "upsert", *COLUMNS, "--key", "k"), 1, "other columns"),
+        ((changes, people, "--envelope", "upsert", *COLUMNS, "--key", "k"), 1, "has kind"),
         ((changes, people, "--envelope", "upsert", "--cursor", "a-b"), 1, "a cursor's name"),
         ((changes, people, "--envelope", "upsert", "--trigger-seconds", "3"), 1, "with --follow"),
-        ((tmp_path / "short", people, "--envelope", "upsert"), 1, "made from another log"),
+        ((changes, people, "--envelope", "upsert"), 1, "needs a collection of its own"),
     ):
         with case(arguments):
             done = cli("collection", "materialize", *arguments)
@@ -138,6 +137,14 @@ def test_what_is_refused(cli: Cli, changes: Path, people: str, target: str, tmp_
             assert message in done.error
     assert objects(people) == before
     assert not (tmp_path / "target").exists()
+
+
+def test_another_log_is_refused(cli: Cli, changes: Path, target: str, tmp_path: Path) -> None:
+    asyncio.run(write(tmp_path / "short", row(1)))
+    verb = ("collection", "materialize", "--envelope", "append", *COLUMNS)
+    assert cli(*verb, changes, target).code == 0
+    done = cli(*verb, tmp_path / "short", target)
+    assert (done.code, "made from another log" in done.error) == (1, True)
 
 
 def test_a_log_that_is_missing_makes_no_collection(cli: Cli, target: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from uploader import CloudLog, Collection, Materializer, MaterializerSettings
 from uploader.versioned.envelope import Envelope
+from uploader.versioned.materializer import WRITER
 from walstore import InvalidSettingsError, OffsetTrimmedError, ReadonlyWal, WalError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName, show
@@ -78,12 +79,12 @@ class CollectionLanding:
     async def start(self) -> Started:
         """Retain the log from where the collection ends, and say where that is. Call it once, first.
 
-        Raises InvalidSettingsError if the cursor is beyond what the collection has, OffsetTrimmedError for
-        records that were removed before they were there, OffsetNotWrittenError for a log that ends before
-        the collection does, and the store's errors.
+        Raises InvalidSettingsError if the cursor is beyond what the collection has, or if something else was
+        written to the collection; OffsetTrimmedError for records that were removed before they were there,
+        OffsetNotWrittenError for a log that ends before the collection does, and the store's errors.
         """
         found = None if self._cursor is None else await self._cursor.load()
-        is_resumed = await self._collection.writer("log").upper() > 0
+        is_resumed = await self._is_resumed()
         self._position = await self._materializer.begin()
         if found is not None and found > self._position:
             raise InvalidSettingsError(
@@ -151,6 +152,21 @@ class CollectionLanding:
     def _has_ended(self) -> bool:
         log = self._log
         return isinstance(log, CloudLog) and log.manifest.is_sealed and self._position >= log.tail
+
+    async def _is_resumed(self) -> bool:
+        """Return whether an earlier run has appended; InvalidSettingsError if only somebody else has."""
+        shard = self._collection.writer(WRITER)
+        if await shard.upper():
+            return True
+        upper = (await self._collection.status()).upper
+        if not upper:
+            return False
+        if not await shard.upper():  # another run may have begun meanwhile
+            raise InvalidSettingsError(
+                f"the collection has updates before {upper} which are not of a log; a log needs a collection "
+                "of its own"
+            )
+        return True
 
     async def _hold(self) -> None:
         """Create the cursor where the collection begins: at the head of the log, which may move meanwhile."""
