@@ -20,6 +20,7 @@ from walstore.spark.sidecar.sidecar import RETRY_SECONDS, Landed, Started, Summa
 from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor
 
 _ATTEMPTS: Final = 10
+_IDLE_SECONDS: Final = 60.0
 
 
 class CollectionLanding:
@@ -111,7 +112,7 @@ class CollectionLanding:
         limit = self._log.limit if self._is_once else None
         while limit is None or self._position < limit:
             began = self._clock.monotonic()
-            done = await self._materializer.step()
+            done = await self._materializer.step(max_wait=self._longest_wait())
             self._position = done.upper
             await self._catch_up_cursor()
             if done.records:
@@ -135,6 +136,12 @@ class CollectionLanding:
         )
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _longest_wait(self) -> float:
+        """Return how long a step may wait: each begins to poll a stored log at a quick pace again."""
+        if self._is_once or self._is_late:
+            return RETRY_SECONDS
+        return _IDLE_SECONDS
 
     def _landed(self, records: int, seconds: float) -> Landed:
         return Landed(
