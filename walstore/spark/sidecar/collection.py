@@ -20,7 +20,6 @@ from walstore.spark.sidecar.sidecar import RETRY_SECONDS, Landed, Started, Summa
 from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor
 
 _ATTEMPTS: Final = 10
-_IDLE_SECONDS: Final = 60.0
 
 
 class CollectionLanding:
@@ -111,8 +110,10 @@ class CollectionLanding:
         """
         limit = self._log.limit if self._is_once else None
         while limit is None or self._position < limit:
+            if limit is None and not self._is_late:
+                await self._log.wait_limit(self._position + 1)
             began = self._clock.monotonic()
-            done = await self._materializer.step(max_wait=self._longest_wait())
+            done = await self._materializer.step(max_wait=RETRY_SECONDS)
             self._position = done.upper
             await self._catch_up_cursor()
             if done.records:
@@ -136,12 +137,6 @@ class CollectionLanding:
         )
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _longest_wait(self) -> float:
-        """Return how long a step may wait: each begins to poll a stored log at a quick pace again."""
-        if self._is_once or self._is_late:
-            return RETRY_SECONDS
-        return _IDLE_SECONDS
 
     def _landed(self, records: int, seconds: float) -> Landed:
         return Landed(
