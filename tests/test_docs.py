@@ -60,7 +60,7 @@ PAGES = {
     "consumers": 4,
     "integrity": 6,
     "messages": 2,
-    "metrics": 1,
+    "metrics": 2,
     "open_tables": 1,
     "operations": 2,
     "readonly": 2,

@@ -55,17 +55,21 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for page in pages:
         for number, (code, _) in enumerate(snippets(page.read_text())):
-            # PyArrow has no types, so what a program makes of it is unknown.
-            mode = "# pyright: basic\n" if "import pyarrow" in code else ""
-            (directory / f"{page.stem.lower()}_{number}.py").write_text(mode + code)
+            (directory / f"{page.stem.lower()}_{number}.py").write_text(mode_of(code) + code)
     for path in (ROOT / "examples").glob("*.py"):
-        (directory / f"example_{path.name}").write_text(path.read_text())
+        code = path.read_text()
+        (directory / f"example_{path.name}").write_text(mode_of(code) + code)
     (directory / "clean.py").write_text(CLEAN)
     for name, line in WRONG.items():
         code = "from walstore import Settings, Wal\n\n\n"
         code += f"def call(wal: Wal) -> object:\n    return ({line}, Settings)\n"
         (directory / f"wrong_{name}.py").write_text(code)
     return directory
+
+
+def mode_of(code: str) -> str:
+    """Return how pyright is to look: PyArrow has no types, so what a program makes of it is unknown."""
+    return "# pyright: basic\n" if "import pyarrow" in code else ""
 
 
 def mypy(directory: Path) -> dict[str, list[str]]:

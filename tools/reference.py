@@ -163,8 +163,8 @@ PAGES = [
     Page(
         "metrics",
         "Metrics",
-        "`PrometheusMetrics`. What is measured is in [metrics.md](../metrics.md).",
-        {"walstore.metrics": "PrometheusMetrics"},
+        "`PrometheusMetrics`, `CollectionMetrics`. What is measured is in [metrics.md](../metrics.md).",
+        {"walstore.metrics": "PrometheusMetrics", "uploader": "CollectionMetrics"},
     ),
 ]
 

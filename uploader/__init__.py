@@ -28,6 +28,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.restoring.stored_copy import StoredCopy
     from uploader.stores import open_store
     from uploader.versioned.collection import Collection, CollectionStatus
+    from uploader.versioned.collection_metrics import CollectionMetrics
     from uploader.versioned.collection_reader import CollectionReader
     from uploader.versioned.collection_writer import CollectionWriter
     from uploader.versioned.compaction import CompactionPlan
@@ -48,6 +49,7 @@ __all__ = [
     "CloudWriter",
     "Collected",
     "Collection",
+    "CollectionMetrics",
     "CollectionReader",
     "CollectionScan",
     "CollectionStatus",

@@ -31,13 +31,39 @@ paid after 6 min 33
 not paid 34
 """,
     "backfill_then_follow": "backfilled up to 2001, 3000 rows of 3000 records in all\n",
+    "daily_aggregate": """\
+batch 0:
+  2026-01-01 1045
+  2026-01-02 560
+batch 1:
+  2026-01-01 1045
+  2026-01-02 1145
+  2026-01-03 1245
+""",
+    "order_book": """\
+4 changes applied
+2 changes applied
+offset 2: best bid 99 x 5, best ask 101 x 4
+offset 3: best bid 100 x 2, best ask 101 x 4
+offset 5: best bid 99 x 8, best ask 101 x 4
+offset 6: best bid 99 x 8, best ask 100 x 1
+change at 5: bid 100, gone
+change at 6: ask 100, size 1
+the log could begin at 7
+""",
 }
+WITHOUT_SPARK = {"order_book"}
 
 
 @pytest.mark.slow
-@pytest.mark.spark
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in WITHOUT_SPARK else pytest.mark.spark)
+        for name in PRINTED
+    ],
+)
 def test_an_example_prints_what_it_should(name: str, tmp_path: Path) -> None:
     if name == "stream_into_a_table" and not HAS_LIMITS:
         pytest.skip(NO_LIMITS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from uploader import Collection, Controller
+from walstore import Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -73,6 +76,49 @@ def kill(process: subprocess.Popen[str]) -> list[int]:
     process.send_signal(signal.SIGKILL)
     out, _ = process.communicate()
     return [int(line) for line in out.splitlines()[:-1]]
+
+
+def materialize(log: Path, url: str, *options: str) -> list[str]:
+    """Return the command that brings the collection up to date with the log."""
+    verb = ("-m", "walstore.cli", "collection", "materialize", str(log), url, "--json")
+    return [sys.executable, *verb, "--envelope", "append", "--cursor", "kept", *options]
+
+
+async def test_a_materializer_is_killed_while_the_log_is_trimmed(tmp_path: Path) -> None:
+    """What was trimmed is in the collection, each record is there once, and none is missing."""
+    url, path = f"file://{tmp_path}/collection", tmp_path / "log"
+    written, chance = 0, random.Random(7)
+    async with (
+        Wal.open(path) as log,
+        Collection.open(url, create=True, schema=SCHEMA) as collection,
+    ):
+        await log.cursor("kept")
+        for _ in range(ROUNDS):
+            following = materialize(path, url, "--follow", "--trigger-seconds", "0")
+            with subprocess.Popen(following, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                try:
+                    started = json.loads(await asyncio.to_thread(process.stdout.readline))
+                    assert started["event"] == "started"
+                    for _ in range(chance.randrange(5, 60)):
+                        await log.append(json.dumps({"k": 1, "v": written}).encode())
+                        written += 1
+                        assert await log.trim(log.durable_limit) <= await upper_of(collection)
+                finally:
+                    process.kill()
+            assert await log.trim(log.durable_limit) <= await upper_of(collection)
+        done = await asyncio.to_thread(subprocess.run, materialize(path, url), check=False)
+        assert done.returncode == 0
+        assert await log.trim(log.durable_limit) == log.tail
+        async with await collection.reader() as reader:
+            found = await reader.snapshot()
+    assert sorted(found["v"].to_pylist()) == list(range(written))
+    assert set(found["_d"].to_pylist()) == {1}
+
+
+async def upper_of(collection: Collection) -> int:
+    """Return where it ends; the first offset of a log is 1."""
+    return max((await collection.status()).upper, 1)
 
 
 async def test_writers_and_controllers_are_killed(tmp_path: Path) -> None:

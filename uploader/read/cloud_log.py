@@ -76,7 +76,7 @@ class CloudLog:
             cache_bytes: Bounds the decoded fragments that are kept in memory.
             disk_cache: Also keeps fragments on local disk. Several logs may share one.
             store: Replaces the store that the URL names; also closed with the log.
-            retry: How requests beyond a plain read are repeated.
+            retry: How requests beyond a plain read are repeated: of the manifest, cursors and streams.
             clock: Sleeps between polls.
         """
 
@@ -112,9 +112,9 @@ class CloudLog:
             disk_cache=disk_cache,
         )
         self._cursors = CloudCursors.of_store(
-            store, retry=RetryPolicy(clock=clock), clock=clock, worker=worker
+            store, retry=session.retry, clock=clock, worker=worker
         )
-        self._streams = StreamFile(store, retry=RetryPolicy(clock=clock), worker=worker)
+        self._streams = StreamFile(store, retry=session.retry, worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()

@@ -89,6 +89,8 @@ class Compacted:
     rows_written: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    seconds: float = 0.0
+    """How long it took."""
     version: int = 0
     """The newest version."""
     upper: int = 0
@@ -194,6 +196,7 @@ class Controller:
             raise InvalidSettingsError(f"engine must be 'local', not {engine!r}")
         async with self._turn:
             done = Compacted()
+            began = self._session.clock.monotonic()
             limit: int | None = None
             while True:
                 head = await self._renewed()
@@ -211,7 +214,11 @@ class Controller:
                 )
                 if plan is None:
                     return dataclasses.replace(
-                        done, version=head.version.n, upper=head.upper, since=head.since
+                        done,
+                        seconds=self._session.clock.monotonic() - began,
+                        version=head.version.n,
+                        upper=head.upper,
+                        since=head.since,
                     )
                 try:
                     output = await self._merge(plan, head)

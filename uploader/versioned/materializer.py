@@ -21,6 +21,7 @@ from uploader.versioned.schema import CollectionSchema
 from walstore.batches.batch import Batch
 from walstore.errors import (
     InvalidSettingsError,
+    OffsetNotWrittenError,
     OffsetTrimmedError,
     OutcomeUnknownError,
     UpperMismatchError,
@@ -28,7 +29,8 @@ from walstore.errors import (
 from walstore.read.reader import Reader
 from walstore.validation.fields import check_fields, described, seconds, size, whole
 
-_WRITER: Final = "log"
+WRITER: Final = "log"
+"""The shard of a materializer, unless its caller names another."""
 _FIRST: Final = 1
 """Offset of a log's first record."""
 
@@ -39,6 +41,10 @@ class MaterializedLog(Protocol):
     @property
     def head(self) -> int:
         """First retained offset."""
+
+    @property
+    def tail(self) -> int:
+        """The offset after the last record, as far as it is known here."""
 
     def reader(self, start: int, *, follow: bool) -> Reader:
         """Return a reader."""
@@ -53,9 +59,7 @@ class MaterializerSettings:
 
     batch_bytes: int = size(16 << 20, "A batch is made of about so many bytes of records.", low=1)
 
-    wait_seconds: float = seconds(
-        1.0, "How long a step waits for records; how often an idle log is looked at."
-    )
+    wait_seconds: float = seconds(1.0, "How long a step waits for records, unless its caller says.")
 
     def __post_init__(self) -> None:
         """Check the fields; InvalidSettingsError."""
@@ -83,7 +87,7 @@ class Materializer:
         collection: Collection,
         *,
         envelope: Envelope,
-        writer: str = _WRITER,
+        writer: str = WRITER,
         commit: Callable[[int], Awaitable[object]] | None = None,
         settings: MaterializerSettings | None = None,
     ) -> None:
@@ -95,7 +99,8 @@ class Materializer:
             envelope: What a record says: ``append`` a row, ``upsert`` a row for a key, ``debezium`` a change.
             writer: The shard, which belongs to this log alone.
             commit: Called with the offset of the next record that is needed, after the collection has all
-                before it: the ``commit`` of a cursor that keeps the log from removing records.
+                before it: the ``commit`` of a cursor that keeps the log from removing records. If it fails,
+                the next step calls it again before it reads.
             settings: How records become batches.
 
         InvalidSettingsError if the envelope does not fit the collection's kind.
@@ -116,17 +121,56 @@ class Materializer:
         self._reader: Reader | None = None
         self._lower = 0
         self._batch: _PendingAppend | None = None
+        self._due: int | None = None  # what commit() is to be called with
+
+    async def begin(self) -> int:
+        """Compare the end of the collection with the log, and return the first offset that will be read.
+
+        A step does that by itself; this is for callers that want to know before. Errors as of :meth:`step`.
+        """
+        self._batch = None  # if it is not there, it is read again
+        self._lower, self._reader = await self._open()
+        return self._reader.position
 
     async def step(self, *, max_wait: float | None = None) -> Materialized:
         """Append the next batch, and return what it was; empty if no record came for ``max_wait`` seconds.
 
-        Default: as the settings say. Cancellation, and any error, loses nothing: call again.
+        Default: as the settings say. Empty, too, when another materializer of this log appended the batch,
+        and at once when the log is sealed and has no further record. Cancellation, and any error, loses
+        nothing: call again.
 
         Raises:
             InvalidSettingsError: A record does not fit; nothing of its batch was appended.
             OffsetTrimmedError: The log no longer has the next record.
+            OffsetNotWrittenError: The log ends before the collection does: it is another log.
             OutcomeUnknownError: The store did not say whether the batch was appended; call again.
         """
+        return await self._step(self._settings.wait_seconds if max_wait is None else max_wait)
+
+    async def run(self) -> None:
+        """Step until the log ends: when it is sealed, and else never. Errors as of :meth:`step`.
+
+        Cancellation ends it and loses nothing.
+        """
+        await self._run(None)
+
+    async def catch_up(self) -> int:
+        """Look for the end of the log, step until it is there, and return how many records were written."""
+        await self._refresh()
+        return await self._run(0.0)
+
+    async def _run(self, max_wait: float | None) -> int:
+        total = 0
+        while True:
+            done = await self._step(max_wait)
+            total += done.records
+            # Without a reader, another materializer was faster, and there may be more.
+            if done.upper == done.lower and self._reader is not None:
+                return total
+
+    async def _step(self, max_wait: float | None) -> Materialized:
+        """Do a step; with ``max_wait`` None it waits as long as records may come."""
+        await self._commit_due()
         if self._batch is None:
             self._batch = await self._read(max_wait)
         lower, upper, records, table = self._batch
@@ -146,31 +190,29 @@ class Materializer:
             if not error.retriable:
                 self._batch = self._reader = None
             raise
-        self._batch, self._lower = None, upper
-        if self._commit is not None:
-            await self._commit(upper)
+        self._batch, self._lower, self._due = None, upper, upper
+        await self._commit_due()
         return Materialized(lower=lower, upper=upper, records=records)
 
-    async def run(self) -> None:
-        """Step for ever; errors as of :meth:`step`. Ends by cancellation, which loses nothing."""
-        while True:
-            await self.step()
+    async def _refresh(self) -> None:
+        """Let the handle look for the log's end, unless it is the writer's, which knows it."""
+        refresh = getattr(self._log, "refresh", None)
+        if refresh is not None:
+            await refresh()
 
-    async def catch_up(self) -> int:
-        """Step until no record is left, and return how many were written."""
-        total = 0
-        while (done := await self.step(max_wait=0.0)).upper > done.lower:
-            total += done.records
-        return total
+    async def _commit_due(self) -> None:
+        """Move the cursor to where the collection ends: after a failure it is late, never early."""
+        if self._commit is not None and self._due:
+            await self._commit(self._due)
+        self._due = None
 
     async def _read(self, max_wait: float | None) -> _PendingAppend:
         settings = self._settings
         if self._reader is None:
             self._lower, self._reader = await self._open()
         position = self._reader.position
-        wait = settings.wait_seconds if max_wait is None else max_wait
         batch = await self._reader.fetch(
-            max_records=settings.batch_records, max_bytes=settings.batch_bytes, max_wait=wait
+            max_records=settings.batch_records, max_bytes=settings.batch_bytes, max_wait=max_wait
         )
         if not len(batch):
             return _PendingAppend(self._lower, self._lower, 0, None)
@@ -196,17 +238,28 @@ class Materializer:
             return await run_aside(partial(convert, newest), size_bytes=batch.nbytes)
 
     async def _open(self) -> tuple[int, Reader]:
-        """Return where the collection ends, and a reader there; OffsetTrimmedError if that was removed.
+        """Return where the collection ends, and a reader there; errors as of :meth:`step`.
 
         A new collection begins with the first record that the log still has.
         """
-        upper = await self._writer.upper()
-        head = self._log.head
+        upper, log = await self._writer.upper(), self._log
+        if upper > log.tail:
+            # Another materializer may have seen more of it.
+            await self._refresh()
+        head, tail = log.head, log.tail
+        if upper > tail:
+            raise OffsetNotWrittenError(
+                "the collection has more than the log: it was made from another log, or from one that lost "
+                "records since",
+                requested=upper,
+                head=head,
+                tail=tail,
+            )
         if upper and max(upper, _FIRST) < head:
-            raise OffsetTrimmedError(requested=upper, head=head, tail=head)
-        if self._commit is not None and upper:
-            await self._commit(upper)
-        return upper, self._log.reader(max(upper, head), follow=True)
+            raise OffsetTrimmedError(requested=upper, head=head, tail=tail)
+        self._due = upper
+        await self._commit_due()
+        return upper, log.reader(max(upper, head), follow=True)
 
 
 class _PendingAppend(NamedTuple):

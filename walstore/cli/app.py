@@ -18,6 +18,7 @@ from walstore.cli import (
     bench,
     collection,
     collection_content,
+    collection_materialize,
     collection_upkeep,
     copying,
     cursors,
@@ -105,7 +106,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-_PATHS: Final = frozenset(("LOCATION", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
+_PATHS: Final = frozenset(("LOCATION", "LOG", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
 _HELP_CHARS: Final = 68
 _headings: dict[str, str] = {}
 
@@ -166,7 +167,7 @@ _add(
 _add(MOVING, copying.upload, "ship what is durable in a directory to object storage")
 _add(MOVING, copying.restore, "a log directory made again from object storage")
 _add(MOVING, copying.fork, "a new stored log that begins with what another one holds")
-_add(MOVING, sidecar.sidecar, "land a log in a table with Spark, each record once")
+_add(MOVING, sidecar.sidecar, "land a log in a table or a collection, each record once")
 _add(MOVING, table.table, "the fragments of a log as an Iceberg table, nothing copied")
 _add(ENDING, removal.trim, "remove the oldest records of a log")
 _add(ENDING, removal.gc, "remove what no cursor of a stored log needs")
@@ -185,6 +186,7 @@ _add_to(_collections, collection.create, "a new collection with columns of your 
 _add_to(_collections, collection.show, "batches, frontiers, readers and what each holds back")
 _add_to(_collections, collection_content.read, "its content at a time, or its changes")
 _add_to(_collections, collection_content.write, "rows from a Parquet file or stdin, as one batch")
+_add_to(_collections, collection_materialize.materialize, "brought up to date with a log")
 _add_to(
     _collections, collection_upkeep.compact, "merge batches and forget what nobody distinguishes"
 )
@@ -273,5 +275,6 @@ def _refuse(error: Any) -> int:
     if message.startswith("Usage:"):
         print(message)
         return FAILED
+    message = " ".join(message.split())  # choices come a line each
     complain(f"{message[:1].lower()}{message[1:].rstrip('.')}; see '{path} --help'")
     return FAILED

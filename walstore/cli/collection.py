@@ -13,7 +13,7 @@ import typer
 from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_log, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt
+from walstore.cli.options import AsJson, CollectionAt, ColumnTypes, KeyColumns, LikeFile
 from walstore.cli.output import (
     complain,
     format_bytes,
@@ -51,25 +51,9 @@ class KindName(StrEnum):
 def create(
     url: CollectionAt,
     *,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="NAME:TYPE",
-            help="A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
-            show_default=False,
-        ),
-    ] = None,
-    like: Annotated[
-        str | None,
-        typer.Option("--like", metavar="FILE", help="The columns of this Parquet file instead."),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key", metavar="A,B", help="Key columns. An upsert collection must have some."
-        ),
-    ] = None,
+    column: ColumnTypes = None,
+    like: LikeFile = None,
+    key: KeyColumns = None,
     kind: Annotated[
         KindName,
         typer.Option("--kind", help="Whether updates change counts of rows, or replace rows."),
@@ -77,20 +61,28 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a collection. If there is one with the same columns, key and kind, nothing changes."""
-    if bool(column) == bool(like):
-        raise UsageError("give the columns, with --column for each or with --like FILE")
-    names = [] if key is None else [name.strip() for name in key.split(",")]
+    schema, names = wanted_schema(column, like, key)
     place = to_url(url, "collection create")
-    schema = rows.columns_like(Path(like)) if like else rows.columns_of(column or [])
-    made = run_async(_create(place, schema, names, kind))
+    made = run_async(make_collection(place, schema, names, kind))
     print_result(made, _schema_fields(made), as_json=as_json)
     if not made["created"]:
         complain("the collection exists; nothing was changed")
 
 
-async def _create(
+def wanted_schema(
+    column: list[str] | None, like: str | None, key: str | None
+) -> tuple[pa.Schema, list[str]]:
+    """Return the columns and the key that the options describe; UsageError, OSError."""
+    if bool(column) == bool(like):
+        raise UsageError("give the columns, with --column for each or with --like FILE")
+    names = [] if key is None else [name.strip() for name in key.split(",")]
+    return (rows.columns_like(Path(like)) if like else rows.columns_of(column or [])), names
+
+
+async def make_collection(
     url: str, schema: pa.Schema, key: Sequence[str], kind: KindName
 ) -> dict[str, Any]:
+    """Create the collection unless it exists, and return what ``collection create --json`` says."""
     from uploader import Collection
 
     is_new = False

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -118,6 +118,7 @@ async def _read(
 
     tables: list[pa.Table] = []
     left = limit
+    above: _Above | None = None
     name = f"walstore-read-{os.urandom(4).hex()}"
     with stop_on_signal() as stop:
         async with open_collection(url) as collection, await collection.reader(name) as reader:
@@ -126,7 +127,7 @@ async def _read(
                 if output is not None:
                     tables.append(table)
                 else:
-                    await asyncio.to_thread(_write_rows, table, as_json=as_json)
+                    above = await asyncio.to_thread(_write_rows, table, above, as_json=as_json)
                 if left is not None:
                     left -= table.num_rows
                     if not left:
@@ -143,12 +144,23 @@ async def _read(
     return {"location": location, "output": output, "rows": table.num_rows}
 
 
-def _write_rows(table: pa.Table, *, as_json: bool) -> None:
+class _Above(NamedTuple):
+    """The columns of what was written before."""
+
+    names: list[str]
+    widths: list[int]
+
+
+def _write_rows(table: pa.Table, above: _Above | None, *, as_json: bool) -> _Above | None:
+    """Write rows, without the names of their columns if those above have the same."""
     if as_json:
         for lines in rows.json_lines(table):
             write_bytes(lines)
     elif table.num_rows:
-        print_table(table.column_names, rows.cells(table))
+        names = table.column_names
+        below = above.widths if above is not None and above.names == names else None
+        return _Above(names, print_table(names, rows.cells(table), below=below))
+    return above
 
 
 WRITE_EXAMPLES = """\b

@@ -47,6 +47,26 @@ CollectionAt = Annotated[
     ),
 ]
 
+ColumnTypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME:TYPE",
+        help="A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
+        show_default=False,
+    ),
+]
+
+LikeFile = Annotated[
+    str | None,
+    typer.Option("--like", metavar="FILE", help="The columns of this Parquet file instead."),
+]
+
+KeyColumns = Annotated[
+    str | None,
+    typer.Option("--key", metavar="A,B", help="Key columns. An upsert collection must have some."),
+]
+
 TakeControl = Annotated[
     bool,
     typer.Option(

@@ -48,10 +48,18 @@ def print_result(value: object, fields: Iterable[tuple[str, Any]], *, as_json: b
         print_fields(fields)
 
 
-def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write rows to stdout in columns under their names: numbers to the right, text to the left."""
+def print_table(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], *, below: Sequence[int] | None = None
+) -> list[int]:
+    """Write rows to stdout in columns under their names: numbers to the right, text to the left.
+
+    Returns the widths of the columns. With those of an earlier table as ``below``, the rows continue it: the
+    names are left out.
+    """
     lines = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    if below is not None:
+        widths = [max(pair) for pair in zip(widths, below, strict=True)]
     numeric = [
         all(
             line[at].replace(" ", "").replace(".", "").isdigit() or line[at] == "-"
@@ -60,12 +68,13 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         for at in range(len(names))
     ]
     with writing() as stdout:
-        for line in (names, *lines):
+        for line in lines if below is not None else (names, *lines):
             cells = [
                 cell.rjust(width) if is_number else cell.ljust(width)
                 for cell, width, is_number in zip(line, widths, numeric, strict=True)
             ]
             stdout.write("  ".join(cells).rstrip() + "\n")
+    return widths
 
 
 def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None:

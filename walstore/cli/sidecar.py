@@ -1,4 +1,4 @@
-"""walstore sidecar: land a log in a table with Spark, each record once."""
+"""walstore sidecar: land a log in a table with Spark, or in a versioned collection, each record once."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import contextlib
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.status import Status
 
+from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
-from walstore.cli.location import is_url, to_directory
+from walstore.cli.landing import Several, print_summary, showing
+from walstore.cli.location import is_url, to_directory, to_url
 from walstore.cli.options import AsJson
-from walstore.cli.output import complain, format_count, print_fields, print_json, terminal
-from walstore.cli.running import STOP_SIGNALS
+from walstore.cli.output import complain
+from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
     DEFAULT_MAX_RECORDS,
@@ -27,8 +28,8 @@ from walstore.spark.sidecar.settings import (
 )
 
 if TYPE_CHECKING:
-    from walstore.spark.bounds import Offsets
-    from walstore.spark.sidecar.sidecar import Landed, Observer, Started, Summary
+    from walstore.spark.sidecar.metrics import SidecarMetrics
+    from walstore.spark.sidecar.sidecar import Observer, Summary
 
 SIDECAR_EXAMPLES = """\b
 Examples:
@@ -36,6 +37,7 @@ Examples:
   walstore sidecar data/orders --to tables/orders --once
   walstore sidecar data/orders --to tables/o --format delta --packages io.delta:delta-spark_4.2_2.13:4.4.0
   walstore sidecar s3://bucket/logs --subscribe orders,payments --to tables/all --partition-by topic,date
+  walstore sidecar s3://bucket/orders --to s3://bucket/book --format collection --envelope debezium
 """
 
 
@@ -59,7 +61,9 @@ def sidecar(
     *,
     to: Annotated[
         str,
-        typer.Option("--to", metavar="TABLE", help="Path or URL of the table."),
+        typer.Option(
+            "--to", metavar="TABLE", help="Path or URL of the table, or a collection's URL."
+        ),
     ],
     checkpoint: Annotated[
         str | None,
@@ -69,8 +73,18 @@ def sidecar(
     ] = None,
     table_format: Annotated[
         TableFormat,
-        typer.Option("--format", metavar="NAME", help="'parquet', 'delta' or 'iceberg'."),
+        typer.Option(
+            "--format", metavar="NAME", help="'parquet', 'delta', 'iceberg' or 'collection'."
+        ),
     ] = TableFormat.PARQUET,
+    envelope: Annotated[
+        EnvelopeName | None,
+        typer.Option(
+            "--envelope",
+            metavar="NAME",
+            help="What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
+        ),
+    ] = None,
     trigger_seconds: Annotated[
         float,
         typer.Option("--trigger-seconds", metavar="S", help="Begin a batch so often; 0: at once."),
@@ -140,7 +154,10 @@ def sidecar(
     ] = SparkLog.OFF,
     as_json: AsJson = False,
 ) -> None:
-    """Land a log in a table by a Spark streaming query, and continue until SIGINT or SIGTERM.
+    """Land a log in a table, and continue until SIGINT or SIGTERM.
+
+    A Spark streaming query writes the table; with --format collection there is no Spark, and the table is a
+    versioned collection that exists.
 
     Each record lands once, also if this is killed: start it again with the same TABLE. A cursor in the log
     keeps what has not landed from being collected. Stopped by a signal, it lets the batch under way finish
@@ -163,10 +180,17 @@ def sidecar(
         cursor=cursor,
         master=master,
         config=add_packages(parse_config(config or []), packages or []),
+        envelope=None if envelope is None else str(envelope),
     )
-    summary = _run(settings, metrics_port, spark_log, as_json=as_json)
+    is_collection = table_format is TableFormat.COLLECTION
+    if is_collection:
+        to_url(to, "sidecar --format collection")
+        if spark_log is not SparkLog.OFF:
+            raise UsageError("--spark-log is for tables; a collection is kept without Spark")
+    run = _keep if is_collection else _run
+    summary = run(settings, metrics_port, spark_log, as_json=as_json)
     if not as_json:
-        _print_summary(settings, summary)
+        print_summary(settings, summary, cursor=settings.cursor_name)
 
 
 def _run(
@@ -177,18 +201,37 @@ def _run(
     require()
     from walstore.spark.sidecar.sidecar import Sidecar
 
+    with _observing(metrics_port, as_json=as_json) as (everybody, _):
+        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
+        with _stopping_on_signal(running.stop) as take:
+            everybody.on_start = take
+            return running.run()
+
+
+def _keep(
+    settings: SidecarSettings, metrics_port: int | None, _spark_log: SparkLog, *, as_json: bool
+) -> Summary:
+    """Keep a collection up to date; Spark takes no part."""
+    with _observing(metrics_port, as_json=as_json) as (everybody, metrics):
+        registry = None if metrics is None else metrics.registry
+        return run_async(land(settings, everybody, cursor=settings.cursor_name, registry=registry))
+
+
+@contextlib.contextmanager
+def _observing(
+    metrics_port: int | None, *, as_json: bool
+) -> Iterator[tuple[Several, SidecarMetrics | None]]:
+    """Yield who is told what happens, and the metrics among them, which are served meanwhile."""
     with contextlib.ExitStack() as stack:
         observers: list[Observer] = [stack.enter_context(showing(as_json=as_json))]
+        metrics = None
         if metrics_port is not None:
             from walstore.spark.sidecar.metrics import serving
 
             metrics, port = stack.enter_context(serving(metrics_port))
             observers.insert(0, metrics)  # who has read a line finds the metrics as new
             complain(f"metrics at port {port}")
-        everybody = _Several(observers)
-        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
-        everybody.on_start = stack.enter_context(_stopping_on_signal(running.stop))
-        return running.run()
+        yield Several(observers), metrics
 
 
 @contextlib.contextmanager
@@ -221,19 +264,6 @@ def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], None]
                 signal.signal(number, handler)
 
 
-def _print_summary(settings: SidecarSettings, summary: Summary) -> None:
-    print_fields(
-        [
-            ("location", settings.location),
-            ("table", settings.table_place),
-            ("records", format_count(summary.records)),
-            ("landed up to", brief(summary.positions)),
-            ("cursor", f"{settings.cursor_name} at {brief(summary.cursors)}"),
-            ("ended", "asked to stop" if summary.is_stopped else "all has landed"),
-        ]
-    )
-
-
 _PACKAGES: Final = "spark.jars.packages"
 _PACKAGE: Final = re.compile(r"[^:\s]+:[^:\s]+:[^:\s]+")
 
@@ -257,113 +287,3 @@ def add_packages(config: dict[str, str], given: list[str]) -> dict[str, str]:
         raise UsageError(f"--packages takes GROUP:NAME:VERSION, not {strange[0]!r}")
     named = [config[_PACKAGES], *found] if _PACKAGES in config else found
     return {**config, _PACKAGES: ",".join(named)} if named else config
-
-
-class _Several:
-    """Several observers, called in their order. Takes the signals back once Spark is there."""
-
-    def __init__(self, observers: list[Observer]) -> None:
-        self._observers = observers
-        self.on_start: Callable[[], None] = lambda: None
-
-    def started(self, report: Started) -> None:
-        self.on_start()
-        for one in self._observers:
-            one.started(report)
-
-    def landed(self, report: Landed) -> None:
-        for one in self._observers:
-            one.landed(report)
-
-    def warned(self, text: str) -> None:
-        for one in self._observers:
-            one.warned(text)
-
-
-@contextlib.contextmanager
-def showing(*, as_json: bool) -> Iterator[Observer]:
-    """Yield an observer: JSON lines to stdout, or a line that moves on a terminal, or plain lines."""
-    console = terminal()
-    if as_json:
-        yield _JsonLines()
-    elif console.is_terminal:
-        with console.status("starting Spark") as status:
-            yield _Moving(status)
-    else:
-        yield _PlainLines()
-
-
-class _PlainLines:
-    def started(self, report: Started) -> None:
-        how = "continues" if report.is_resumed else "begins"
-        complain(f"{how} at {brief(report.positions)}, cursor {report.cursor}")
-
-    def landed(self, report: Landed) -> None:
-        complain(_line(report))
-
-    def warned(self, text: str) -> None:
-        complain(text)
-
-
-class _JsonLines(_PlainLines):
-    def started(self, report: Started) -> None:
-        print_json(
-            {
-                "event": "started",
-                "positions": _nested(report.positions),
-                "resumed": report.is_resumed,
-                "cursor": report.cursor,
-                "checkpoint": report.checkpoint,
-            }
-        )
-
-    def landed(self, report: Landed) -> None:
-        print_json(
-            {
-                "event": "landed",
-                "batch": report.batch,
-                "records": report.records,
-                "positions": _nested(report.positions),
-                "cursors": _nested(report.cursors),
-                "lag_records": report.lag_records if report.tails else None,
-                "seconds": report.seconds,
-            }
-        )
-
-
-class _Moving(_PlainLines):
-    def __init__(self, status: Status) -> None:
-        self._status = status
-        self._records = 0
-
-    def started(self, report: Started) -> None:
-        self._status.update(f"from {brief(report.positions)}")
-
-    def landed(self, report: Landed) -> None:
-        self._records += report.records
-        self._status.update(f"{format_count(self._records)} records; {_line(report)}")
-
-
-def _line(report: Landed) -> str:
-    parts = [f"batch {report.batch}: {format_count(report.records)} records"]
-    parts.append(f"landed up to {brief(report.positions)}")
-    if report.tails:
-        parts.append(f"{format_count(report.lag_records)} to go")
-    if report.seconds is not None:
-        parts.append(f"{report.seconds:.1f} s")
-    return ", ".join(parts)
-
-
-def brief(positions: Offsets) -> str:
-    """Return positions in a few words."""
-    from walstore.spark.bounds import show
-
-    shown = [f"{show(name)} {position}" for name, position in sorted(positions.items())[:4]]
-    more = len(positions) - len(shown)
-    return ", ".join(shown) + (f" and {more} more logs" if more else "")
-
-
-def _nested(positions: Offsets) -> Mapping[str, Any]:
-    from walstore.spark.bounds import to_json
-
-    return to_json(positions)

@@ -20,11 +20,12 @@ from tests.waiting import until
 from uploader import CloudLog, CloudTier
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.stores import MemoryStore, ObjectNotFoundError, PreconditionFailedError
+from uploader.stores import MemoryStore, ObjectNotFoundError, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from walstore import Wal
 from walstore.errors import (
+    ContentionError,
     CorruptionError,
     FormatVersionError,
     InvalidSettingsError,
@@ -538,3 +539,14 @@ async def test_readers_under_way_end_when_it_closes(log, store, clock) -> None:
     for task in (reading, following):
         with pytest.raises(WalClosedError):
             await task
+
+
+async def test_cursors_and_streams_are_retried_as_its_caller_wants(store, clock):
+    """As often as the policy says: what is put, and what is read for it."""
+    retry = RetryPolicy(clock=clock, attempts=1)
+    async with CloudLog.open("memory://ignored", store=store, clock=clock, retry=retry) as log:
+        store.on("put_if_absent", fail(faults.conflict()), key_prefix="cursor/")
+        with pytest.raises((ContentionError, StorageUnavailableError)):
+            await log.cursors.create("billing", 1)
+        assert store.count("put_if_absent").requests == 1
+        assert (await log.cursors.create("billing", 1)).position == 1

@@ -9,12 +9,17 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import SCHEMA, Site, content
-from uploader import CloudLog, CloudWriter, Collection, Materializer, MaterializerSettings
+from uploader import CloudLog, CloudWriter, Collection, Materializer, MaterializerSettings, seal
 from uploader.testing.faults import call, happen_then_fail, timeout
 from uploader.versioned.envelope import to_updates
 from uploader.versioned.schema import CollectionSchema
 from walstore import Wal
-from walstore.errors import InvalidSettingsError, OffsetTrimmedError, OutcomeUnknownError
+from walstore.errors import (
+    InvalidSettingsError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+)
 from walstore.records import Record
 
 
@@ -128,6 +133,69 @@ async def test_catching_up_goes_on_when_another_is_faster(tmp_path):
         program.store.on("put_if_absent", call(faster.step), key_prefix="pending/")
         assert await Materializer(log, one, envelope="append").catch_up() == 5
         assert await now(one) == [(1, "a", 9)]
+
+
+async def test_two_handles_of_a_stored_log_do_not_harm_each_other():
+    """One has read a newer manifest; the collection ends beyond that of the other."""
+    site, url = Site(), "memory://two-handles"
+    async with CloudWriter.open(url) as writer, site.program().opened() as collection:
+        await writer.append(js(k=1, v="a"))
+        async with CloudLog.open(url) as one, CloudLog.open(url) as two:
+            first, second = (Materializer(log, collection, envelope="append") for log in (one, two))
+            assert await second.catch_up() == 1
+            await writer.append_many([js(k=1, v="a")] * 3)
+            assert await first.catch_up() == 3
+            assert await Materializer(two, collection, envelope="append").catch_up() == 0
+            await writer.append_many([js(k=1, v="a")] * 2)
+            assert await first.catch_up() == 2
+            assert await second.catch_up() == 0  # what it knew had been appended
+            await writer.append(js(k=1, v="a"))
+            assert await second.catch_up() == 1
+        assert await now(collection) == [(1, "a", 7)]
+
+
+async def test_catching_up_goes_on_when_another_was_faster(tmp_path):
+    site = Site()
+    async with Wal.open(tmp_path / "log") as log, site.program().opened() as collection:
+        slow, fast = (
+            Materializer(
+                log,
+                collection,
+                envelope="append",
+                settings=MaterializerSettings(batch_records=records),
+            )
+            for records in (2, 3)
+        )
+        await log.append(js(k=1, v="a"))
+        assert await slow.catch_up() == 1
+        await log.append_many([js(k=1, v="a")] * 5)
+        assert (await fast.step()).records == 3
+        assert await slow.catch_up() == 2
+
+
+async def test_a_sealed_log_ends(tmp_path):
+    site, url = Site(), "memory://sealed"
+    async with CloudWriter.open(url) as writer, site.program().opened() as collection:
+        await writer.append(js(k=1, v="a"))
+        await seal(url)
+        async with CloudLog.open(url) as log:
+            await Materializer(log, collection, envelope="append").run()
+        assert await now(collection) == [(1, "a", 1)]
+
+
+async def test_a_log_that_ends_before_the_collection_is_another_one(tmp_path):
+    site = Site()
+    async with (
+        Wal.open(tmp_path / "long") as long,
+        Wal.open(tmp_path / "short") as short,
+        site.program().opened() as collection,
+    ):
+        await long.append_many([js(k=1, v="a")] * 3)
+        await short.append(js(k=1, v="a"))
+        assert await Materializer(long, collection, envelope="append").catch_up() == 3
+        other = Materializer(short, collection, envelope="append")
+        with pytest.raises(OffsetNotWrittenError, match="made from another log"):
+            await other.catch_up()
 
 
 async def test_a_cursor_keeps_the_records_that_are_not_in_the_collection(tmp_path):

@@ -17,7 +17,10 @@ VERBS = (
     *("verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal", "destroy"),
     *("bench", "demo", "soak", "collection"),
 )
-COLLECTION_VERBS = ("create", "show", "read", "write", "compact", "gc", "expire", "delete")
+COLLECTION_VERBS = (
+    *("create", "show", "read", "write", "materialize"),
+    *("compact", "gc", "expire", "delete"),
+)
 
 
 def test_version(cli: Cli) -> None:

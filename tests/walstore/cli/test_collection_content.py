@@ -86,7 +86,7 @@ async def _forget(url: str, since: int) -> None:
 async def _follow(url: str, *options: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "walstore.cli", "collection", "read", url, "--follow", "--json", *options),
+        *("-m", "walstore.cli", "collection", "read", url, "--follow", *options),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -94,7 +94,7 @@ async def _follow(url: str, *options: str) -> asyncio.subprocess.Process:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_follows_until_a_signal_and_releases_its_reader(people: str, number: int) -> None:
-    process = await _follow(people)
+    process = await _follow(people, "--json")
     assert process.stdout is not None
     found = [json.loads(await process.stdout.readline()) for _ in range(2)]
     assert [row["name"] for row in found] == ["Ada", "Bea"]
@@ -107,6 +107,29 @@ async def test_follows_until_a_signal_and_releases_its_reader(people: str, numbe
         assert await process.communicate() == (b"", b"")
         assert process.returncode == 0
         assert (await collection.status()).readers == {}
+
+
+@pytest.mark.slow
+async def test_the_names_of_columns_are_printed_once(people: str) -> None:
+    """Above what is there; what follows has the same columns."""
+    process = await _follow(people)
+    assert process.stdout is not None
+    lines = [await process.stdout.readline() for _ in range(3)]
+    async with Collection.open(people) as collection:
+        writer = collection.writer()
+        for at, name in ((20, "Cai"), (21, "Dee"), (22, "Eve")):
+            await writer.append(pa.table({"id": [at], "name": [name]}), lower=at, upper=at + 1)
+            lines.append(await process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    assert await process.communicate() == (b"", b"")
+    assert b"".join(lines).decode().splitlines() == [
+        "id  name  _t  _deleted",
+        " 1  Ada   19  false",
+        " 2  Bea   19  false",
+        "20  Cai   20  false",
+        "21  Dee   21  false",
+        "22  Eve   22  false",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.walstore.cli.conftest import Cli
-from walstore.cli import sidecar
+from walstore.cli import landing, sidecar
 from walstore.cli.errors import UsageError
 from walstore.spark import problem
 from walstore.spark.sidecar import Landed, Started
@@ -87,7 +87,7 @@ def test_settings_of_spark() -> None:
 
 
 def test_plain_lines(capsys) -> None:
-    with sidecar.showing(as_json=False) as observer:
+    with landing.showing(as_json=False) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
         observer.warned("the cursor stays")
@@ -103,8 +103,8 @@ def test_plain_lines(capsys) -> None:
 def test_a_line_that_moves_on_a_terminal(monkeypatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr(sidecar, "terminal", lambda: console)
-    with sidecar.showing(as_json=False) as observer:
+    monkeypatch.setattr(landing, "terminal", lambda: console)
+    with landing.showing(as_json=False) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
         observer.landed(LANDED)
@@ -112,7 +112,7 @@ def test_a_line_that_moves_on_a_terminal(monkeypatch) -> None:
 
 
 def test_json_lines_and_their_page(capsys) -> None:
-    with sidecar.showing(as_json=True) as observer:
+    with landing.showing(as_json=True) as observer:
         observer.started(STARTED)
         observer.landed(LANDED)
     started, landed = map(json.loads, capsys.readouterr().out.splitlines())

@@ -16,7 +16,8 @@ from walstore import InvalidSettingsError, OffsetTrimmedError
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.planned_log import StoreOpener, SyncRunner
-from walstore.spark.streaming.cursors import StreamCursor, open_cursor
+from walstore.spark.streaming.cursors import open_cursor
+from walstore.spark.streaming.log_cursors import StreamCursor
 from walstore.spark.streaming.poller import PolledLog, make_polled_log
 
 _ATTEMPTS: Final = 10

@@ -66,6 +66,7 @@ class SidecarMetrics:
 
     def __init__(self, registry: CollectorRegistry, *, clock: Clock | None = None) -> None:
         """Show the metrics in ``registry``."""
+        self.registry = registry
         self._clock = clock or SystemClock()
         self._gauges = {
             one: Gauge(one.name, one.help, one.labels, registry=registry)

@@ -32,6 +32,8 @@ class TableFormat(StrEnum):
     PARQUET = "parquet"
     DELTA = "delta"
     ICEBERG = "iceberg"
+    COLLECTION = "collection"
+    """A versioned collection, which needs no Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class SidecarSettings:
     location: str
     """A log's directory, or the URL of its store; with :attr:`subscribe`, the location of several logs."""
     table: str
-    """Path or URL of the table; of an Iceberg table also its name in a catalog."""
+    """Path or URL of the table; of an Iceberg table also its name in a catalog; URL of a collection."""
     checkpoint: str | None = None
     """Path or URL of Spark's checkpoint; by default in the table's directory, ``_checkpoint``."""
     table_format: TableFormat = TableFormat.PARQUET
@@ -65,6 +67,8 @@ class SidecarSettings:
     """Spark's master; by default that of ``spark-submit``, or else this machine."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further settings of the Spark session."""
+    envelope: str | None = None
+    """What a record says; for a collection, which needs one."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without I/O."""
@@ -95,6 +99,33 @@ class SidecarSettings:
             raise InvalidSettingsError(
                 "an Iceberg table needs a checkpoint outside of its directory, where Iceberg removes "
                 "what it does not know: name one"
+            )
+        self._check_collection()
+
+    def _check_collection(self) -> None:
+        """Refuse what has no effect: on a collection what is Spark's, on a table an envelope."""
+        if self.table_format is not TableFormat.COLLECTION:
+            if self.envelope is not None:
+                raise InvalidSettingsError(
+                    "an envelope is for collections; a table has the records as they are"
+                )
+            return
+        if self.envelope is None:
+            raise InvalidSettingsError(
+                "a collection needs an envelope, which tells what a record says: append, upsert or debezium"
+            )
+        of_spark = {
+            "a checkpoint": self.checkpoint,
+            "several logs": self.subscribe or self.subscribe_pattern,
+            "partition columns": self.partition_by,
+            "a table without headers": not self.has_headers,
+            "a master": self.master,
+            "settings of Spark": self.config,
+        }
+        given = [name for name, value in of_spark.items() if value]
+        if given:
+            raise InvalidSettingsError(
+                f"{' and '.join(given)}: that is for tables; a collection is kept without Spark, from one log"
             )
 
     @property

@@ -27,6 +27,12 @@ def settings(**options: Any) -> SidecarSettings:
         ({"partition_by": ("date", "date")}, "each once"),
         ({"cursor": "a-b"}, "letters A to Z"),
         ({"table_format": TableFormat.ICEBERG}, "needs a checkpoint outside"),
+        ({"table_format": TableFormat.COLLECTION}, "needs an envelope"),
+        ({"envelope": "append"}, "an envelope is for collections"),
+        (
+            {"table_format": TableFormat.COLLECTION, "envelope": "append", "has_headers": False},
+            "a table without headers: that is for tables",
+        ),
     ],
 )
 def test_refused(options, message):
