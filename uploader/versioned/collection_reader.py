@@ -277,8 +277,8 @@ class CollectionReader:
     async def leave(self) -> None:
         """Renew the lease once more, and close without releasing: the hold ends with the lease.
 
-        For objects that another program goes on reading; within :meth:`scan`, those of the scan. Cancellation:
-        the hold ends with this lease or the one before.
+        For objects that another program goes on reading; within :meth:`scan`, those of the scan.
+        Cancellation: the hold ends with this lease or the one before.
         """
         await self._renew()
         await self._close()

@@ -33,7 +33,7 @@ class ScanFile:
     rows: int
     """Updates in it; of a merged batch with several objects, their average."""
     size_bytes: int
-    """Its length; of a merged batch with several objects, an average, so that all together have its length."""
+    """Its length; of a merged batch with several objects, an average whose sum is exact."""
     digest: int | None
     """Of all its updates; None for one of several objects of a merged batch."""
 
@@ -49,7 +49,6 @@ class ScanFile:
         Then the times alone, without the order of the files, say which of two updates of a key is later.
         """
         return self.upper - 1
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
