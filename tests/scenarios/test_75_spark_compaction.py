@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.uploader.versioned.collections import HOUR
 from uploader import Collection, Controller
 from walstore.runtime.clock import SystemClock
 from walstore.spark import problem
@@ -30,7 +29,7 @@ class Later(SystemClock):
     """A clock that is three hours ahead."""
 
     def now_us(self) -> int:
-        return super().now_us() + 3 * HOUR * 1_000_000
+        return super().now_us() + 3 * 3_600_000_000
 
 
 def child(url: str, what: str) -> int:

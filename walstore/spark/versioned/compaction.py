@@ -95,12 +95,13 @@ class SparkMerger:
         return ended.result()
 
     def _run(self, job: MergeJob, tag: str) -> MergeResult:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
         self._spark.addTag(tag)
         try:
             found = self._frame(job).collect()
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
             text = explain_worker(str(error)) or _cause(str(error))
             raise WalError(
                 f"the compaction's Spark job failed; nothing was changed: {text}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -148,3 +151,17 @@ def test_stores_and_numbers_that_it_does_not_take(spark):
         run(main())
     with pytest.raises(InvalidSettingsError, match="object_rows"):
         merge_engine(spark, object_rows=0)
+
+
+def test_the_command_line_starts_a_session(url):
+    run(fill(url, "upsert"))
+    verb = ["collection", "compact", url, "--engine", "spark", "--full", "--confirm", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "walstore", *verb],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows_written"] == 4000
