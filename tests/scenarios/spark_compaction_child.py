@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from uploader import Controller, ControllerSettings
+from uploader import Controller, ControllerSettings, MergeEngine, MergeJob, MergeResult
 from walstore.spark import local_session, merge_engine
 from walstore.spark.versioned import compaction
 
@@ -29,6 +29,18 @@ class FlakyTask(compaction.MergeTask):
             raise OSError("the first attempt fails")
 
 
+class Deadly:
+    """An engine whose process is killed when all objects are put."""
+
+    def __init__(self, engine: MergeEngine) -> None:
+        self.engine = engine
+
+    async def merge(self, job: MergeJob) -> MergeResult:
+        await self.engine.merge(job)
+        die()
+        raise AssertionError
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -36,22 +48,14 @@ def die() -> None:
 async def main(url: str, what: str) -> None:
     if what == "flaky":
         compaction.MergeTask = FlakyTask
-    commit = Controller._commit
-
-    async def committing(self, plan, output):
-        if what == "before":
-            die()
-        await commit(self, plan, output)
-        if what == "after":
-            die()
-
-    Controller._commit = committing
     config = {"spark.master": "local[2,3]"}  # three attempts of each task
     spark = await asyncio.to_thread(local_session, config=config)
     settings = ControllerSettings(most_rows=1)
     async with Controller.open(url, settings=settings, take_over=True) as keeper:
         engine = merge_engine(spark, object_rows=300)
-        await keeper.compact(engine=engine, is_full=True)
+        await keeper.compact(engine=Deadly(engine) if what == "before" else engine, is_full=True)
+        if what == "after":
+            die()
     await asyncio.to_thread(spark.stop)
 
 
