@@ -210,7 +210,7 @@ class Controller:
         An engine's own errors are passed on. Nothing was changed by its pass, and what it put is garbage.
         """
         merger = None if engine == "local" else engine
-        if merger is not None and not callable(getattr(merger, "merge", None)):
+        if engine != "local" and not callable(getattr(engine, "merge", None)):
             raise InvalidSettingsError(f"engine must be 'local' or a merge engine, not {engine!r}")
         most_rows = self.settings.most_rows if merger is None else UNLIMITED_ROWS
         async with self._turn:
