@@ -13,11 +13,13 @@ from uploader.versioned.compaction import CompactionPlan
 from uploader.versioned.names import parse_merged_key
 from uploader.versioned.schema import CollectionSchema
 from uploader.versioned.version import MergedBatch
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, LimitExceededError
 
 MOST_LOCAL_BYTES: Final = 1 << 30
 """With an engine, a pass with inputs of more bytes is given to it, whatever the number of updates."""
 UNLIMITED_ROWS: Final = 1 << 62
+MOST_OBJECTS: Final = 10_000
+"""A merged batch has at most so many: the document of a version names them all."""
 _MODULUS: Final = 1 << 64
 
 
@@ -141,6 +143,7 @@ def checked_output(job: MergeJob, result: MergeResult, *, digest: int) -> Merged
     """Return the merged batch that an engine made of inputs with ``digest``.
 
     CorruptionError if it cannot be one: updates are missing or were read twice, or the sum has changed.
+    LimitExceededError for more than :data:`MOST_OBJECTS`.
     """
     found = (result.rows_read, result.digest_read)
     if found != (job.rows, digest):
@@ -161,6 +164,12 @@ def checked_output(job: MergeJob, result: MergeResult, *, digest: int) -> Merged
     keys = tuple(one.key for one in result.objects)
     if len(set(keys)) < len(keys) or any(parse_merged_key(key) != job.epoch for key in keys):
         raise CorruptionError("a merge put objects elsewhere", path="a merged batch", found=keys)
+    if len(keys) > MOST_OBJECTS:
+        raise LimitExceededError(
+            f"a merge made {len(keys)} objects, a batch takes {MOST_OBJECTS}; nothing was committed: "
+            "let an object have more rows",
+            limit=MOST_OBJECTS,
+        )
     rows = sum(one.rows for one in result.objects)
     if rows > job.rows or any(one.rows < 1 for one in result.objects):
         raise CorruptionError(

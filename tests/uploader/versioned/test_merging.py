@@ -15,7 +15,13 @@ from uploader.versioned.compaction import merged_file
 from uploader.versioned.controller import ControllerSettings
 from uploader.versioned.merging import MergedObject, MergeJob, MergeResult
 from uploader.versioned.names import merged_key
-from walstore.errors import CorruptionError, FencedError, InvalidSettingsError, WalLockedError
+from walstore.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidSettingsError,
+    LimitExceededError,
+    WalLockedError,
+)
 
 SMALL = ControllerSettings(most_rows=1)
 
@@ -127,6 +133,19 @@ async def test_a_wrong_result_is_not_committed(change):
         with pytest.raises(CorruptionError, match=r"nothing was committed|elsewhere"):
             await keeper.compact(engine=Engine(program, **change), is_full=True)
         assert (await keeper.compact(is_full=True)).passes
+
+
+async def test_more_objects_than_a_version_names_are_not_committed():
+    site = Site("upsert")
+    await fill(site)
+    program = site.program()
+    many = tuple(
+        MergedObject(key=merged_key(1), rows=1, size_bytes=1, digest=0) for _ in range(10_001)
+    )
+    async with program.controller(settings=SMALL) as keeper:
+        with pytest.raises(LimitExceededError, match="nothing was committed"):
+            await keeper.compact(engine=Engine(program, objects=many), is_full=True)
+        assert (await keeper.plan()) is not None
 
 
 async def test_the_lease_is_extended_while_an_engine_works():

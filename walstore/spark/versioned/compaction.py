@@ -24,10 +24,11 @@ from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores import RetryPolicy, open_store
 from uploader.versioned import updates
 from uploader.versioned.compaction import MOST_OBJECT_ROWS, MergedFile, merged_file
-from uploader.versioned.merging import MergedObject, MergeJob, MergeResult
+from uploader.versioned.merging import MOST_OBJECTS, MergedObject, MergeJob, MergeResult
 from uploader.versioned.names import merged_key
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import InvalidSettingsError, WalError
+from walstore.errors import LimitExceededError
 from walstore.spark.environment import explain_worker
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.versioned.object_tasks import (
@@ -71,11 +72,18 @@ class SparkMerger:
 
         InvalidSettingsError for a ``memory:`` store and for columns that Spark has no type for. WalError with
         Spark's own error as its cause if the job fails: a damaged input, a store that does not answer.
+        LimitExceededError if the rows would need more than 10 000 objects.
         """
         if job.url.startswith("memory:"):
             raise InvalidSettingsError(
                 "a memory: store exists in this process alone, so that Spark's tasks cannot read it; "
                 "compact with engine='local'"
+            )
+        if job.rows > self._object_rows * MOST_OBJECTS:
+            raise LimitExceededError(
+                f"{job.rows} rows are more than {MOST_OBJECTS} objects of {self._object_rows}; nothing was "
+                "changed: choose a larger object_rows",
+                limit=self._object_rows * MOST_OBJECTS,
             )
         tag = f"walstore-{secrets.token_hex(8)}"
         running = BackgroundTask[MergeResult]()

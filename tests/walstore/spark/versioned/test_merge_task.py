@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -13,8 +14,15 @@ from tests.walstore.spark.versioned.columns import every_schema, table
 from uploader.versioned import updates
 from uploader.versioned.merging import MergeJob
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
+from walstore.errors import LimitExceededError
 from walstore.spark.versioned import compaction
-from walstore.spark.versioned.compaction import MergeTask, consolidated, last_key, stored
+from walstore.spark.versioned.compaction import (
+    MergeTask,
+    SparkMerger,
+    consolidated,
+    last_key,
+    stored,
+)
 from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
@@ -107,6 +115,12 @@ def test_two_attempts_put_objects_of_their_own(kind, tmp_path):
         assert sum(one["rows_read"] for one in reports) == rows.num_rows
         assert sum(one["digest_read"] for one in reports) % 2**64 == updates.digest(rows)
         assert {one["rows"] for one in reports[:-2]} == {50}
+
+
+async def test_more_objects_than_a_version_names():
+    job = dataclasses.replace(job_of(every_schema("diff"), "file:///nowhere"), rows=10_001)
+    with pytest.raises(LimitExceededError, match="object_rows"):
+        await SparkMerger(None, object_rows=1).merge(job)
 
 
 def test_numbers_keep_their_order_as_longs():
