@@ -180,3 +180,22 @@ def test_what_it_refuses(spark, url):
     with pytest.raises(CollectionNotFoundError):
         read_collection(spark, url + "-not")
     assert readers(url) == set()
+
+
+@pytest.mark.parametrize("path", ["always", "never"])
+@pytest.mark.parametrize("as_of", [10, 2**63 - 1, 2**63, 2**64 - 3, None])
+def test_times_of_64_bits(spark, tmp_path, as_of, path):
+    url = f"file://{tmp_path}/c"
+
+    async def fill() -> None:
+        columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("at", pa.uint64())])
+        async with Collection.open(
+            url, create=True, schema=columns, key=("id",), kind="upsert"
+        ) as collection:
+            times = pa.array([5, 2**63 - 1, 2**63, 2**64 - 2], pa.uint64())
+            rows = pa.table({"id": [1] * 4, "at": times, "_t": times})
+            await collection.writer().append(rows, lower=0, upper=2**64 - 1)
+
+    run(fill())
+    found = read_collection(spark, url, as_of, fast_path=path)
+    assert counted(found.toArrow()) == expected(url, as_of)
