@@ -97,6 +97,7 @@ def jvm_updates(
     store = jvm.hadoop_store(url, os.environ)
     jvm.require_access(spark, store, is_shared=is_shared)
     needs_order = scan.schema.kind == "upsert"
+    is_early = scan.as_of < (1 << 63) - 1  # times are longs, which are their own order
     groups: dict[tuple[bool, frozenset[str]], list[ScanFile]] = defaultdict(list)
     for file in scan.files:
         is_cut = not file.is_whole or (needs_order and _may_be_advanced(file, scan))
@@ -111,8 +112,10 @@ def jvm_updates(
             size_bytes=sum(file.size_bytes for file in files),
             fail_on_data_loss=True,
         )
-        rows = found.select(*_stored_columns(scan.schema, is_cut=is_cut, needs_order=needs_order))
-        frames.append(_cut(spark, rows, files, scan.schema) if is_cut else rows)
+        rows = found.select(
+            *_stored_columns(scan.schema, is_cut=is_cut, needs_order=needs_order, is_early=is_early)
+        )
+        frames.append(_cut(spark, rows, files, scan.schema, is_early=is_early) if is_cut else rows)
     return _union(spark, frames, scan.schema)
 
 
@@ -185,11 +188,15 @@ def _stored_type(kind: pa.DataType) -> DataType:
     return IntegerType() if kinds.is_time32(kind) else spark_type(kind)
 
 
-def _stored_columns(schema: CollectionSchema, *, is_cut: bool, needs_order: bool) -> list[Column]:
+def _stored_columns(
+    schema: CollectionSchema, *, is_cut: bool, needs_order: bool, is_early: bool
+) -> list[Column]:
     columns = [_logical(field) for field in schema.columns]
     columns.append(F.col(schema.effect))
     if is_cut or needs_order:
-        columns.append((F.col(TIME) - F.lit(Decimal(1 << 63))).cast("long").alias(ORDER))
+        # Cheaper than a difference of decimals. Times that do not fit count in no object.
+        time = F.col(TIME).try_cast("long") if is_early else F.col(TIME) - F.lit(Decimal(1 << 63))
+        columns.append(time.cast("long").alias(ORDER))
     if is_cut:
         path = F.col("_metadata.file_path")
         columns.append(F.substring_index(path, "/", -_KEY_PARTS).alias(_KEY))
@@ -211,14 +218,20 @@ def _may_be_advanced(file: ScanFile, scan: CollectionScan) -> bool:
 
 
 def _cut(
-    spark: SparkSession, rows: DataFrame, files: Sequence[ScanFile], schema: CollectionSchema
+    spark: SparkSession,
+    rows: DataFrame,
+    files: Sequence[ScanFile],
+    schema: CollectionSchema,
+    *,
+    is_early: bool,
 ) -> DataFrame:
     """Return the updates that count, with advanced times limited to their batch's interval."""
+
+    def bound(time: int) -> int:
+        return min(time, (1 << 63) - 1) if is_early else sortable(time)
+
     table = spark.createDataFrame(
-        [
-            (file.key, sortable(file.start), sortable(file.limit), sortable(file.latest))
-            for file in files
-        ],
+        [(file.key, bound(file.start), bound(file.limit), bound(file.latest)) for file in files],
         StructType(
             [
                 StructField("_file", StringType()),
