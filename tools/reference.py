@@ -122,7 +122,8 @@ PAGES = [
         {
             "uploader": "Collection CollectionStatus CollectionWriter CollectionReader Controller "
             "ControllerSettings CompactionPlan Compacted Purged "
-            "Materializer MaterializerSettings Materialized"
+            "Materializer MaterializerSettings Materialized CollectionScan ScanFile "
+            "MergeEngine MergeJob MergeResult MergedObject"
         },
     ),
     Page(
@@ -147,8 +148,8 @@ PAGES = [
         "Spark",
         "Functions of `walstore.spark`. Options are in [spark.md](../spark.md).",
         {
-            "walstore.spark": "register local_session read problem partition_rows finish_commits "
-            "sweep_staging"
+            "walstore.spark": "register local_session read read_collection merge_engine problem "
+            "partition_rows finish_commits sweep_staging"
         },
     ),
     Page(
@@ -199,7 +200,8 @@ SECTIONS = {
         "web_application several_processes work_queue transactions streams readonly consumers messages "
         "retention store cloud_writer cloud_reading collection integrity restore versioned_collections "
         "open_tables repair operations testing "
-        "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar"
+        "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "
+        "spark_collections"
     ),
     "Reference": "errors cli metrics format chain",
     "Explanation": "design guarantees",

@@ -34,6 +34,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.versioned.compaction import CompactionPlan
     from uploader.versioned.controller import Compacted, Controller, ControllerSettings
     from uploader.versioned.materializer import Materialized, Materializer, MaterializerSettings
+    from uploader.versioned.merging import MergedObject, MergeEngine, MergeJob, MergeResult
     from uploader.versioned.scan import CollectionScan, ScanFile
     from uploader.versioned.sweep import Purged
     from uploader.write.cloud_tier import CloudTier
@@ -74,6 +75,10 @@ __all__ = [
     "Materialized",
     "Materializer",
     "MaterializerSettings",
+    "MergeEngine",
+    "MergeJob",
+    "MergeResult",
+    "MergedObject",
     "Plan",
     "Progress",
     "RebuildPlan",

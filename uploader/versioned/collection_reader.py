@@ -337,6 +337,15 @@ class CollectionReader:
                 lambda head: transitions.release(head, self.name, handle=self._handle)
             )
 
+    async def leave(self) -> None:
+        """Renew the lease once more, and close without releasing: the hold ends with the lease.
+
+        For objects that another program goes on reading; within :meth:`scan`, those of the scan.
+        Cancellation: the hold ends with this lease or the one before.
+        """
+        await self._renew()
+        await self._close()
+
     async def aclose(self) -> None:
         """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
         self._session.check_loop()

@@ -44,6 +44,8 @@ class CollectionSession:
         clock: Clock | None = None,
     ) -> None:
         """Name the collection. A given ``store`` replaces the one of the URL and stays open."""
+        self.url = url
+        """As it was given, with the store's options."""
         self.store = chosen_store(url, store)
         self.clock = clock or SystemClock()
         self.retry = retry or RetryPolicy(clock=self.clock)

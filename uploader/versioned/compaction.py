@@ -163,19 +163,38 @@ def merge(
     Takes a processor for some time: belongs on a thread.
     """
     table = updates.consolidate(tables, schema, since=plan.since, is_oldest=plan.is_oldest)
-    files = []
-    for start in range(0, table.num_rows, MOST_OBJECT_ROWS):
-        part = table.slice(start, MOST_OBJECT_ROWS)
-        footer = BatchFooter(
+    return [
+        merged_file(
+            table.slice(start, MOST_OBJECT_ROWS),
+            schema,
             collection=collection,
-            writer=None,
             lower=plan.lower,
             upper=plan.upper,
             since=plan.since,
-            rows=part.num_rows,
-            digest=updates.digest(part),
-            schema_id=schema.id,
         )
-        data = batch_file.encode(part, footer, schema=schema)
-        files.append(MergedFile(data=data, rows=footer.rows, digest=footer.digest))
-    return files
+        for start in range(0, table.num_rows, MOST_OBJECT_ROWS)
+    ]
+
+
+def merged_file(
+    table: pa.Table,
+    schema: CollectionSchema,
+    *,
+    collection: str,
+    lower: int,
+    upper: int,
+    since: int,
+) -> MergedFile:
+    """Return consolidated updates as one object of a merged batch. Takes a processor for some time."""
+    footer = BatchFooter(
+        collection=collection,
+        writer=None,
+        lower=lower,
+        upper=upper,
+        since=since,
+        rows=table.num_rows,
+        digest=updates.digest(table),
+        schema_id=schema.id,
+    )
+    data = batch_file.encode(table, footer, schema=schema)
+    return MergedFile(data=data, rows=footer.rows, digest=footer.digest)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
 
 from uploader.root import cas
-from uploader.runtime.task_groups import gather_all
+from uploader.runtime.task_groups import gather_all, task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.versioned import transitions
+from uploader.versioned import transitions, updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.compaction import (
     MOST_LOCAL_ROWS,
@@ -29,8 +30,21 @@ from uploader.versioned.compaction import (
     plan_compaction,
 )
 from uploader.versioned.head import Head
+from uploader.versioned.merging import (
+    MOST_LOCAL_BYTES,
+    UNLIMITED_ROWS,
+    MergeEngine,
+    checked_output,
+    plan_job,
+)
 from uploader.versioned.names import merged_key, version_key
-from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover, disagreement
+from uploader.versioned.pending import (
+    PendingBatch,
+    StaleSchemaError,
+    check_schema,
+    cover,
+    disagreement,
+)
 from uploader.versioned.sweep import Purged, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
@@ -39,6 +53,8 @@ from walstore.errors import (
     FencedError,
     IndefiniteError,
     InvalidSettingsError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
     WalClosedError,
 )
 from walstore.files.locks import this_process
@@ -47,7 +63,8 @@ from walstore.runtime.resource import Opening
 from walstore.validation.arguments import as_text
 from walstore.validation.fields import check_fields, described, seconds, whole
 
-Engine = Literal["local"]
+logger = logging.getLogger("walstore")
+
 _ROUNDS: Final = 100
 _MOST_NAME_CHARACTERS: Final = 200
 
@@ -71,7 +88,9 @@ class ControllerSettings:
     )
 
     most_rows: int = whole(
-        MOST_LOCAL_ROWS, "About so many updates are merged at a time, in memory.", low=1
+        MOST_LOCAL_ROWS,
+        "About so many updates are merged at a time in memory. A merge engine is given what is larger.",
+        low=1,
     )
 
     def __post_init__(self) -> None:
@@ -180,20 +199,28 @@ class Controller:
                 head, pending, is_full=is_full, most_rows=self.settings.most_rows
             )
 
-    async def compact(self, *, engine: Engine = "local", is_full: bool = False) -> Compacted:
+    async def compact(
+        self, *, engine: Literal["local"] | MergeEngine = "local", is_full: bool = False
+    ) -> Compacted:
         """Add what is pending now to the merged area, and merge batches, until nothing is left to do.
 
         Args:
-            engine: ``local``: in this process, on a thread.
+            engine: ``local``: in this process, on a thread, ``most_rows`` updates at a time. A
+                :class:`~uploader.versioned.merging.MergeEngine`, as ``walstore.spark.merge_engine`` returns,
+                gets the passes with more updates than that or more than 1 GiB; a pass has no limit then.
             is_full: Whether all batches become one, so that whatever was removed or overwritten before
                 ``since`` is gone from the newest version.
 
         Raises:
             IndefiniteError: Two writers published different updates for the same times. Nothing was changed.
-            CorruptionError: An input is damaged. Nothing was changed.
+            CorruptionError: An input is damaged, or an engine has lost updates. Nothing was changed.
+
+        An engine's own errors are passed on. Nothing was changed by its pass, and what it put is garbage.
         """
-        if engine != "local":
-            raise InvalidSettingsError(f"engine must be 'local', not {engine!r}")
+        merger = None if engine == "local" else engine
+        if engine != "local" and not callable(getattr(engine, "merge", None)):
+            raise InvalidSettingsError(f"engine must be 'local' or a merge engine, not {engine!r}")
+        most_rows = self.settings.most_rows if merger is None else UNLIMITED_ROWS
         async with self._turn:
             done = Compacted()
             began = self._session.clock.monotonic()
@@ -209,7 +236,7 @@ class Controller:
                     head,
                     pending,
                     is_full=is_full,
-                    most_rows=self.settings.most_rows,
+                    most_rows=most_rows,
                     limit=limit,
                 )
                 if plan is None:
@@ -221,7 +248,10 @@ class Controller:
                         since=head.since,
                     )
                 try:
-                    output = await self._merge(plan, head)
+                    if merger is not None and self._is_large(plan):
+                        output = await self._renewing(self._merge_by(merger, plan, head))
+                    else:
+                        output = await self._merge(plan, head)
                 except StaleSchemaError:
                     if head.schema.id == (await self._newest()).schema.id:
                         raise
@@ -361,6 +391,63 @@ class Controller:
             schema_id=head.schema.id,
             keys=tuple(keys),
         )
+
+    def _is_large(self, plan: CompactionPlan) -> bool:
+        return plan.rows > self.settings.most_rows or plan.size_bytes > MOST_LOCAL_BYTES
+
+    async def _merge_by(self, engine: MergeEngine, plan: CompactionPlan, head: Head) -> MergedBatch:
+        """Let an engine merge the inputs, and check its result."""
+        session = self._session
+        for part in plan.parts:
+            check_schema(part.batch.footer, head.schema, part.batch.key)
+        try:
+            rows, digest = await self._counted(plan, head)
+            job = plan_job(
+                plan,
+                url=session.url,
+                collection=head.collection,
+                schema=head.schema,
+                epoch=self.epoch,
+                rows=rows,
+            )
+            result = await engine.merge(job)
+        except Exception as error:
+            # Inputs of the newest version are only removed by another controller.
+            transitions.check_epoch((await session.head.load()).head, self.epoch)
+            if isinstance(error, ObjectNotFoundError):
+                raise FencedError(f"an input of the compaction was removed: {error.key}") from error
+            raise
+        return checked_output(job, result, digest=digest)
+
+    async def _counted(self, plan: CompactionPlan, head: Head) -> tuple[int, int]:
+        """Return how many updates of the inputs count, and their digest. Reads parts of batches."""
+        rows = sum(batch.rows for batch in plan.run)
+        digest = sum(batch.digest for batch in plan.run)
+        for part in plan.parts:
+            if (part.start, part.limit) == (part.batch.lower, part.batch.upper):
+                rows, digest = rows + part.batch.footer.rows, digest + part.batch.footer.digest
+                continue
+            for table in await self._session.pending.read([part], head.schema):
+                rows += table.num_rows
+                digest += await self._session.worker.run(updates.digest, table)
+        return rows, digest % (1 << 64)
+
+    async def _renewing(self, work: Coroutine[Any, Any, MergedBatch]) -> MergedBatch:
+        """Return what ``work`` returns, and extend the lease meanwhile; FencedError ends it."""
+        async with task_group() as group:
+            renewing = group.create_task(self._renew_forever())
+            try:
+                return await work
+            finally:
+                renewing.cancel()
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await self._session.clock.sleep(self.settings.lease_seconds / 4)
+            try:
+                await self._renewed()
+            except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
+                logger.warning("the controller's lease was not renewed: %s", error)
 
     async def _put(self, file: MergedFile) -> str:
         key = merged_key(self.epoch)

@@ -1,7 +1,8 @@
 """Scans: the objects that contain a collection at a time, or its changes, for other Parquet readers.
 
 Pure. A scan's files are in the order of their intervals, and the order counts: of one key, an update in a
-later file is later, even if compaction advanced the time of the earlier one beyond it.
+later file is later, even if compaction advanced the time of the earlier one beyond it. A reader that does
+not keep the files' order may use :meth:`ScanFile.latest` instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from uploader.versioned.head import Head
 from uploader.versioned.pending import PendingPart
 from uploader.versioned.schema import CollectionSchema
+from uploader.versioned.version import MergedBatch
 from walstore.errors import SinceViolationError
 
 
@@ -23,12 +25,30 @@ class ScanFile:
     """Its key below the collection's URL."""
     start: int
     limit: int
+    lower: int
+    """The interval of its batch: the intervals of a scan's batches do not overlap."""
+    upper: int
+    schema_id: int
+    """The schema that it was written in; some of a merged batch's updates may be from an older one."""
     rows: int
     """Updates in it; of a merged batch with several objects, their average."""
     size_bytes: int
-    """Its length; of a merged batch with several objects, their average."""
+    """Its length; of a merged batch with several objects, an average whose sum is exact."""
     digest: int | None
     """Of all its updates; None for one of several objects of a merged batch."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its updates count."""
+        return self.start <= self.lower and self.upper <= self.limit
+
+    @property
+    def latest(self) -> int:
+        """The last time of its interval. A greater ``_t`` was advanced, and is treated as this time.
+
+        Then the times alone, without the order of the files, say which of two updates of a key is later.
+        """
+        return self.upper - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +86,15 @@ def plan_scan(
             raise SinceViolationError(
                 "the collection no longer distinguishes these times", as_of=after, since=batch.since
             )
-        objects = len(batch.keys)
-        files += [
-            ScanFile(
-                key=key,
-                start=start,
-                limit=as_of + 1,
-                rows=batch.rows // objects,
-                size_bytes=batch.size_bytes // objects,
-                digest=batch.digest if objects == 1 else None,
-            )
-            for key in batch.keys
-        ]
+        files += _merged_files(batch, start, as_of + 1)
     files += [
         ScanFile(
             key=part.batch.key,
             start=max(part.start, start),
             limit=part.limit,
+            lower=part.batch.lower,
+            upper=part.batch.upper,
+            schema_id=part.batch.footer.schema_id,
             rows=part.batch.footer.rows,
             size_bytes=part.batch.size_bytes,
             digest=part.batch.footer.digest,
@@ -100,3 +112,21 @@ def plan_scan(
         after=after,
         files=tuple(files),
     )
+
+
+def _merged_files(batch: MergedBatch, start: int, limit: int) -> list[ScanFile]:
+    objects = len(batch.keys)
+    return [
+        ScanFile(
+            key=key,
+            start=start,
+            limit=limit,
+            lower=batch.lower,
+            upper=batch.upper,
+            schema_id=batch.schema_id,
+            rows=batch.rows // objects,
+            size_bytes=batch.size_bytes // objects + (at < batch.size_bytes % objects),
+            digest=batch.digest if objects == 1 else None,
+        )
+        for at, key in enumerate(batch.keys)
+    ]

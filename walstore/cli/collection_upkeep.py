@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,13 +16,29 @@ from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError
 
 if TYPE_CHECKING:
-    from uploader import CollectionStatus, Compacted, CompactionPlan, Controller, Purged
+    from uploader import (
+        CollectionStatus,
+        Compacted,
+        CompactionPlan,
+        Controller,
+        MergeEngine,
+        Purged,
+    )
+
+
+class CompactionEngine(StrEnum):
+    """Who merges."""
+
+    LOCAL = "local"
+    SPARK = "spark"
+
 
 COMPACT_EXAMPLES = """\b
 Examples:
   walstore collection compact s3://bucket/people
   walstore collection compact s3://bucket/people --confirm
   walstore collection compact s3://bucket/people --full --confirm --json
+  walstore collection compact s3://bucket/people --full --engine spark --confirm
 """
 
 
@@ -31,6 +48,12 @@ def compact(
     full: Annotated[
         bool, typer.Option("--full", help="Make one batch of all, without what was overwritten.")
     ] = False,
+    engine: Annotated[
+        CompactionEngine,
+        typer.Option(
+            help="Who merges more rows than fit in memory: this process in several passes, or Spark.",
+        ),
+    ] = CompactionEngine.LOCAL,
     take_over: TakeControl = False,
     confirm: Confirm = False,
     as_json: AsJson = False,
@@ -41,16 +64,33 @@ def compact(
     dry run shows the first pass. With --confirm exit code 4 if another controller is at work.
     """
     place = to_url(url, "collection compact")
+    is_spark = engine is CompactionEngine.SPARK
     if confirm:
-        done = run_async(_compact(place, is_full=full, take_over=take_over))
+        with _merging(is_spark=is_spark) as merger:
+            done = run_async(_compact(place, merger, is_full=full, take_over=take_over))
     else:
-        done = run_async(_plan_compaction(place, is_full=full))
+        done = run_async(_plan_compaction(place, is_full=full, is_spark=is_spark))
     print_result(done, _compaction_fields(done), as_json=as_json)
     _conclude(is_confirmed=confirm)
 
 
-async def _plan_compaction(url: str, *, is_full: bool) -> dict[str, Any]:
-    async with _watch(url) as (location, controller):
+@contextmanager
+def _merging(*, is_spark: bool) -> Iterator[Literal["local"] | MergeEngine]:
+    """Yield the engine. A Spark session is made for it and stopped; WalError without Java."""
+    if not is_spark:
+        yield "local"
+        return
+    from walstore.spark import local_session, merge_engine
+
+    spark = local_session(app_name="walstore collection compact")
+    try:
+        yield merge_engine(spark)
+    finally:
+        spark.stop()
+
+
+async def _plan_compaction(url: str, *, is_full: bool, is_spark: bool) -> dict[str, Any]:
+    async with _watch(url, is_unlimited=is_spark) as (location, controller):
         plan = await controller.plan(is_full=is_full)
         return {
             "location": location,
@@ -84,9 +124,11 @@ def _plan_json(plan: CompactionPlan) -> dict[str, Any]:
     }
 
 
-async def _compact(url: str, *, is_full: bool, take_over: bool) -> dict[str, Any]:
+async def _compact(
+    url: str, engine: Literal["local"] | MergeEngine, *, is_full: bool, take_over: bool
+) -> dict[str, Any]:
     async with _control(url, take_over=take_over) as (location, controller):
-        done: Compacted = await controller.compact(is_full=is_full)
+        done: Compacted = await controller.compact(engine=engine, is_full=is_full)
         figures = {name: getattr(done, name) for name in _DONE}
         return {"location": location, "applied": True, "plan": None, **figures}
 
@@ -317,18 +359,22 @@ async def _control(url: str, *, take_over: bool) -> AsyncIterator[tuple[str, Con
 
 
 @asynccontextmanager
-async def _watch(url: str) -> AsyncIterator[tuple[str, Controller]]:
-    """Yield the location and a controller for dry runs alone.
+async def _watch(url: str, *, is_unlimited: bool = False) -> AsyncIterator[tuple[str, Controller]]:
+    """Yield the location and a controller for dry runs alone; ``is_unlimited``: its passes have no limit.
 
     It has the epoch of the one that is at work and is not noted in the head, so it fences nobody.
     """
     from uploader import Controller, ControllerSettings
     from uploader.versioned.collection_session import CollectionSession
+    from uploader.versioned.merging import UNLIMITED_ROWS
 
+    settings = (
+        ControllerSettings(most_rows=UNLIMITED_ROWS) if is_unlimited else ControllerSettings()
+    )
     async with at_collection(url):
         session = CollectionSession(url)
         try:
             head = (await session.head.load()).head
-            yield session.store.url, Controller(session, head.epoch, ControllerSettings())
+            yield session.store.url, Controller(session, head.epoch, settings)
         finally:
             await session.aclose()

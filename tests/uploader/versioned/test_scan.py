@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, Site, content, rows
-from uploader.versioned import batch_file, updates
+from uploader.versioned import batch_file, compaction, updates
 from uploader.versioned.scan import CollectionScan
 from walstore.errors import InvalidSettingsError, SinceViolationError
 
@@ -109,3 +109,38 @@ async def test_the_objects_stay_until_the_scan_ends():
         await reader.downgrade_since(6)
         await keeper.gc()
         assert scan.files[0].key not in await site.keys()
+
+
+async def test_a_reader_that_leaves_holds_the_objects_until_its_lease_ends():
+    site = Site()
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        await collection.writer().append(TABLES[0], lower=0, upper=10)
+        await keeper.compact()
+        reader = await collection.reader("left", lease_seconds=5 * HOUR)
+        async with reader.scan() as scan:
+            await reader.leave()
+        await reader.aclose()
+        await collection.writer().append(TABLES[1], lower=10, upper=20)
+        await keeper.compact(is_full=True)
+        for hours, is_there in ((3, True), (3, False)):
+            await site.clock.advance(hours * HOUR)
+            await keeper.gc()
+            assert (scan.files[0].key in await site.keys()) == is_there
+            assert ("left" in (await collection.status()).readers) == is_there
+
+
+@pytest.mark.parametrize("kind", ["diff", "upsert"])
+async def test_objects_of_one_batch_have_its_length(kind, monkeypatch):
+    monkeypatch.setattr(compaction, "MOST_OBJECT_ROWS", 2)
+    site = Site(kind)
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        await collection.writer().append(rows(*[(n, "v" * n) for n in range(7)]), lower=0, upper=10)
+        await keeper.compact()
+        await collection.writer().append(TABLES[1], lower=10, upper=20)
+        async with await collection.reader() as reader, reader.scan(as_of=14) as scan:
+            (batch,) = (await collection.status()).batches
+            merged, pending = scan.files[:-1], scan.files[-1]
+            assert sum(file.size_bytes for file in merged) == batch.size_bytes
+            assert {(file.lower, file.upper, file.latest) for file in merged} == {(0, 10, 9)}
+            assert [file.is_whole for file in scan.files] == [True] * 4 + [False]
+            assert (pending.start, pending.limit, pending.schema_id) == (10, 15, 0)

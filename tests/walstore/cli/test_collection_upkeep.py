@@ -146,3 +146,12 @@ def test_an_interrupted_deletion_is_continued(
     assert "pending/main/0000000000000000.parquet" in objects(people)
     assert cli("collection", "delete", people, "--confirm", "--json").json["objects"] == 2
     assert "pending/main/0000000000000000.parquet" not in objects(people)
+
+
+def test_spark_without_java(cli: Cli, people: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    failed = cli("collection", "compact", people, "--engine", "spark", "--confirm")
+    assert failed.code == 1
+    assert "openjdk-17" in failed.error
+    plan = cli("collection", "compact", people, "--engine", "spark", "--json").json["plan"]
+    assert plan["pending"] == 2  # a dry run needs no Spark

@@ -1,0 +1,162 @@
+"""``walstore.spark.read_collection``: the content of a collection at a time, as a DataFrame."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, closing
+from typing import TYPE_CHECKING, Final, get_args
+
+from walstore import CorruptionError, InvalidSettingsError
+from walstore.spark.environment import FastPathError, require_packages
+from walstore.spark.fast_path.reading import FastPath
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from uploader import CollectionReader, CollectionScan
+    from uploader.stores import ObjectStore
+    from walstore.spark.versioned.scanning import Narrow
+
+logger = logging.getLogger("walstore.spark")
+
+LEASE_SECONDS: Final = 3600.0
+_TAIL_BYTES: Final = 64 << 10
+_INT32: Final = 1
+"""The stored type of numbers up to 32 bits, as Parquet numbers it."""
+
+
+def read_collection(
+    spark: SparkSession,
+    url: str,
+    as_of: int | None = None,
+    *,
+    lease_seconds: float = LEASE_SECONDS,
+    name: str | None = None,
+    max_wait: float | None = None,
+    fast_path: FastPath = "auto",
+) -> DataFrame:
+    """Return the content of a collection at time ``as_of``, as ``CollectionReader.snapshot`` returns it.
+
+    In a ``diff`` collection the rows with their counts in ``_d``, in an ``upsert`` collection the live keys
+    with their values; in no order. docs/spark_collections.md has the types. Spark's own Parquet reader reads
+    the objects where it can open the store, as for :func:`walstore.spark.read`; it checks the checksums of
+    pages. Python tasks also check each object against its digest.
+
+    This call fixes what is read, and registers a reader that holds the objects for ``lease_seconds`` from
+    now. It is not renewed: an action after that may fail, because an object was removed. It is never wrong.
+
+    Args:
+        spark: The session.
+        url: Location of the collection.
+        as_of: A time that is not compacted. Default: the latest that is readable now.
+        lease_seconds: From 1 second to 100 years.
+        name: Name of the reader. A later call with this name replaces the reader, and then nothing holds the
+            frame of the earlier call. Default: a random one. A collection has at most 100 readers.
+        max_wait: Longest wait in seconds until all updates up to ``as_of`` are published; TimeoutError when
+            it has passed. Default: no limit.
+        fast_path: ``auto`` reads with Python tasks if the JVM cannot, and logs why; ``always`` raises
+            FastPathError instead, and assumes that all machines of a cluster see a ``file:`` store;
+            ``never`` reads with Python tasks.
+
+    Blocks; must not be called on an event loop. InvalidSettingsError for invalid arguments, a ``memory:``
+    store and columns for which Spark has no type. SinceViolationError, CollectionNotFoundError,
+    LimitExceededError for too many readers, and the store's errors. If the call fails the reader is released.
+    """
+    require_packages()
+    if fast_path not in get_args(FastPath):
+        raise InvalidSettingsError(f"fast_path must be auto, always or never, not {fast_path!r}")
+    from uploader.stores import open_store
+    from walstore.spark.planned_log import SyncRunner
+    from walstore.spark.versioned import scanning
+
+    store = open_store(url)
+    if store.url.startswith("memory:"):
+        raise InvalidSettingsError(
+            "a memory: store exists in this process alone, so that Spark's tasks cannot read it; use "
+            "CollectionReader.snapshot"
+        )
+    with closing(SyncRunner()) as runner:
+        opened = AsyncExitStack()
+        try:
+            reader, scan, narrow = runner.run(
+                _open(opened, store, url, as_of, lease_seconds, name, max_wait)
+            )
+            # Spark's calls block: not on the event loop.
+            scanning.check_names(spark, scan.schema)
+            found = _frame(spark, scan, url, narrow, fast_path)
+            runner.run(reader.leave())
+        finally:
+            try:
+                runner.run(opened.aclose())
+            finally:
+                runner.run(store.aclose())
+    return found
+
+
+async def _open(
+    opened: AsyncExitStack,
+    store: ObjectStore,
+    url: str,
+    as_of: int | None,
+    lease_seconds: float,
+    name: str | None,
+    max_wait: float | None,
+) -> tuple[CollectionReader, CollectionScan, Narrow]:
+    from uploader import Collection
+
+    collection = await opened.enter_async_context(Collection.open(url, store=store))
+    reader = await opened.enter_async_context(
+        await collection.reader(name, lease_seconds=lease_seconds)
+    )
+    scan = await opened.enter_async_context(reader.scan(as_of=as_of, max_wait=max_wait))
+    return reader, scan, await _narrow(store, scan)
+
+
+def _frame(
+    spark: SparkSession, scan: CollectionScan, url: str, narrow: Narrow, fast_path: FastPath
+) -> DataFrame:
+    from walstore.spark.fast_path import jvm
+    from walstore.spark.versioned import scanning
+    from walstore.spark.versioned.object_tasks import CollectionObjects
+
+    if fast_path != "never":
+        try:
+            jvm.require_jvm(spark)
+            is_shared = fast_path == "always"
+            updates = scanning.jvm_updates(spark, scan, url, narrow, is_shared=is_shared)
+            return scanning.content(updates, scan.schema)
+        except FastPathError as error:
+            if fast_path == "always":
+                raise
+            logger.info("the collection at %s is read by Python: %s", scan.url, error)
+    objects = CollectionObjects(url, scan.collection, scan.schema)
+    parts = scanning.parts_of(scan.files)
+    updates = scanning.python_updates(spark, objects, parts, with_hash=False)
+    return scanning.content(updates, scan.schema)
+
+
+async def _narrow(store: ObjectStore, scan: CollectionScan) -> Narrow:
+    """Return which unsigned numbers older objects store in 32 bits, from a footer of each older schema."""
+    from walstore.spark.versioned.scanning import is_long_number
+
+    wide = [field.name for field in scan.schema.columns if is_long_number(field.type)]
+    older = {file.schema_id: file.key for file in scan.files if file.schema_id != scan.schema.id}
+    return {
+        number: await _stored_in_32_bits(store, key, wide) for number, key in older.items() if wide
+    }
+
+
+async def _stored_in_32_bits(store: ObjectStore, key: str, names: list[str]) -> frozenset[str]:
+    from uploader.fragments.parquet_metadata import read_metadata
+    from uploader.versioned import batch_file
+
+    found = await store.head(key)
+    if found is None:
+        raise CorruptionError("an object of the collection is missing", path=key)
+    size_bytes = found.size_bytes
+    tail = await store.get_range(key, max(size_bytes - _TAIL_BYTES, 0), size_bytes)
+    needed = batch_file.footer_bytes(tail, path=key)
+    if needed > len(tail):
+        tail = await store.get_range(key, size_bytes - needed, size_bytes)
+    leaves = read_metadata(tail, size_bytes, path=key).leaves
+    return frozenset(leaf.name for leaf in leaves if leaf.kind == _INT32 and leaf.name in names)
