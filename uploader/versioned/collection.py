@@ -25,7 +25,9 @@ from uploader.versioned import transitions
 from uploader.versioned.collection_reader import (
     LEASE_SECONDS,
     CollectionReader,
+    check_after,
     check_lease,
+    check_time,
 )
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.collection_writer import CollectionWriter
@@ -33,6 +35,7 @@ from uploader.versioned.head import Head, ReaderHold
 from uploader.versioned.names import (
     MERGED_FOLDER,
     PENDING_FOLDER,
+    STAGING_FOLDER,
     VERSION_FOLDER,
     check_name,
     is_collection_key,
@@ -41,6 +44,7 @@ from uploader.versioned.names import (
     pending_key,
 )
 from uploader.versioned.pending import PLUG, cover
+from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
 from walstore.errors import CollectionNotFoundError, InvalidSettingsError
@@ -189,6 +193,28 @@ class Collection:
             self._session, chosen, lease_seconds=lease_seconds, since=since
         )
 
+    async def planned_scan(
+        self,
+        *,
+        hold_seconds: float,
+        as_of: int,
+        after: int | None = None,
+    ) -> CollectionScan:
+        """Return the objects that :meth:`CollectionReader.scan` yields, for other processes to read.
+
+        They stay readable for ``hold_seconds``, or up to half as much longer: a reader ``shared-…`` is
+        registered, which programs that plan with the same version share. Nobody releases it; it ends with its
+        lease. Until then compaction distinguishes times after the earliest ``as_of``, or ``after``, that was
+        planned with it. Arguments and errors as of :meth:`reader` and :meth:`CollectionReader.scan`.
+        """
+        self._session.check_home()
+        first = check_time(as_of, "as_of") if after is None else max(check_after(after), 0)
+        async with await CollectionReader.share(
+            self._session, hold_seconds=check_lease(hold_seconds), since=first
+        ) as reader:
+            async with reader.scan(as_of=as_of, after=after) as scan:
+                return scan
+
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:
         """Add nullable columns or widen types, and return the new schema, in which older batches are read.
 
@@ -288,7 +314,7 @@ class Collection:
     async def _remove_all(self) -> int:
         doomed = [
             listed.key
-            for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER)
+            for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER, STAGING_FOLDER)
             async for listed in self._session.store.list(folder)
             if listed.size_bytes != len(PLUG)
         ]

@@ -7,7 +7,7 @@ later file is later, even if compaction advanced the time of the earlier one bey
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uploader.versioned.head import Head
 from uploader.versioned.pending import PendingPart
@@ -49,6 +49,10 @@ class CollectionScan:
     after: int | None
     """Updates up to and at this time do not count; None for the content."""
     files: tuple[ScanFile, ...] = field(repr=False)
+
+    def without_files(self) -> CollectionScan:
+        """Return what all tasks of a scan need."""
+        return replace(self, files=())
 
 
 def plan_scan(

@@ -34,6 +34,8 @@ from walstore.errors import (
 
 MOST_READERS: Final = 100
 """Each takes about 150 bytes of the head."""
+SHARED: Final = "shared"
+"""The handle of readers that many programs share; nobody takes them over, and nobody releases them."""
 
 
 def advance_since(head: Head) -> Head:
@@ -77,6 +79,38 @@ def register(
         token="" if held is None else held.token,
     )
     return advance_since(replace(head, readers={**head.readers, name: hold}))
+
+
+def share(head: Head, *, now_us: int, hold_us: int, since: int) -> Head:
+    """Hold the newest version for at least ``hold_us``, and times from ``since`` on.
+
+    Programs that read the same version share one reader, :func:`shared_name`. Its lease grows by half more
+    than is needed, so that of many programs few change the head. LimitExceededError if there is no room, also
+    after readers whose lease has ended were removed; SinceViolationError, InvalidSettingsError.
+    """
+    name = shared_name(head)
+    held = head.readers.get(name)
+    if held is None:
+        if len(head.readers) >= MOST_READERS:
+            head = expire(head, now_us=now_us)
+        expires_us = now_us + hold_us + hold_us // 2
+        return register(head, name, handle=SHARED, expires_us=expires_us, since=since)
+    if held.handle != SHARED:
+        raise InvalidSettingsError(f"the reader {name} has a name that only Spark's readers have")
+    if since < head.since:
+        raise SinceViolationError(
+            "the collection cannot be read as of this time", as_of=since, since=head.since
+        )
+    if held.frontier <= since and (held.expires_us or 0) >= now_us + hold_us:
+        return head
+    longer_us = max(held.expires_us or 0, now_us + hold_us + hold_us // 2)
+    wider = replace(held, frontier=min(held.frontier, since), expires_us=longer_us)
+    return replace(head, readers={**head.readers, name: wider})
+
+
+def shared_name(head: Head) -> str:
+    """Return the name of the reader that holds the newest version for all who share it."""
+    return f"shared-{head.version.n:x}"
 
 
 def clone(

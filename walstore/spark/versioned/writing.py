@@ -1,0 +1,378 @@
+"""The writers: a job's rows, or a micro-batch's, become one batch of a collection. Blocking I/O.
+
+Tasks stage their rows in the collection's store (``uploader/versioned/staging.py``); the program that commits
+appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's micro-batch
+``n`` has the times ``[start + n, start + n + 1)``, so a second append of it changes nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from uploader import Collection, CollectionWriter, open_store
+from uploader.stores import RetryPolicy
+from uploader.versioned import updates
+from uploader.versioned.schema import MAX_TIME, TIME, CollectionSchema
+from uploader.versioned.staging import (
+    FILE_BYTES,
+    MOST_BYTES,
+    MOST_ROWS,
+    StagedFile,
+    StagedWrite,
+    Staging,
+    job_query,
+)
+from walstore import (
+    InvalidSettingsError,
+    LimitExceededError,
+    OutcomeUnknownError,
+    UpperMismatchError,
+    WalError,
+)
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
+from walstore.spark.features import DataSourceStreamArrowWriter
+from walstore.spark.planned_log import SyncRunner
+from walstore.spark.reader import off_loop
+from walstore.spark.sink.writers import BATCH_ID, QUERY_ID
+from walstore.spark.versioned.options import (
+    APPEND_OPTIONS,
+    SINK_OPTIONS,
+    WriteOptions,
+    parse_write_options,
+)
+from walstore.spark.versioned.reading import schema_at
+from walstore.spark.versioned.types import given_schema
+
+_ATTEMPTS: Final = 20
+"""So often a batch is appended where the shard ends, if others append to it meanwhile."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class StagedMessage(WriterCommitMessage):
+    """What one task staged."""
+
+    write: StagedWrite
+    task: int
+    files: tuple[StagedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A collection's store, opened, and its staging area."""
+
+    url: str
+    staging: Staging
+    open: Callable[[], Awaitable[Collection]]
+
+
+def in_store(url: str, act: Callable[[Site], Awaitable[_T]]) -> _T:
+    """Return what ``act`` returns. Blocks, also inside an event loop; connections are released afterwards."""
+
+    async def run() -> _T:
+        store = open_store(url)
+        worker = Worker("spark-staging", threads=2)
+        retry = RetryPolicy(clock=SystemClock())
+
+        async def open_it() -> Collection:
+            return await Collection.open(url, store=store)
+
+        try:
+            return await act(Site(url, Staging(store, retry=retry, worker=worker), open_it))
+        finally:
+            worker.close()
+            await store.aclose()
+
+    def blocking() -> _T:
+        with closing(SyncRunner()) as runner:
+            return runner.run(run())
+
+    return off_loop(blocking)
+
+
+def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: bool) -> None:
+    """Raise InvalidSettingsError for columns that the collection cannot take."""
+    given = given_schema(schema)
+    if TIME in given.names and not has_times:
+        raise InvalidSettingsError(
+            f"a column {TIME} needs lower and upper, in a batch write; else the rows get the batch's time"
+        )
+    updates.conform(given.empty_table(), collection, lower=0, upper=1)
+
+
+def stage(
+    options: WriteOptions,
+    write: StagedWrite,
+    names: Sequence[str],
+    batches: Iterable[pa.RecordBatch],
+    *,
+    job: str,
+    task: int,
+) -> StagedMessage:
+    """Stage the rows of one attempt of a task, in bounded memory."""
+    attempt = f"{task:08x}-{secrets.token_hex(4)}"
+
+    async def act(site: Site) -> tuple[StagedFile, ...]:
+        files = []
+        for number, rows in enumerate(_gathered(batches, names)):
+            del number
+            files.append(await site.staging.put(write, job, attempt, rows))
+        return tuple(files)
+
+    return StagedMessage(write, task, in_store(options.location.text, act))
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows in tables of about FILE_BYTES."""
+    held: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch.rename_columns(list(names)))
+            num_bytes += batch.nbytes
+        if num_bytes >= FILE_BYTES:
+            yield pa.Table.from_batches(held)
+            held, num_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def merge(
+    messages: Iterable[WriterCommitMessage | None],
+) -> tuple[StagedWrite | None, list[StagedFile]]:
+    """Return the write of all messages, and what was staged, in the order of the tasks; WalError."""
+    found = [message for message in messages if isinstance(message, StagedMessage)]
+    writes = {one.write for one in found}
+    if len(writes) > 1:
+        raise WalError(f"the tasks of one job staged rows of {len(writes)} writes")
+    files = [file for one in sorted(found, key=lambda message: message.task) for file in one.files]
+    return (found[0].write if found else None), files
+
+
+def check_size(files: Sequence[StagedFile]) -> None:
+    """Raise LimitExceededError for more than one batch may have."""
+    rows, num_bytes = (sum(sizes) for sizes in zip((0, 0), *((f.rows, f.num_bytes) for f in files)))
+    if rows > MOST_ROWS or num_bytes > MOST_BYTES:
+        raise LimitExceededError(
+            f"the batch has {rows} rows and {num_bytes} bytes, and goes through the memory of one program, which "
+            f"takes {MOST_ROWS} rows and {MOST_BYTES} bytes; nothing was written: make the source's "
+            "micro-batches smaller, or write in several jobs",
+            limit=MOST_ROWS if rows > MOST_ROWS else MOST_BYTES,
+        )
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one job. Picklable: Spark plans with one copy, writes with others, and commits with another."""
+
+    def __init__(self, options: WriteOptions, names: Sequence[str], query: str, job: str) -> None:
+        """Stage as ``query``, which is this job's own."""
+        self._options = options
+        self._names = tuple(names)
+        self._write = StagedWrite(query, 0)
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        context = TaskContext.get()
+        return stage(
+            self._options,
+            self._write,
+            self._names,
+            iterator,
+            job=self._job,
+            task=0 if context is None else context.partitionId(),
+        )
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Append what all tasks staged as one batch."""
+        if None in messages:
+            raise WalError("a task did not report what it staged; nothing was written")
+        _, files = merge(messages)
+        check_size(files)
+        options = self._options
+
+        async def act(site: Site) -> None:
+            tables = await site.staging.load(files)
+            async with await site.open() as collection:
+                writer = collection.writer(options.writer)
+                rows = pa.concat_tables(tables) if tables else None
+                if options.lower is None or options.upper is None:
+                    await append_at_end(writer, rows)
+                else:
+                    await writer.append(rows, lower=options.lower, upper=options.upper)
+            await site.staging.discard(self._write.query)
+            await site.staging.sweep_jobs(SystemClock().now_us())
+
+        in_store(options.location.text, act)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what was staged; nobody else appends it."""
+        in_store(self._options.location.text, lambda site: site.staging.discard(self._write.query))
+
+
+async def append_at_end(writer: CollectionWriter, rows: pa.Table | None) -> None:
+    """Append rows at the time at which the shard ends, whoever else appends to it."""
+    for _ in range(_ATTEMPTS):
+        lower = await writer.upper()
+        try:
+            await _append_again(writer, rows, lower)
+        except UpperMismatchError:
+            continue
+        return
+    raise UpperMismatchError(
+        f"other programs append to the shard {writer.name} all the time; nothing was written: use another one",
+        expected=lower,
+        actual=await writer.upper(),
+    )
+
+
+async def _append_again(writer: CollectionWriter, rows: pa.Table | None, lower: int) -> None:
+    """Append a batch; once more if the store did not say whether it was appended."""
+    try:
+        await writer.append(rows, lower=lower, upper=lower + 1)
+    except OutcomeUnknownError:
+        try:
+            await writer.append(rows, lower=lower, upper=lower + 1)
+        except UpperMismatchError as error:
+            # Not the same as at first: the first append may have happened, and was merged since.
+            raise OutcomeUnknownError(
+                f"it is not known whether the rows were appended at {lower}; read the collection before writing "
+                "again, and give lower and upper to make a repetition harmless"
+            ) from error
+
+
+class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
+    """Writes one micro-batch. Spark plans each with a new writer, and commits with another."""
+
+    def __init__(self, options: WriteOptions, names: Sequence[str], job: str) -> None:
+        """Stage as ``job``, one attempt of a micro-batch."""
+        self._options = options
+        self._names = tuple(names)
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(QUERY_ID)
+        batch = None if context is None else context.getLocalProperty(BATCH_ID)
+        if context is None or not query or batch is None:
+            raise WalError(
+                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); write with "
+                "foreachBatch and the batch writer, the micro-batch's number as lower"
+            )
+        return self.stage(iterator, StagedWrite(query, int(batch)), context.partitionId())
+
+    def stage(
+        self, batches: Iterable[pa.RecordBatch], write: StagedWrite, task: int
+    ) -> WriterCommitMessage:
+        """Stage rows of a task of a stream's micro-batch."""
+        return stage(self._options, write, self._names, batches, job=self._job, task=task)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Append what all tasks staged, unless an earlier attempt of this micro-batch was appended."""
+        write, files = merge(messages)
+        if None in messages:
+            raise WalError("a task did not report what it staged; nothing was written")
+        if write is not None and write.batch != batchId:
+            raise WalError(f"the tasks staged micro-batch {write.batch}, not {batchId}")
+        check_size(files)
+        lower = (self._options.lower or 0) + batchId
+        if lower >= MAX_TIME:
+            raise InvalidSettingsError(
+                f"start is too large: the time {lower} would be beyond 2**64 - 2"
+            )
+        in_store(
+            self._options.location.text,
+            lambda site: self._commit(site, write, files, lower, batchId),
+        )
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Leave what was staged: it may be what counts. The query's next commit removes it."""
+
+    async def _commit(
+        self,
+        site: Site,
+        write: StagedWrite | None,
+        files: Sequence[StagedFile],
+        lower: int,
+        batch: int,
+    ) -> None:
+        if write is not None:
+            if await site.staging.is_done(write):
+                return
+            files = await site.staging.intend(write, files)
+        tables = await site.staging.load(files)
+        async with await site.open() as collection:
+            writer = collection.writer(self._options.writer)
+            rows = pa.concat_tables(tables) if tables else None
+            try:
+                await writer.append(rows, lower=lower, upper=lower + 1)
+            except UpperMismatchError as error:
+                raise _lost(error, batch, lower) from error
+        if write is not None:
+            await site.staging.finish(write)
+
+
+def _lost(error: UpperMismatchError, batch: int, lower: int) -> UpperMismatchError:
+    """Return an error that says what became of a stream whose next batch is not the shard's."""
+    start = error.actual - batch
+    advice = (
+        f"start={start}"
+        if start >= 0
+        else "another collection, for this one lacks earlier micro-batches"
+    )
+    return UpperMismatchError(
+        f"micro-batch {batch} has the time {lower} and the shard ends at {error.actual}: the query's checkpoint "
+        "is another one than before, or another program appends to the shard. Nothing was written. Go on with "
+        f"the old checkpointLocation; or, if these rows are not in the collection, with {advice}",
+        expected=lower,
+        actual=error.actual,
+    )
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceWriter:
+    """Return a writer that appends the rows of one job.
+
+    InvalidSettingsError for invalid options and columns, and for ``overwrite``; CollectionNotFoundError.
+    """
+    _check_append(overwrite=overwrite)
+    found = parse_write_options(options, APPEND_OPTIONS)
+    check_rows(schema, schema_at(found.location.text), has_times=found.lower is not None)
+    query = job_query(SystemClock().now_us())
+    return BatchWriter(found, schema.fieldNames(), query, secrets.token_hex(8))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceStreamWriter:
+    """Return a writer that appends the rows of a micro-batch. Raises as :func:`batch_writer`."""
+    _check_append(overwrite=overwrite)
+    found = parse_write_options(options, SINK_OPTIONS)
+    check_rows(schema, schema_at(found.location.text), has_times=False)
+    return StreamWriter(found, schema.fieldNames(), secrets.token_hex(8))
+
+
+def _check_append(*, overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidSettingsError(
+            'a collection can only be appended to: use mode("append"), or outputMode("append") for a stream; '
+            "an upsert collection replaces the rows with the same keys by itself"
+        )
