@@ -204,16 +204,23 @@ class Collection:
 
         They stay readable for ``hold_seconds``, or up to half as much longer: a reader ``shared-…`` is
         registered, which programs that plan with the same version share. Nobody releases it; it ends with its
-        lease. Until then compaction distinguishes times after the earliest ``as_of``, or ``after``, that was
-        planned with it. Arguments and errors as of :meth:`reader` and :meth:`CollectionReader.scan`.
+        lease. Until then it holds the times that other readers hold now, and without others all.
+
+        Args:
+            hold_seconds: 1 second to 100 years.
+            as_of: As of :meth:`CollectionReader.scan`; waits until all updates up to it are published.
+            after: As there.
+
+        Raises:
+            SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
+            LimitExceededError: The collection has 100 readers already.
         """
         self._session.check_home()
         first = check_time(as_of, "as_of") if after is None else max(check_after(after), 0)
-        async with await CollectionReader.share(
-            self._session, hold_seconds=check_lease(hold_seconds), since=first
-        ) as reader:
-            async with reader.scan(as_of=as_of, after=after) as scan:
-                return scan
+        seconds = check_lease(hold_seconds)
+        reader = await CollectionReader.share(self._session, hold_seconds=seconds, as_of=first)
+        async with reader, reader.scan(as_of=as_of, after=after) as scan:
+            return scan
 
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:
         """Add nullable columns or widen types, and return the new schema, in which older batches are read.

@@ -106,18 +106,18 @@ class CollectionReader:
         return cls(session, name, handle, lease_seconds=lease_seconds)
 
     @classmethod
-    async def share(cls, session: CollectionSession, *, hold_seconds: float, since: int) -> Self:
+    async def share(cls, session: CollectionSession, *, hold_seconds: float, as_of: int) -> Self:
         """Hold the newest version together with others; see ``Collection.planned_scan``. Not released."""
         head = await session.head.change(
             lambda head: transitions.share(
                 head,
                 now_us=session.after_us(0),
                 hold_us=round(hold_seconds * 1_000_000),
-                since=since,
+                as_of=as_of,
             )
         )
         reader = cls(session, transitions.shared_name(head), transitions.SHARED, lease_seconds=None)
-        reader._frontier = since  # that of the head may be another program's
+        reader._frontier = as_of  # that of the head may be another program's
         return reader
 
     @property

@@ -1,7 +1,7 @@
 """Staging: updates that tasks of a job put into a collection's store, until one program appends them.
 
-A write is a batch of a query: ``staging/<query>/<batch>/``. Each attempt of it is a job of its own, whose tasks
-put Parquet files there. The first to commit puts the ``intent``, which names the files that count. Every
+A write is a batch of a query: ``staging/<query>/<batch>/``. Each attempt of it is a job of its own, whose
+tasks put Parquet files there. The first to commit puts the ``intent``, which names the files that count. Every
 attempt appends these, so the batch has one content, whatever other attempts staged. Once it is appended, the
 mark ``done`` is put, and only then are files removed. So whoever finds an intent and no mark finds its files.
 
@@ -149,8 +149,8 @@ class Staging:
                     data = (await read_object(self._store, file.key)).data
                 except ObjectNotFoundError:
                     raise CorruptionError(
-                        "staged rows are missing, and whether they were appended is not known: another program "
-                        "removed them",
+                        "staged rows are missing, and whether they were appended is not known: another "
+                        "program removed them",
                         path=file.key,
                     ) from None
                 return await self._worker.run(_decode, data, file)

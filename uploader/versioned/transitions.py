@@ -81,30 +81,40 @@ def register(
     return advance_since(replace(head, readers={**head.readers, name: hold}))
 
 
-def share(head: Head, *, now_us: int, hold_us: int, since: int) -> Head:
-    """Hold the newest version for at least ``hold_us``, and times from ``since`` on.
+def share(head: Head, *, now_us: int, hold_us: int, as_of: int) -> Head:
+    """Hold the newest version for at least ``hold_us``, for whoever reads it as of ``as_of`` or later.
 
     Programs that read the same version share one reader, :func:`shared_name`. Its lease grows by half more
-    than is needed, so that of many programs few change the head. LimitExceededError if there is no room, also
-    after readers whose lease has ended were removed; SinceViolationError, InvalidSettingsError.
+    than is needed, so that of many programs few change the head. It gives up no time that another reader
+    holds, and without others none at all: reading must not make earlier times unreadable.
+
+    SinceViolationError; LimitExceededError if there is no room, also after readers whose lease has ended were
+    removed; InvalidSettingsError if a reader has that name.
     """
+    if as_of < head.since:
+        raise SinceViolationError(
+            "the collection cannot be read as of this time", as_of=as_of, since=head.since
+        )
+    own = [hold.frontier for hold in head.readers.values() if hold.handle != SHARED]
+    frontier = min(as_of, min(own, default=head.since))
+    longer_us = now_us + hold_us + hold_us // 2
     name = shared_name(head)
     held = head.readers.get(name)
     if held is None:
         if len(head.readers) >= MOST_READERS:
             head = expire(head, now_us=now_us)
-        expires_us = now_us + hold_us + hold_us // 2
-        return register(head, name, handle=SHARED, expires_us=expires_us, since=since)
+        return register(head, name, handle=SHARED, expires_us=longer_us, since=frontier)
     if held.handle != SHARED:
-        raise InvalidSettingsError(f"the reader {name} has a name that only Spark's readers have")
-    if since < head.since:
-        raise SinceViolationError(
-            "the collection cannot be read as of this time", as_of=since, since=head.since
+        raise InvalidSettingsError(
+            f"there is a reader {name}, a name that only shared readers have; release it"
         )
-    if held.frontier <= since and (held.expires_us or 0) >= now_us + hold_us:
+    if held.frontier <= frontier and (held.expires_us or 0) >= now_us + hold_us:
         return head
-    longer_us = max(held.expires_us or 0, now_us + hold_us + hold_us // 2)
-    wider = replace(held, frontier=min(held.frontier, since), expires_us=longer_us)
+    wider = replace(
+        held,
+        frontier=min(held.frontier, frontier),
+        expires_us=max(held.expires_us or 0, longer_us),
+    )
     return replace(head, readers={**head.readers, name: wider})
 
 

@@ -1,6 +1,7 @@
 """Discovered by Spark, which looks for one ``DefaultSource`` in each top-level package named ``pyspark_*``.
 
-Installed next to ``walstore`` and ``uploader``, so that ``format("walstore.collection")`` needs no registration.
+Installed next to ``walstore`` and ``uploader``, so that ``format("walstore.collection")`` needs no
+registration.
 """
 
 from walstore.spark.versioned.source import CollectionSource as DefaultSource

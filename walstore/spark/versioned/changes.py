@@ -239,8 +239,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._polled = None
         if limit > self._poll():
             raise CorruptionError(
-                f"the query has read up to {limit} and the collection ends at {self._upper}: it is another one "
-                "than the checkpoint is of, or lost updates; start again with another checkpointLocation",
+                f"the query has read up to {limit} and the collection ends at {self._upper}: it is another "
+                "one than the checkpoint is of, or lost updates; start again with another checkpointLocation",
                 path=self._options.location.text,
                 expected=limit,
                 found=self._upper,
@@ -267,7 +267,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with ScanObjects(partition.url, partition.scan) as objects:
             if isinstance(partition, RangePartition):
                 at = partition.scan.as_of
-                tables = (
+                tables: Iterator[pa.Table] = (
                     updates.as_updates(table, schema, at=at)
                     for table in read_ranges(partition, objects, schema)
                 )
@@ -402,8 +402,8 @@ class QueryHold:
             )
         except SinceViolationError as error:
             error.add_note(
-                f"the reader {options.reader} does not hold what the query's checkpoint needs: it was released, "
-                "or another query used it; begin again with another checkpointLocation"
+                f"the reader {options.reader} does not hold what the query's checkpoint needs: it was "
+                "released, or another query used it; begin again with another checkpointLocation"
             )
             raise
 
@@ -457,7 +457,7 @@ def _parse_token(reader: CollectionReader) -> tuple[int, int]:
 
 
 def _frontier(offset: JsonOffset) -> int:
-    found = offset.get("frontier") if isinstance(offset, dict) else None
+    found = offset.get("frontier")
     if type(found) is not int or found < 0:
         raise CorruptionError(
             "the checkpoint has an offset that is no frontier",

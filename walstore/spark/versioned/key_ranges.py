@@ -15,7 +15,7 @@ from uploader.versioned.schema import CollectionSchema
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys in ``[low, high)``; an empty ``low`` is before all, and no ``high`` is after all, with nulls."""
+    """The keys in ``[low, high)``; an empty ``low`` is before all, no ``high`` after all, also after nulls."""
 
     low: Key = ()
     high: Key | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, Self, TypeVar
 
 import pyarrow as pa
@@ -46,16 +47,13 @@ class ScanObjects:
 
     def open(self, files: Iterable[ScanFile]) -> list[GroupedFile]:
         """Return files by their footers, which are kept."""
-        return self._all((lambda file=file: self._open(file)) for file in files)
+        return self._all(partial(self._open, file) for file in files)
 
     def read(
         self, wanted: Iterable[tuple[ScanFile, RowGroup]], schema: CollectionSchema
     ) -> list[pa.Table]:
         """Return the updates of row groups of open files that count, as far as their times do."""
-        return self._all(
-            (lambda file=file, group=group: self._read(file, group, schema))
-            for file, group in wanted
-        )
+        return self._all(partial(self._read, file, group, schema) for file, group in wanted)
 
     def forget(self, file: ScanFile) -> None:
         """Keep a file no longer."""

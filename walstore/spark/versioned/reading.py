@@ -78,8 +78,8 @@ async def plan_content(
 ) -> CollectionScan | None:
     """Return the objects of the content at a time, by default the latest, which stay readable.
 
-    None for a collection without updates. InvalidSettingsError for a time that the collection has not reached, SinceViolationError for one that was
-    compacted.
+    None for a collection without updates. InvalidSettingsError for a time that the collection has not
+    reached, SinceViolationError for one that was compacted.
     """
     upper = (await collection.status()).upper
     at = upper - 1 if as_of is None else as_of

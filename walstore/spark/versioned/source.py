@@ -48,8 +48,8 @@ class CollectionSource(DataSource):
     * ``pollIntervalMs``: time between two looks for updates, 500 by default.
     * ``minPartitions``, ``leaseSeconds``: as for a batch.
 
-    A batch write appends rows at the times ``lower`` to ``upper``, exclusive; by default at the time where the
-    shard ``writer`` (``main``) ends. A streaming write appends each micro-batch at the time of its number, to
+    A batch write appends rows at the times ``lower`` to ``upper``, exclusive; by default at the time where
+    the shard ``writer`` (``main``) ends. A streaming write appends each micro-batch at the time of its number, to
     which ``start`` (0) is added.
     """
 
@@ -59,7 +59,7 @@ class CollectionSource(DataSource):
         return "walstore.collection"
 
     def schema(self) -> StructType:
-        """Return the columns; checks the options and the collection too, so that ``load`` reports mistakes."""
+        """Return the columns; checks options and collection too, so that ``load`` reports mistakes."""
         require_packages()
         from walstore.spark.versioned.changes import change_schema
         from walstore.spark.versioned.options import (

@@ -48,7 +48,7 @@ def arrow_type(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
-    """Return the columns as Spark has them, all nullable; InvalidSettingsError naming one that it cannot have."""
+    """Return the columns as Spark has them, all nullable; InvalidSettingsError naming one that it has not."""
     fields = []
     for column in columns:
         try:
@@ -88,7 +88,7 @@ def selected(schema: StructType, columns: pa.Schema) -> tuple[str, ...]:
 
 
 def to_spark(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return columns of a table in the types that Spark takes; WalError for a value that Spark cannot have."""
+    """Return columns of a table in the types that Spark takes; WalError for a value that it cannot have."""
     columns, fields = [], []
     for name in names:
         found = table.column(name)

@@ -1,7 +1,7 @@
 """The writers: a job's rows, or a micro-batch's, become one batch of a collection. Blocking I/O.
 
-Tasks stage their rows in the collection's store (``uploader/versioned/staging.py``); the program that commits
-appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's micro-batch
+Tasks stage their rows in the collection's store (``uploader/versioned/staging.py``); the program that
+commits appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's micro-batch
 ``n`` has the times ``[start + n, start + n + 1)``, so a second append of it changes nothing.
 """
 
@@ -130,8 +130,7 @@ def stage(
 
     async def act(site: Site) -> tuple[StagedFile, ...]:
         files = []
-        for number, rows in enumerate(_gathered(batches, names)):
-            del number
+        for rows in _gathered(batches, names):
             files.append(await site.staging.put(write, job, attempt, rows))
         return tuple(files)
 
@@ -167,12 +166,12 @@ def merge(
 
 def check_size(files: Sequence[StagedFile]) -> None:
     """Raise LimitExceededError for more than one batch may have."""
-    rows, num_bytes = (sum(sizes) for sizes in zip((0, 0), *((f.rows, f.num_bytes) for f in files)))
+    rows, num_bytes = sum(file.rows for file in files), sum(file.num_bytes for file in files)
     if rows > MOST_ROWS or num_bytes > MOST_BYTES:
         raise LimitExceededError(
-            f"the batch has {rows} rows and {num_bytes} bytes, and goes through the memory of one program, which "
-            f"takes {MOST_ROWS} rows and {MOST_BYTES} bytes; nothing was written: make the source's "
-            "micro-batches smaller, or write in several jobs",
+            f"the batch has {rows} rows and {num_bytes} bytes, and goes through the memory of one "
+            f"program, which takes {MOST_ROWS} rows and {MOST_BYTES} bytes; nothing was written: make the "
+            "source's micro-batches smaller, or write in several jobs",
             limit=MOST_ROWS if rows > MOST_ROWS else MOST_BYTES,
         )
 
@@ -228,18 +227,15 @@ class BatchWriter(DataSourceArrowWriter):
 
 async def append_at_end(writer: CollectionWriter, rows: pa.Table | None) -> None:
     """Append rows at the time at which the shard ends, whoever else appends to it."""
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         lower = await writer.upper()
         try:
             await _append_again(writer, rows, lower)
         except UpperMismatchError:
-            continue
-        return
-    raise UpperMismatchError(
-        f"other programs append to the shard {writer.name} all the time; nothing was written: use another one",
-        expected=lower,
-        actual=await writer.upper(),
-    )
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return
 
 
 async def _append_again(writer: CollectionWriter, rows: pa.Table | None, lower: int) -> None:
@@ -252,8 +248,8 @@ async def _append_again(writer: CollectionWriter, rows: pa.Table | None, lower: 
         except UpperMismatchError as error:
             # Not the same as at first: the first append may have happened, and was merged since.
             raise OutcomeUnknownError(
-                f"it is not known whether the rows were appended at {lower}; read the collection before writing "
-                "again, and give lower and upper to make a repetition harmless"
+                f"it is not known whether the rows were appended at {lower}; read the collection before "
+                "writing again, and give lower and upper to make a repetition harmless"
             ) from error
 
 
@@ -273,8 +269,8 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         batch = None if context is None else context.getLocalProperty(BATCH_ID)
         if context is None or not query or batch is None:
             raise WalError(
-                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); write with "
-                "foreachBatch and the batch writer, the micro-batch's number as lower"
+                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); write "
+                "with foreachBatch and the batch writer, the micro-batch's number as lower"
             )
         return self.stage(iterator, StagedWrite(query, int(batch)), context.partitionId())
 
@@ -338,9 +334,9 @@ def _lost(error: UpperMismatchError, batch: int, lower: int) -> UpperMismatchErr
         else "another collection, for this one lacks earlier micro-batches"
     )
     return UpperMismatchError(
-        f"micro-batch {batch} has the time {lower} and the shard ends at {error.actual}: the query's checkpoint "
-        "is another one than before, or another program appends to the shard. Nothing was written. Go on with "
-        f"the old checkpointLocation; or, if these rows are not in the collection, with {advice}",
+        f"micro-batch {batch} has the time {lower} and the shard ends at {error.actual}: the query's "
+        "checkpoint is another one than before, or another program appends to the shard. Nothing was "
+        f"written. Go on with the old checkpointLocation; or, if these rows are not in the collection, with {advice}",
         expected=lower,
         actual=error.actual,
     )

@@ -15,7 +15,6 @@ import pytest
 from tests.walstore.spark.versioned.histories import KEYS, counted, write_history
 from uploader import Collection
 from uploader.versioned import batch_file
-from walstore import InvalidSettingsError, SinceViolationError
 from walstore.spark.versioned import reading
 from walstore.spark.versioned.reading import BatchReader
 from walstore.spark.versioned.source import CollectionSource
