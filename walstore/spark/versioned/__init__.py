@@ -1,0 +1,1 @@
+"""Versioned collections for Spark: reading them, and their compaction. docs/spark_collections.md."""

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from uploader import Collection, CollectionReader, CollectionScan, ScanFile
 from uploader.versioned import updates
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
-from uploader.versioned.schema import DIFF, TIME, CollectionSchema
+from uploader.versioned.schema import CollectionSchema
 from walstore import (
     ContentionError,
     CorruptionError,
@@ -48,6 +48,7 @@ from walstore.spark.features import (
 from walstore.spark.plan import PARTITION_BYTES, group
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.versioned.admission import Budget, Stretch, end_of
+from walstore.spark.versioned.columns import CHANGE, change_schema, check_selected
 from walstore.spark.versioned.objects import AT_ONCE, ScanObjects
 from walstore.spark.versioned.options import StreamOptions
 from walstore.spark.versioned.reading import (
@@ -57,26 +58,14 @@ from walstore.spark.versioned.reading import (
     narrowed,
     read_ranges,
 )
-from walstore.spark.versioned.types import selected, spark_schema, to_spark
+from walstore.spark.versioned.types import to_spark
 
-CHANGE: Final = "_change"
 _GROUPS_AT_ONCE: Final = 4
 """So many row groups are decoded at a time."""
 
 logger = logging.getLogger("walstore.spark")
 
 JsonOffset = dict[str, int]
-
-
-def change_columns(schema: CollectionSchema) -> pa.Schema:
-    """Return the columns of changes: those of the collection, the time, the kind of change and the count."""
-    columns = [*schema.columns, pa.field(TIME, pa.int64()), pa.field(CHANGE, pa.string())]
-    return pa.schema([*columns, pa.field(DIFF, pa.int64())] if schema.kind == "diff" else columns)
-
-
-def change_schema(schema: CollectionSchema) -> StructType:
-    """Return the columns of changes as Spark has them."""
-    return spark_schema(change_columns(schema))
 
 
 def as_changes(table: pa.Table, schema: CollectionSchema) -> pa.Table:
@@ -274,7 +263,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 tables = read_pieces(partition, objects, schema)
             for table in tables:
-                yield from to_spark(_typed(as_changes(table, schema)), names).to_batches(BATCH_ROWS)
+                rows = as_changes(table, schema).select(names)
+                yield from to_spark(rows).to_batches(BATCH_ROWS)
 
     # -- behind the query --------------------------------------------------------------------
 
@@ -311,7 +301,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _planned(self, hold: QueryHold, *, as_of: int, after: int | None) -> CollectionScan:
         scan = hold.planned_scan(self._options, as_of=as_of, after=after)
-        selected(self._schema, change_columns(scan.schema))  # it may have changed since load()
+        check_selected(self._schema, change_schema(scan.schema))  # it may have changed since load()
         return scan
 
     def _admitted(self, hold: QueryHold, start: int, end: int, limit: ReadLimit) -> int:
@@ -469,9 +459,3 @@ def _frontier(offset: JsonOffset) -> int:
 
 def _json(frontier: int) -> JsonOffset:
     return {"frontier": frontier}
-
-
-def _typed(table: pa.Table) -> pa.Table:
-    """Return changes with their times as Spark has them."""
-    at = table.schema.get_field_index(TIME)
-    return table.set_column(at, pa.field(TIME, pa.int64()), table.column(TIME).cast(pa.int64()))

@@ -15,7 +15,7 @@ from uploader.versioned.schema import CollectionSchema
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """The keys in ``[low, high)``; an empty ``low`` is before all, no ``high`` after all, also after nulls."""
+    """The keys in ``[low, high)``; an empty ``low`` is before all, no ``high`` after all and nulls."""
 
     low: Key = ()
     high: Key | None = None

@@ -20,15 +20,16 @@ from pyspark.sql.types import StructType
 from uploader import Collection, CollectionScan, ScanFile
 from uploader.versioned import updates
 from uploader.versioned.batch_groups import RowGroup
-from uploader.versioned.schema import DIFF, CollectionSchema
+from uploader.versioned.schema import CollectionSchema
 from walstore import InvalidSettingsError
 from walstore.spark.plan import PARTITION_BYTES
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.reader import off_loop
+from walstore.spark.versioned.columns import check_selected
 from walstore.spark.versioned.key_ranges import KeyRange, cut, join
 from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import BatchOptions
-from walstore.spark.versioned.types import selected, to_spark
+from walstore.spark.versioned.types import spark_schema, to_spark
 
 STEP_ROWS: Final = 256 * 1024
 """About so many updates are added up at a time, in a task."""
@@ -50,13 +51,6 @@ class RangePartition(InputPartition):
 
     def __repr__(self) -> str:
         return f"RangePartition([{self.ranges[0].low}, {self.ranges[-1].high}))"
-
-
-def content_columns(schema: CollectionSchema) -> pa.Schema:
-    """Return the columns of a collection's content: its own, and in a ``diff`` collection the count."""
-    if schema.kind == "upsert":
-        return schema.columns
-    return schema.columns.append(pa.field(DIFF, pa.int64(), nullable=False))
 
 
 def in_collection(url: str, act: Callable[[Collection], Awaitable[_T]]) -> _T:
@@ -175,7 +169,7 @@ class BatchReader(DataSourceReader):
         )
         if scan is None:
             return []
-        selected(self._schema, content_columns(scan.schema))  # it may have changed since load()
+        check_selected(self._schema, spark_schema(scan.schema))  # it may have changed since load()
         return [*off_loop(lambda: divide(url, scan, self._options.min_partitions))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -186,7 +180,7 @@ class BatchReader(DataSourceReader):
         schema = narrowed(partition.scan.schema, names)
         with ScanObjects(partition.url, partition.scan) as objects:
             for table in read_ranges(partition, objects, schema):
-                yield from to_spark(table, names).to_batches(BATCH_ROWS)
+                yield from to_spark(table.select(names)).to_batches(BATCH_ROWS)
 
 
 def schema_at(url: str) -> CollectionSchema:

@@ -37,8 +37,8 @@ class CollectionSource(DataSource):
     * ``minPartitions``: at least this many tasks, as far as row groups allow.
     * ``leaseSeconds``: for so long, 3600 by default, what was planned stays readable.
 
-    A stream returns the changes: the columns, ``_t bigint``, ``_change string`` and in a ``diff`` collection
-    ``_d bigint``.
+    A stream returns the changes: the columns, ``_t decimal(20,0)``, ``_change string`` and in a ``diff``
+    collection ``_d bigint``.
 
     * ``reader``: the name of the critical reader that keeps what the query has not read. Required, and what
       tells Spark's questions about a stream from those about a batch.
@@ -49,8 +49,8 @@ class CollectionSource(DataSource):
     * ``minPartitions``, ``leaseSeconds``: as for a batch.
 
     A batch write appends rows at the times ``lower`` to ``upper``, exclusive; by default at the time where
-    the shard ``writer`` (``main``) ends. A streaming write appends each micro-batch at the time of its number, to
-    which ``start`` (0) is added.
+    the shard ``writer`` (``main``) ends. A streaming write appends each micro-batch at the time of its
+    number, to which ``start`` (0) is added.
     """
 
     @classmethod
@@ -61,20 +61,20 @@ class CollectionSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns; checks options and collection too, so that ``load`` reports mistakes."""
         require_packages()
-        from walstore.spark.versioned.changes import change_schema
+        from walstore.spark.versioned.columns import change_schema
         from walstore.spark.versioned.options import (
             READER,
             parse_batch_options,
             parse_stream_options,
         )
-        from walstore.spark.versioned.reading import content_columns, schema_at
+        from walstore.spark.versioned.reading import schema_at
         from walstore.spark.versioned.types import spark_schema
 
         if any(name.lower() == READER for name in self.options):
             options = parse_stream_options(self.options)
             return change_schema(schema_at(options.location.text))
         location = parse_batch_options(self.options).location
-        return spark_schema(content_columns(schema_at(location.text)))
+        return spark_schema(schema_at(location.text))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader that reads the content once, as the columns in ``schema``."""

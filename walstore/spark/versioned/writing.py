@@ -1,8 +1,8 @@
 """The writers: a job's rows, or a micro-batch's, become one batch of a collection. Blocking I/O.
 
 Tasks stage their rows in the collection's store (``uploader/versioned/staging.py``); the program that
-commits appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's micro-batch
-``n`` has the times ``[start + n, start + n + 1)``, so a second append of it changes nothing.
+commits appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's
+micro-batch ``n`` has the times ``[start + n, start + n + 1)``, so a second append of it changes nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.reader import off_loop
 from walstore.spark.sink.writers import BATCH_ID, QUERY_ID
+from walstore.spark.versioned.columns import given_schema
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
     SINK_OPTIONS,
@@ -56,7 +57,7 @@ from walstore.spark.versioned.options import (
     parse_write_options,
 )
 from walstore.spark.versioned.reading import schema_at
-from walstore.spark.versioned.types import given_schema
+from walstore.spark.versioned.types import from_spark
 
 _ATTEMPTS: Final = 20
 """So often a batch is appended where the shard ends, if others append to it meanwhile."""
@@ -113,7 +114,7 @@ def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: b
         raise InvalidSettingsError(
             f"a column {TIME} needs lower and upper, in a batch write; else the rows get the batch's time"
         )
-    updates.conform(given.empty_table(), collection, lower=0, upper=1)
+    updates.conform(from_spark(given.empty_table(), collection), collection, lower=0, upper=1)
 
 
 def stage(
@@ -210,7 +211,7 @@ class BatchWriter(DataSourceArrowWriter):
             tables = await site.staging.load(files)
             async with await site.open() as collection:
                 writer = collection.writer(options.writer)
-                rows = pa.concat_tables(tables) if tables else None
+                rows = joined(tables, collection)
                 if options.lower is None or options.upper is None:
                     await append_at_end(writer, rows)
                 else:
@@ -223,6 +224,11 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged; nobody else appends it."""
         in_store(self._options.location.text, lambda site: site.staging.discard(self._write.query))
+
+
+def joined(tables: Sequence[pa.Table], collection: Collection) -> pa.Table | None:
+    """Return the rows of all tables as the collection takes them; None without any."""
+    return from_spark(pa.concat_tables(tables), collection.schema) if tables else None
 
 
 async def append_at_end(writer: CollectionWriter, rows: pa.Table | None) -> None:
@@ -316,7 +322,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         tables = await site.staging.load(files)
         async with await site.open() as collection:
             writer = collection.writer(self._options.writer)
-            rows = pa.concat_tables(tables) if tables else None
+            rows = joined(tables, collection)
             try:
                 await writer.append(rows, lower=lower, upper=lower + 1)
             except UpperMismatchError as error:
@@ -336,7 +342,7 @@ def _lost(error: UpperMismatchError, batch: int, lower: int) -> UpperMismatchErr
     return UpperMismatchError(
         f"micro-batch {batch} has the time {lower} and the shard ends at {error.actual}: the query's "
         "checkpoint is another one than before, or another program appends to the shard. Nothing was "
-        f"written. Go on with the old checkpointLocation; or, if these rows are not in the collection, with {advice}",
+        f"written. Go on with the old checkpointLocation; or, if the collection lacks these rows, with {advice}",
         expected=lower,
         actual=error.actual,
     )

@@ -64,4 +64,4 @@ def test_tasks_read_a_snapshot(name: str, kind: str, seed: int, tmp_path: Path) 
         for task in found:
             for batch in task:
                 rows += counted(pa.table(batch))
-        assert rows == counted(to_spark(expected, expected.column_names))
+        assert rows == counted(to_spark(expected))
