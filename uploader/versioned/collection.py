@@ -204,7 +204,7 @@ class Collection:
 
         They stay readable for ``hold_seconds``, or up to half as much longer: a reader ``shared-…`` is
         registered, which programs that plan with the same version share. Nobody releases it; it ends with its
-        lease. Until then it holds the times that other readers hold now, and without others all.
+        lease. It holds objects and no times: as of which times can be read does not depend on it.
 
         Args:
             hold_seconds: 1 second to 100 years.

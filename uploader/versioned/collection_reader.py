@@ -113,11 +113,10 @@ class CollectionReader:
                 head,
                 now_us=session.after_us(0),
                 hold_us=round(hold_seconds * 1_000_000),
-                as_of=as_of,
             )
         )
         reader = cls(session, transitions.shared_name(head), transitions.SHARED, lease_seconds=None)
-        reader._frontier = as_of  # that of the head may be another program's
+        reader._frontier = as_of  # it holds no times; the scan checks
         return reader
 
     @property

@@ -39,8 +39,11 @@ SHARED: Final = "shared"
 
 
 def advance_since(head: Head) -> Head:
-    """Return the head with the greatest ``since`` that all readers allow; without readers it stays."""
-    frontiers = [hold.frontier for hold in head.readers.values()]
+    """Return the head with the greatest ``since`` that all readers allow; without readers it stays.
+
+    Those that are shared hold objects, and no times.
+    """
+    frontiers = [hold.frontier for hold in head.readers.values() if hold.handle != SHARED]
     return replace(head, since=max(head.since, min(frontiers, default=head.since)))
 
 
@@ -81,41 +84,28 @@ def register(
     return advance_since(replace(head, readers={**head.readers, name: hold}))
 
 
-def share(head: Head, *, now_us: int, hold_us: int, as_of: int) -> Head:
-    """Hold the newest version for at least ``hold_us``, for whoever reads it as of ``as_of`` or later.
+def share(head: Head, *, now_us: int, hold_us: int) -> Head:
+    """Hold the objects of the newest version, and no times, for at least ``hold_us``.
 
     Programs that read the same version share one reader, :func:`shared_name`. Its lease grows by half more
-    than is needed, so that of many programs few change the head. It gives up no time that another reader
-    holds, and without others none at all: reading must not make earlier times unreadable.
-
-    SinceViolationError; LimitExceededError if there is no room, also after readers whose lease has ended were
-    removed; InvalidSettingsError if a reader has that name.
+    than is needed, so that of many programs few change the head. LimitExceededError if there is no room, also
+    after readers whose lease has ended were removed; InvalidSettingsError if a reader has that name.
     """
-    if as_of < head.since:
-        raise SinceViolationError(
-            "the collection cannot be read as of this time", as_of=as_of, since=head.since
-        )
-    own = [hold.frontier for hold in head.readers.values() if hold.handle != SHARED]
-    frontier = min(as_of, min(own, default=head.since))
-    longer_us = now_us + hold_us + hold_us // 2
     name = shared_name(head)
     held = head.readers.get(name)
+    longer_us = now_us + hold_us + hold_us // 2
     if held is None:
         if len(head.readers) >= MOST_READERS:
             head = expire(head, now_us=now_us)
-        return register(head, name, handle=SHARED, expires_us=longer_us, since=frontier)
+        return register(head, name, handle=SHARED, expires_us=longer_us)
     if held.handle != SHARED:
         raise InvalidSettingsError(
             f"there is a reader {name}, a name that only shared readers have; release it"
         )
-    if held.frontier <= frontier and (held.expires_us or 0) >= now_us + hold_us:
+    if (held.expires_us or 0) >= now_us + hold_us:
         return head
-    wider = replace(
-        held,
-        frontier=min(held.frontier, frontier),
-        expires_us=max(held.expires_us or 0, longer_us),
-    )
-    return replace(head, readers={**head.readers, name: wider})
+    longer = replace(held, expires_us=longer_us)
+    return replace(head, readers={**head.readers, name: longer})
 
 
 def shared_name(head: Head) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,8 +193,9 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _json(begin)
         if start is None or limit is None or isinstance(limit, ReadAllAvailable):
             return _json(end)
-        least = hold.since if begin == 0 else begin
-        return _json(max(self._admitted(hold, least, end, limit), least + 1))
+        if begin == 0 and hold.since:
+            return _json(hold.since + 1)  # the content, which cannot be divided by time
+        return _json(max(self._admitted(hold, begin, end, limit), begin + 1))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch that the options set."""
@@ -340,14 +341,15 @@ class QueryHold:
     @classmethod
     def open(cls, options: StreamOptions) -> QueryHold:
         """Open the collection and register the reader, or continue it; another query with it loses it."""
-        runner = SyncRunner()
-        try:
+        with ExitStack() as stack:
+            runner = SyncRunner()
+            stack.callback(runner.close)
             collection = runner.run(_opened(options.location.text))
+            stack.callback(lambda: runner.run(collection.aclose()))
             reader = runner.run(collection.critical(options.reader))
-            return cls(runner, collection, reader)
-        except BaseException:
-            runner.close()
-            raise
+            found = cls(runner, collection, reader)
+            stack.pop_all()
+            return found
 
     def begin(self, starting: int | None) -> int:
         """Return where a query without a checkpoint begins, and keep the answer.

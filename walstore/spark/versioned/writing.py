@@ -342,7 +342,7 @@ def _lost(error: UpperMismatchError, batch: int, lower: int) -> UpperMismatchErr
     return UpperMismatchError(
         f"micro-batch {batch} has the time {lower} and the shard ends at {error.actual}: the query's "
         "checkpoint is another one than before, or another program appends to the shard. Nothing was "
-        f"written. Go on with the old checkpointLocation; or, if the collection lacks these rows, with {advice}",
+        f"written. Go on with the old checkpointLocation; or, if these rows are missing, with {advice}",
         expected=lower,
         actual=error.actual,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from uploader import Collection, Controller
+from walstore.runtime.clock import SystemClock
 
 KEYS: dict[str, Any] = {
     "numbers": (pa.schema([("k", pa.int32()), ("j", pa.int64()), ("v", pa.string())]), ("k", "j")),
@@ -85,3 +86,56 @@ def counted(table: pa.Table) -> Counter[tuple[Any, ...]]:
         tuple("nan" if value != value else value for value in row.values())  # noqa: PLR0124
         for row in table.to_pylist()
     )
+
+
+def batches_of(name: str, kind: str, chance: random.Random) -> list[tuple[pa.Table, int, int]]:
+    """Return batches that follow each other."""
+    columns, key = KEYS[name]
+    found, upper = [], 0
+    for _ in range(chance.randrange(4, 8)):
+        lower, upper = upper, upper + chance.randrange(1, 6)
+        found.append((table_of(columns, key, kind, range(lower, upper), chance), lower, upper))
+    return found
+
+
+async def create(url: str, name: str, kind: str) -> None:
+    columns, key = KEYS[name]
+    async with Collection.open(url, create=True, schema=columns, key=key, kind=kind):  # type: ignore[arg-type]
+        pass
+
+
+async def append(url: str, table: pa.Table, lower: int, upper: int) -> None:
+    async with Collection.open(url) as collection:
+        await collection.writer().append(table, lower=lower, upper=upper)
+
+
+class LaterClock(SystemClock):
+    """Three hours ahead."""
+
+    def now_us(self) -> int:
+        return super().now_us() + 3 * 3600 * 1_000_000
+
+
+async def compact(url: str, *, collects: bool = False) -> None:
+    """Compact all; with ``collects`` also remove garbage, as if it was hours later."""
+    async with Controller.open(url) as controller:
+        await controller.compact(is_full=True)
+    if collects:
+        async with Controller.open(url, clock=LaterClock()) as controller:
+            await controller.gc()
+
+
+async def listened(url: str, upper: int) -> pa.Table:
+    """Return all updates, as a listener gets them."""
+    async with Collection.open(url) as collection, await collection.reader() as reader:
+        found = []
+        async for table, frontier in reader.listen(after=-1):
+            found.append(table)
+            if frontier >= upper:
+                break
+        return pa.concat_tables(found)
+
+
+async def snapshot(url: str, as_of: int | None = None) -> pa.Table:
+    async with Collection.open(url) as collection, await collection.reader() as reader:
+        return await reader.snapshot(as_of=as_of)
