@@ -2,8 +2,9 @@
 
 A write is a batch of a query: ``staging/<query>/<batch>/``. Each attempt of it is a job of its own, whose
 tasks put Parquet files there. The first to commit puts the ``intent``, which names the files that count.
-Every attempt appends these, so the batch has one content, whatever other attempts staged. Once it is appended,
-the mark ``done`` is put, and only then are files removed: whoever finds an intent and no mark finds its files.
+Every attempt appends these, so the batch has one content, whatever other attempts staged. Once it is
+appended, the mark ``done`` is put, and only then are files removed: whoever finds an intent and no mark finds
+its files.
 
 The intent and the mark stay until the query's next batch is done.
 """

@@ -8,10 +8,8 @@ micro-batch ``n`` has the times ``[start + n, start + n + 1)``, so a second appe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,31 +21,18 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from uploader import Collection, CollectionWriter, open_store
-from uploader.stores import RetryPolicy
+from uploader import Collection, CollectionWriter
 from uploader.versioned import updates
 from uploader.versioned.schema import MAX_TIME, TIME, CollectionSchema
-from uploader.versioned.staging import (
-    FILE_BYTES,
-    MOST_BYTES,
-    MOST_ROWS,
-    StagedFile,
-    StagedWrite,
-    Staging,
-    job_query,
-)
+from uploader.versioned.staging import StagedFile, StagedWrite, job_query
 from walstore import (
     InvalidSettingsError,
-    LimitExceededError,
     OutcomeUnknownError,
     UpperMismatchError,
     WalError,
 )
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 from walstore.spark.features import DataSourceStreamArrowWriter
-from walstore.spark.planned_log import SyncRunner
-from walstore.spark.reader import off_loop
 from walstore.spark.sink.writers import BATCH_ID, QUERY_ID
 from walstore.spark.versioned.columns import given_schema
 from walstore.spark.versioned.options import (
@@ -57,54 +42,17 @@ from walstore.spark.versioned.options import (
     parse_write_options,
 )
 from walstore.spark.versioned.reading import schema_at
+from walstore.spark.versioned.staged_rows import (
+    Site,
+    check_size,
+    in_store,
+    merge,
+    stage,
+)
 from walstore.spark.versioned.types import from_spark
 
 _ATTEMPTS: Final = 20
 """So often a batch is appended where the shard ends, if others append to it meanwhile."""
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class StagedMessage(WriterCommitMessage):
-    """What one task staged."""
-
-    write: StagedWrite
-    task: int
-    files: tuple[StagedFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A collection's store, opened, and its staging area."""
-
-    url: str
-    staging: Staging
-    open: Callable[[], Awaitable[Collection]]
-
-
-def in_store(url: str, act: Callable[[Site], Awaitable[_T]]) -> _T:
-    """Return what ``act`` returns. Blocks, also inside an event loop; connections are released afterwards."""
-
-    async def run() -> _T:
-        store = open_store(url)
-        worker = Worker("spark-staging", threads=2)
-        retry = RetryPolicy(clock=SystemClock())
-
-        async def open_it() -> Collection:
-            return await Collection.open(url, store=store)
-
-        try:
-            return await act(Site(url, Staging(store, retry=retry, worker=worker), open_it))
-        finally:
-            worker.close()
-            await store.aclose()
-
-    def blocking() -> _T:
-        with closing(SyncRunner()) as runner:
-            return runner.run(run())
-
-    return off_loop(blocking)
 
 
 def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: bool) -> None:
@@ -114,67 +62,12 @@ def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: b
         raise InvalidSettingsError(
             f"a column {TIME} needs lower and upper, in a batch write; else the rows get the batch's time"
         )
-    updates.conform(from_spark(given.empty_table(), collection), collection, lower=0, upper=1)
-
-
-def stage(
-    options: WriteOptions,
-    write: StagedWrite,
-    names: Sequence[str],
-    batches: Iterable[pa.RecordBatch],
-    *,
-    job: str,
-    task: int,
-) -> StagedMessage:
-    """Stage the rows of one attempt of a task, in bounded memory."""
-    attempt = f"{task:08x}-{secrets.token_hex(4)}"
-
-    async def act(site: Site) -> tuple[StagedFile, ...]:
-        files = []
-        for rows in _gathered(batches, names):
-            files.append(await site.staging.put(write, job, attempt, rows))
-        return tuple(files)
-
-    return StagedMessage(write, task, in_store(options.location.text, act))
-
-
-def _gathered(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows in tables of about FILE_BYTES."""
-    held: list[pa.RecordBatch] = []
-    num_bytes = 0
-    for batch in batches:
-        if batch.num_rows:
-            held.append(batch.rename_columns(list(names)))
-            num_bytes += batch.nbytes
-        if num_bytes >= FILE_BYTES:
-            yield pa.Table.from_batches(held)
-            held, num_bytes = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
-
-
-def merge(
-    messages: Iterable[WriterCommitMessage | None],
-) -> tuple[StagedWrite | None, list[StagedFile]]:
-    """Return the write of all messages, and what was staged, in the order of the tasks; WalError."""
-    found = [message for message in messages if isinstance(message, StagedMessage)]
-    writes = {one.write for one in found}
-    if len(writes) > 1:
-        raise WalError(f"the tasks of one job staged rows of {len(writes)} writes")
-    files = [file for one in sorted(found, key=lambda message: message.task) for file in one.files]
-    return (found[0].write if found else None), files
-
-
-def check_size(files: Sequence[StagedFile]) -> None:
-    """Raise LimitExceededError for more than one batch may have."""
-    rows, num_bytes = sum(file.rows for file in files), sum(file.num_bytes for file in files)
-    if rows > MOST_ROWS or num_bytes > MOST_BYTES:
-        raise LimitExceededError(
-            f"the batch has {rows} rows and {num_bytes} bytes, and goes through the memory of one "
-            f"program, which takes {MOST_ROWS} rows and {MOST_BYTES} bytes; nothing was written: make the "
-            "source's micro-batches smaller, or write in several jobs",
-            limit=MOST_ROWS if rows > MOST_ROWS else MOST_BYTES,
+    missing = [name for name in collection.key if name not in given.names]
+    if collection.kind == "upsert" and missing:
+        raise InvalidSettingsError(
+            f"the rows have no column {missing[0]!r}, which is part of the key"
         )
+    updates.conform(from_spark(given.empty_table(), collection), collection, lower=0, upper=1)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -213,8 +106,9 @@ class BatchWriter(DataSourceArrowWriter):
                 writer = collection.writer(options.writer)
                 rows = joined(tables, collection)
                 if options.lower is None or options.upper is None:
-                    await append_at_end(writer, rows)
+                    await append_at_end(collection, writer, rows)
                 else:
+                    await check_shard(collection, writer, options.lower)
                     await writer.append(rows, lower=options.lower, upper=options.upper)
             await site.staging.discard(self._write.query)
             await site.staging.sweep_jobs(SystemClock().now_us())
@@ -231,10 +125,27 @@ def joined(tables: Sequence[pa.Table], collection: Collection) -> pa.Table | Non
     return from_spark(pa.concat_tables(tables), collection.schema) if tables else None
 
 
-async def append_at_end(writer: CollectionWriter, rows: pa.Table | None) -> None:
+async def check_shard(collection: Collection, writer: CollectionWriter, lower: int) -> None:
+    """Raise InvalidSettingsError if rows at ``lower`` would be a copy of what another shard has.
+
+    Readers use one shard for each time, so rows that are in no other shard would not be seen.
+    """
+    upper = (await collection.status()).upper
+    if lower < upper and await writer.upper() <= lower:
+        raise InvalidSettingsError(
+            f"the shard {writer.name} ends before {lower + 1} and the collection at {upper}: another shard "
+            "has these times, so the rows would not be seen. Nothing was written; write to that shard, or "
+            "after its end"
+        )
+
+
+async def append_at_end(
+    collection: Collection, writer: CollectionWriter, rows: pa.Table | None
+) -> None:
     """Append rows at the time at which the shard ends, whoever else appends to it."""
     for attempt in range(_ATTEMPTS):
         lower = await writer.upper()
+        await check_shard(collection, writer, lower)
         try:
             await _append_again(writer, rows, lower)
         except UpperMismatchError:
@@ -323,6 +234,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         async with await site.open() as collection:
             writer = collection.writer(self._options.writer)
             rows = joined(tables, collection)
+            await check_shard(collection, writer, lower)
             try:
                 await writer.append(rows, lower=lower, upper=lower + 1)
             except UpperMismatchError as error:

@@ -235,8 +235,10 @@ def test_a_lost_checkpoint_is_an_error(tmp_path: Path) -> None:
         table = pa.table({"k": [1], "j": [1], "v": [str(at)]})
         asyncio.run(append(url, table, upper + at, upper + at + 1))
     query.reader.stop()
+    again = Query(url)
     with pytest.raises(SinceViolationError, match="its checkpoint is another one"):
-        Query(url).step()
+        again.step()
+    again.reader.stop()
 
 
 def test_a_reader_that_was_released(tmp_path: Path) -> None:
