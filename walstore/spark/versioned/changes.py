@@ -1,9 +1,8 @@
 """The change stream: the updates of a collection, each once, micro-batch by micro-batch. Blocking I/O.
 
 An offset is a frontier: all updates at earlier times were read. A micro-batch depends on its two frontiers
-alone: the updates between them never change, and compaction keeps their times while the critical reader holds
-them. The reader also keeps where a query without a checkpoint began, so that Spark gets the same answer after
-a crash.
+alone: the updates between them never change, and compaction keeps their times while the critical reader of the
+query holds them.
 
 A stream that begins with what was compacted before it (frontier 0) reads that as the content at the first
 time that the reader holds.
@@ -11,22 +10,16 @@ time that the reader holds.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from uploader import Collection, CollectionReader, CollectionScan, ScanFile
+from uploader import CollectionScan
 from uploader.versioned import updates
-from uploader.versioned.batch_groups import GroupedFile, RowGroup
-from uploader.versioned.schema import CollectionSchema
 from walstore import (
     ContentionError,
     CorruptionError,
@@ -45,12 +38,17 @@ from walstore.spark.features import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from walstore.spark.plan import PARTITION_BYTES, group
-from walstore.spark.planned_log import SyncRunner
-from walstore.spark.versioned.admission import Budget, Stretch, end_of
-from walstore.spark.versioned.columns import CHANGE, change_schema, check_selected
-from walstore.spark.versioned.objects import AT_ONCE, ScanObjects
+from walstore.spark.versioned.admission import Budget, end_of
+from walstore.spark.versioned.change_files import (
+    ChangePartition,
+    as_changes,
+    divide_changes,
+    read_pieces,
+)
+from walstore.spark.versioned.columns import change_schema, check_selected
+from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import StreamOptions
+from walstore.spark.versioned.query_hold import QueryHold
 from walstore.spark.versioned.reading import (
     BATCH_ROWS,
     RangePartition,
@@ -60,91 +58,9 @@ from walstore.spark.versioned.reading import (
 )
 from walstore.spark.versioned.types import to_spark
 
-_GROUPS_AT_ONCE: Final = 4
-"""So many row groups are decoded at a time."""
-
 logger = logging.getLogger("walstore.spark")
 
 JsonOffset = dict[str, int]
-
-
-def as_changes(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """Return updates with the kind of each change; ``delete`` for removals and negative counts."""
-    effect = table.column(schema.effect)
-    if schema.kind == "diff":
-        kind = pc.if_else(pc.greater(effect, 0), "insert", "delete")
-    else:
-        kind = pc.if_else(effect, "delete", "upsert")
-    return table.append_column(pa.field(CHANGE, pa.string()), kind.cast(pa.string()))
-
-
-@dataclass(frozen=True, slots=True)
-class FilePiece:
-    """Some row groups of a file: piece ``number`` of ``pieces`` that are about equal."""
-
-    file: ScanFile
-    number: int
-    pieces: int
-
-    @property
-    def size_bytes(self) -> int:
-        """About how many bytes they have."""
-        return self.file.size_bytes // self.pieces
-
-
-class ChangePartition(InputPartition):
-    """The updates of some files."""
-
-    def __init__(self, url: str, scan: CollectionScan, pieces: Sequence[FilePiece]) -> None:
-        """``scan`` without files."""
-        super().__init__(tuple(piece.file.key for piece in pieces))
-        self.url = url
-        self.scan = scan
-        self.pieces = tuple(pieces)
-
-
-def divide_changes(url: str, scan: CollectionScan, min_partitions: int) -> list[ChangePartition]:
-    """Return what each task reads: files, and parts of long ones. Pure."""
-    size_bytes = sum(file.size_bytes for file in scan.files)
-    most_bytes = max(1, min(PARTITION_BYTES, size_bytes // min_partitions))
-    pieces = [
-        FilePiece(file, number, count)
-        for file in scan.files
-        for count in [max(1, min(-(-file.size_bytes // most_bytes), file.rows))]
-        for number in range(count)
-    ]
-    bare = scan.without_files()
-    return [ChangePartition(url, bare, members) for members in group(pieces, most_bytes)]
-
-
-def read_pieces(
-    partition: ChangePartition, objects: ScanObjects, schema: CollectionSchema
-) -> Iterator[pa.Table]:
-    """Yield the updates that count, row group by row group, as callers see them."""
-    for at in range(0, len(partition.pieces), AT_ONCE):
-        pieces = partition.pieces[at : at + AT_ONCE]
-        opened = objects.open(piece.file for piece in pieces)
-        wanted = [
-            (piece.file, one)
-            for piece, file in zip(pieces, opened, strict=True)
-            for one in _groups(piece, file)
-        ]
-        for first in range(0, len(wanted), _GROUPS_AT_ONCE):
-            yield from objects.read(wanted[first : first + _GROUPS_AT_ONCE], schema)
-        for piece in pieces:
-            objects.forget(piece.file)
-
-
-def _groups(piece: FilePiece, file: GroupedFile) -> list[RowGroup]:
-    """Return the row groups of a piece that may have updates that count."""
-    count = len(file.groups)
-    first, last = (count * at // piece.pieces for at in (piece.number, piece.number + 1))
-    start, limit = piece.file.start, piece.file.limit
-    return [
-        one
-        for one in file.groups[first:last]
-        if one.times is None or (one.times[1] >= start and one.times[0] < limit)
-    ]
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -318,134 +234,6 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.most_rows is None and options.most_bytes is None and (rows or 0) >= 1 << 62:
             return end
         return end_of(hold.stretches(start, end), start, end, Budget(rows, size_bytes))
-
-
-class QueryHold:
-    """The collection of a query, and the critical reader that holds what it has not read."""
-
-    def __init__(
-        self, runner: SyncRunner, collection: Collection, reader: CollectionReader
-    ) -> None:
-        """Made by :meth:`open`."""
-        self._runner = runner
-        self._collection = collection
-        self._reader = reader
-        self.first, self.since = 0, reader.frontier
-        """Where the query began, and the first time that was held then."""
-        self.has_begun = False
-        """Whether the reader has the answer."""
-        if reader.token:
-            self.first, self.since = _parse_token(reader)
-            self.has_begun = True
-
-    @classmethod
-    def open(cls, options: StreamOptions) -> QueryHold:
-        """Open the collection and register the reader, or continue it; another query with it loses it."""
-        with ExitStack() as stack:
-            runner = SyncRunner()
-            stack.callback(runner.close)
-            collection = runner.run(_opened(options.location.text))
-            stack.callback(lambda: runner.run(collection.aclose()))
-            reader = runner.run(collection.critical(options.reader))
-            found = cls(runner, collection, reader)
-            stack.pop_all()
-            return found
-
-    def begin(self, starting: int | None) -> int:
-        """Return where a query without a checkpoint begins, and keep the answer.
-
-        SinceViolationError if the reader no longer holds that, or never did.
-        """
-        reader = self._reader
-        if not self.has_begun:
-            first = self.upper() if starting is None else starting
-            since = max(reader.frontier, first - 1)
-            if first and first - 1 < reader.frontier:
-                raise SinceViolationError(
-                    "the stream cannot begin at this time: earlier ones were compacted; begin with earliest",
-                    as_of=first - 1,
-                    since=reader.frontier,
-                )
-            token = json.dumps({"first": first, "since": since})
-            self._runner.run(reader.compare_and_downgrade("", token, since))
-            self.first, self.since, self.has_begun = first, since, True
-        elif reader.frontier > self.since:
-            raise SinceViolationError(
-                f"a query has read further with the reader {reader.name}, and its checkpoint is another one: "
-                "go on with that checkpointLocation, or begin again with another reader",
-                as_of=self.first,
-                since=reader.frontier,
-            )
-        return self.first
-
-    def upper(self) -> int:
-        """Return where the collection ends."""
-        return self._runner.run(self._reader.upper())
-
-    def planned_scan(
-        self, options: StreamOptions, *, as_of: int, after: int | None
-    ) -> CollectionScan:
-        """Return the objects of a micro-batch, which stay readable for a while."""
-        try:
-            return self._runner.run(
-                self._collection.planned_scan(
-                    hold_seconds=options.lease_seconds, as_of=as_of, after=after
-                )
-            )
-        except SinceViolationError as error:
-            error.add_note(
-                f"the reader {options.reader} does not hold what the query's checkpoint needs: it was "
-                "released, or another query used it; begin again with another checkpointLocation"
-            )
-            raise
-
-    def stretches(self, start: int, end: int) -> list[Stretch]:
-        """Return how much is stored of ``[start, end)``."""
-        return self._runner.run(self._stretches(start, end))
-
-    def give_up(self, frontier: int) -> None:
-        """Let compaction have the times before a frontier."""
-        if frontier > 1:
-            self._runner.run(self._reader.downgrade_since(frontier - 1))
-
-    def close(self) -> None:
-        """Release the connections; the reader keeps its hold."""
-        try:
-            self._runner.run(self._collection.aclose())
-        finally:
-            self._runner.close()
-
-    async def _stretches(self, start: int, end: int) -> list[Stretch]:
-        status = await self._collection.status()
-        found = [
-            Stretch(batch.lower, batch.upper, batch.rows, batch.size_bytes)
-            for batch in status.batches
-            if batch.upper > start and batch.lower < end
-        ]
-        async with self._reader.scan(after=start - 1, as_of=end - 1) as scan:
-            found += [
-                Stretch(file.start, file.limit, file.rows, file.size_bytes)
-                for file in scan.files
-                if file.limit > status.merged_upper and file.start >= status.merged_upper
-            ]
-        return found
-
-
-async def _opened(url: str) -> Collection:
-    return await Collection.open(url)
-
-
-def _parse_token(reader: CollectionReader) -> tuple[int, int]:
-    try:
-        found = json.loads(reader.token)
-        first, since = found["first"], found["since"]
-        if type(first) is not int or type(since) is not int or first < 0 or since < 0:
-            raise ValueError("no frontiers")
-    except (ValueError, KeyError, TypeError):
-        raise InvalidSettingsError(
-            f"the critical reader {reader.name} belongs to another program; name another one"
-        ) from None
-    return first, since
 
 
 def _frontier(offset: JsonOffset) -> int:
