@@ -1,8 +1,8 @@
 """The change stream: the updates of a collection, each once, micro-batch by micro-batch. Blocking I/O.
 
 An offset is a frontier: all updates at earlier times were read. A micro-batch depends on its two frontiers
-alone: the updates between them never change, and compaction keeps their times while the critical reader of the
-query holds them.
+alone: the updates between them never change, and compaction keeps their times while the critical reader of
+the query holds them.
 
 A stream that begins with what was compacted before it (frontier 0) reads that as the content at the first
 time that the reader holds.
