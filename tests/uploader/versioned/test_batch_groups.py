@@ -132,6 +132,6 @@ def test_damage(monkeypatch: pytest.MonkeyPatch) -> None:
             assert file.decode(group, damaged, schema).equals(whole), "in what no reader uses"
         except CorruptionError:
             noticed += 1
-    assert noticed > len(part) // 2
+    assert noticed > 100
     with pytest.raises(CorruptionError, match="is cut"):
         file.decode(group, part[:-1], schema)
