@@ -129,7 +129,9 @@ def collections(url: str, copy: str, directory: str) -> dict[str, Any]:
             "copied": sorted(
                 tuple(row) for row in spark.read.format(COLLECTION).load(copy).collect()
             ),
-            "followed": sorted((row.id, row.name, row._change, int(row._t)) for row in landed),
+            "followed": sorted(
+                (row.id, row.name, row["_change"], int(row["_t"])) for row in landed
+            ),
         }
 
 

@@ -62,7 +62,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ChunkStatistics:
     """What the footer says of the values of a chunk, as bytes."""
 
     least: bytes
@@ -89,7 +89,7 @@ class Chunk:
     """Where its last page ends."""
     bounds: tuple[int, int] | None
     """Least and greatest number; None if it does not say, or has no unsigned numbers."""
-    statistics: Statistics | None = None
+    statistics: ChunkStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +223,12 @@ def _chunk(meta: dict[int, Any], leaf: Leaf, size_bytes: int) -> Chunk:
     return Chunk(leaf, codec, values, start, limit, bounds, _statistics(found))
 
 
-def _statistics(found: dict[int, Any]) -> Statistics | None:
+def _statistics(found: dict[int, Any]) -> ChunkStatistics | None:
     least, most, nulls = found.get(6), found.get(5), found.get(3)
     if not isinstance(least, bytes) or not isinstance(most, bytes):
         return None
     are_exact = found.get(7) is not False and found.get(8) is not False
-    return Statistics(least, most, are_exact, nulls if isinstance(nulls, int) else None)
+    return ChunkStatistics(least, most, are_exact, nulls if isinstance(nulls, int) else None)
 
 
 def _bounds(statistics: dict[int, Any]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Staging: updates that tasks of a job put into a collection's store, until one program appends them.
+"""StagingArea: updates that tasks of a job put into a collection's store, until one program appends them.
 
 A write is a batch of a query: ``staging/<query>/<batch>/``. Each attempt of it is a job of its own, whose
 tasks put Parquet files there. The first to commit puts the ``intent``, which names the files that count.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from uploader.format.document import Fields, read_document, serialise
 from uploader.fragments.parquet_metadata import parsing, plan_reading, read_metadata, read_table
 from uploader.root import cas
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import parse_aside, read_object
 from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
@@ -82,7 +83,7 @@ class StagedWrite:
         return f"{STAGING_FOLDER}{self.query}/{self.batch:016x}/"
 
 
-class Staging:
+class StagingArea:
     """The staged objects in a store. Its methods pass on the store's errors."""
 
     def __init__(self, store: ObjectStore, *, retry: RetryPolicy, worker: Lane) -> None:
@@ -117,7 +118,7 @@ class Staging:
             raise ContentionError(
                 "another run of this query went on meanwhile; nothing was written"
             )
-        found = read_document(result.data, _files, path=key)
+        found = await parse_aside(partial(_read_intent, key), result.data)
         for file in found:
             if parse_staging_key(file.key) != (write.query, write.batch):
                 raise CorruptionError(
@@ -195,6 +196,10 @@ def _began_us(query: str) -> int:
         return int(digits, 16)
     except ValueError:
         return 1 << 64  # not ours
+
+
+def _read_intent(key: str, data: bytes) -> tuple[StagedFile, ...]:
+    return read_document(data, _files, path=key)
 
 
 def _files(fields: Fields) -> tuple[StagedFile, ...]:

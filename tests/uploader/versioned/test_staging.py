@@ -15,7 +15,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import StoreKilled, fail, happen_then_kill, kill, report, timeout
 from uploader.versioned.names import is_collection_key, parse_staging_key
-from uploader.versioned.staging import StagedFile, StagedWrite, Staging, job_query
+from uploader.versioned.staging import StagedFile, StagedWrite, StagingArea, job_query
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -35,7 +35,7 @@ class Driver:
     def __init__(self, objects: MemoryStore, worker: Worker, name: str) -> None:
         self.store = FaultyStore(objects)
         retry = RetryPolicy(clock=Clock(), attempts=2, first_wait_seconds=0.001, jitter=lambda: 0.0)
-        self.staging = Staging(self.store, retry=retry, worker=worker)
+        self.staging = StagingArea(self.store, retry=retry, worker=worker)
         self.job = name * 16
 
     async def put(self, rows: pa.Table = ROWS) -> StagedFile:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from walstore.spark.streaming.micro_batch import Budget
 
-class Stretch(NamedTuple):
+
+class StoredTimes(NamedTuple):
     """Updates of the times ``[start, limit)`` that are stored together."""
 
     start: int
@@ -15,14 +17,7 @@ class Stretch(NamedTuple):
     size_bytes: int
 
 
-class Budget(NamedTuple):
-    """How much one micro-batch may take; None for no limit."""
-
-    rows: int | None = None
-    size_bytes: int | None = None
-
-
-def end_of(stretches: Iterable[Stretch], start: int, end: int, budget: Budget) -> int:
+def end_of(stretches: Iterable[StoredTimes], start: int, end: int, budget: Budget) -> int:
     """Return where a micro-batch from ``start`` within the budget ends: after ``start``, at most at ``end``.
 
     Of a stretch in which updates are not counted by time, each time has the same share. One time is taken in

@@ -38,7 +38,8 @@ from walstore.spark.features import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from walstore.spark.versioned.admission import Budget, end_of
+from walstore.spark.streaming.micro_batch import Budget
+from walstore.spark.versioned.admission import end_of
 from walstore.spark.versioned.change_files import (
     ChangePartition,
     as_changes,
@@ -47,7 +48,7 @@ from walstore.spark.versioned.change_files import (
 )
 from walstore.spark.versioned.columns import change_schema, check_selected
 from walstore.spark.versioned.objects import ScanObjects
-from walstore.spark.versioned.options import StreamOptions
+from walstore.spark.versioned.options import ChangeOptions
 from walstore.spark.versioned.query_hold import QueryHold
 from walstore.spark.versioned.reading import (
     BATCH_ROWS,
@@ -70,7 +71,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(
-        self, options: StreamOptions, schema: StructType, *, clock: Clock | None = None
+        self, options: ChangeOptions, schema: StructType, *, clock: Clock | None = None
     ) -> None:
         """Follow the collection of ``options``, as the columns in ``schema``. Tests pass a clock."""
         limits = (options.most_times, options.most_rows, options.most_bytes)

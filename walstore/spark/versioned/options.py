@@ -38,7 +38,7 @@ _POLL_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class CollectionOptions:
     """What both reads have."""
 
     location: Location
@@ -49,7 +49,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions(ReadOptions):
+class ContentOptions(CollectionOptions):
     """What a batch reads."""
 
     as_of: int | None = None
@@ -57,7 +57,7 @@ class BatchOptions(ReadOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions(ReadOptions):
+class ChangeOptions(CollectionOptions):
     """What a stream follows."""
 
     reader: str
@@ -71,7 +71,7 @@ class StreamOptions(ReadOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteOptions:
+class UpdateOptions:
     """Where updates are written."""
 
     location: Location
@@ -82,12 +82,12 @@ class WriteOptions:
     upper: int | None = None
 
 
-def parse_batch_options(options: Mapping[str, str]) -> BatchOptions:
+def parse_batch_options(options: Mapping[str, str]) -> ContentOptions:
     """Return the checked options of a batch read, or raise InvalidSettingsError."""
     given = Options(options, BATCH_OPTIONS)
     as_of = given.text("asOf")
     is_latest = as_of is None or as_of.strip().lower() == "latest"
-    return BatchOptions(
+    return ContentOptions(
         location=_location(given, "load"),
         min_partitions=given.number("minPartitions", low=1, default=1),
         lease_seconds=_lease(given),
@@ -95,7 +95,7 @@ def parse_batch_options(options: Mapping[str, str]) -> BatchOptions:
     )
 
 
-def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
+def parse_stream_options(options: Mapping[str, str]) -> ChangeOptions:
     """Return the checked options of a streaming read, or raise InvalidSettingsError."""
     given = Options(options, STREAM_OPTIONS)
     reader = given.text(READER)
@@ -108,7 +108,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
     starting: int | None = {"earliest": 0, "latest": None}.get(text, -1)
     if starting == -1:
         starting = _time(given, "startingFrom", "earliest, latest, or a time")
-    return StreamOptions(
+    return ChangeOptions(
         location=_location(given, "load"),
         min_partitions=given.number("minPartitions", low=1, default=1),
         lease_seconds=_lease(given),
@@ -121,7 +121,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
     )
 
 
-def parse_write_options(options: Mapping[str, str], known: Sequence[str]) -> WriteOptions:
+def parse_write_options(options: Mapping[str, str], known: Sequence[str]) -> UpdateOptions:
     """Return the checked options of a write, or raise InvalidSettingsError."""
     given = Options(options, known)
     is_stream = "start" in known
@@ -133,7 +133,7 @@ def parse_write_options(options: Mapping[str, str], known: Sequence[str]) -> Wri
         )
     if lower is not None and upper is not None and lower >= upper:
         raise InvalidSettingsError(f"lower must be before upper, not {lower} and {upper}")
-    return WriteOptions(
+    return UpdateOptions(
         location=_location(given, "save"),
         writer=check_name(given.text("writer") or "main", "writer"),
         lower=lower,

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from uploader import Collection, CollectionReader, CollectionScan
 from walstore import InvalidSettingsError, SinceViolationError
 from walstore.spark.planned_log import SyncRunner
-from walstore.spark.versioned.admission import Stretch
-from walstore.spark.versioned.options import StreamOptions
+from walstore.spark.versioned.admission import StoredTimes
+from walstore.spark.versioned.options import ChangeOptions
 
 
 class QueryHold:
@@ -34,7 +34,7 @@ class QueryHold:
             self.has_begun = True
 
     @classmethod
-    def open(cls, options: StreamOptions) -> QueryHold:
+    def open(cls, options: ChangeOptions) -> QueryHold:
         """Open the collection and register the reader, or continue it; another query with it loses it."""
         with ExitStack() as stack:
             runner = SyncRunner()
@@ -78,7 +78,7 @@ class QueryHold:
         return self._runner.run(self._reader.upper())
 
     def planned_scan(
-        self, options: StreamOptions, *, as_of: int, after: int | None
+        self, options: ChangeOptions, *, as_of: int, after: int | None
     ) -> CollectionScan:
         """Return the objects of a micro-batch, which stay readable for a while."""
         try:
@@ -94,7 +94,7 @@ class QueryHold:
             )
             raise
 
-    def stretches(self, start: int, end: int) -> list[Stretch]:
+    def stretches(self, start: int, end: int) -> list[StoredTimes]:
         """Return how much is stored of ``[start, end)``."""
         return self._runner.run(self._stretches(start, end))
 
@@ -110,16 +110,16 @@ class QueryHold:
         finally:
             self._runner.close()
 
-    async def _stretches(self, start: int, end: int) -> list[Stretch]:
+    async def _stretches(self, start: int, end: int) -> list[StoredTimes]:
         status = await self._collection.status()
         found = [
-            Stretch(batch.lower, batch.upper, batch.rows, batch.size_bytes)
+            StoredTimes(batch.lower, batch.upper, batch.rows, batch.size_bytes)
             for batch in status.batches
             if batch.upper > start and batch.lower < end
         ]
         async with self._reader.scan(after=start - 1, as_of=end - 1) as scan:
             found += [
-                Stretch(file.start, file.limit, file.rows, file.size_bytes)
+                StoredTimes(file.start, file.limit, file.rows, file.size_bytes)
                 for file in scan.files
                 if file.limit > status.merged_upper and file.start >= status.merged_upper
             ]

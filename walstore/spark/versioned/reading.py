@@ -28,7 +28,7 @@ from walstore.spark.reader import off_loop
 from walstore.spark.versioned.columns import check_selected
 from walstore.spark.versioned.key_ranges import KeyRange, cut, join
 from walstore.spark.versioned.objects import ScanObjects
-from walstore.spark.versioned.options import BatchOptions
+from walstore.spark.versioned.options import ContentOptions
 from walstore.spark.versioned.types import spark_schema, to_spark
 
 STEP_ROWS: Final = 256 * 1024
@@ -150,10 +150,10 @@ def narrowed(schema: CollectionSchema, names: Sequence[str]) -> CollectionSchema
     return replace(schema, columns=pa.schema(columns))
 
 
-class BatchReader(DataSourceReader):
+class ContentReader(DataSourceReader):
     """Reads a collection as of one time. Picklable: Spark plans with one copy and reads with others."""
 
-    def __init__(self, options: BatchOptions, schema: StructType) -> None:
+    def __init__(self, options: ContentOptions, schema: StructType) -> None:
         """Read according to ``options``, as the columns in ``schema``."""
         self._options = options
         self._schema = schema

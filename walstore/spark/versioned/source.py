@@ -80,9 +80,9 @@ class CollectionSource(DataSource):
         """Return a reader that reads the content once, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.versioned.options import parse_batch_options
-        from walstore.spark.versioned.reading import BatchReader
+        from walstore.spark.versioned.reading import ContentReader
 
-        return BatchReader(parse_batch_options(self.options), schema)
+        return ContentReader(parse_batch_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader that follows the changes, as the columns in ``schema``."""

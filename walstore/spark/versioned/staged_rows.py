@@ -19,20 +19,20 @@ from uploader.versioned.staging import (
     MOST_ROWS,
     StagedFile,
     StagedWrite,
-    Staging,
+    StagingArea,
 )
 from walstore import LimitExceededError, WalError
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.reader import off_loop
-from walstore.spark.versioned.options import WriteOptions
+from walstore.spark.versioned.options import UpdateOptions
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class StagedMessage(WriterCommitMessage):
+class StagedUpdates(WriterCommitMessage):
     """What one task staged."""
 
     write: StagedWrite
@@ -45,7 +45,7 @@ class Site:
     """A collection's store, opened, and its staging area."""
 
     url: str
-    staging: Staging
+    staging: StagingArea
     open: Callable[[], Awaitable[Collection]]
 
 
@@ -61,7 +61,7 @@ def in_store(url: str, act: Callable[[Site], Awaitable[_T]]) -> _T:
             return await Collection.open(url, store=store)
 
         try:
-            return await act(Site(url, Staging(store, retry=retry, worker=worker), open_it))
+            return await act(Site(url, StagingArea(store, retry=retry, worker=worker), open_it))
         finally:
             worker.close()
             await store.aclose()
@@ -74,14 +74,14 @@ def in_store(url: str, act: Callable[[Site], Awaitable[_T]]) -> _T:
 
 
 def stage(
-    options: WriteOptions,
+    options: UpdateOptions,
     write: StagedWrite,
     names: Sequence[str],
     batches: Iterable[pa.RecordBatch],
     *,
     job: str,
     task: int,
-) -> StagedMessage:
+) -> StagedUpdates:
     """Stage the rows of one attempt of a task, in bounded memory."""
     attempt = f"{task:08x}-{secrets.token_hex(4)}"
 
@@ -91,7 +91,7 @@ def stage(
             files.append(await site.staging.put(write, job, attempt, rows))
         return tuple(files)
 
-    return StagedMessage(write, task, in_store(options.location.text, act))
+    return StagedUpdates(write, task, in_store(options.location.text, act))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.Table]:
@@ -113,7 +113,7 @@ def merge(
     messages: Iterable[WriterCommitMessage | None],
 ) -> tuple[StagedWrite | None, list[StagedFile]]:
     """Return the write of all messages, and what was staged, in the order of the tasks; WalError."""
-    found = [message for message in messages if isinstance(message, StagedMessage)]
+    found = [message for message in messages if isinstance(message, StagedUpdates)]
     writes = {one.write for one in found}
     if len(writes) > 1:
         raise WalError(f"the tasks of one job staged rows of {len(writes)} writes")

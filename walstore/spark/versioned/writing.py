@@ -38,7 +38,7 @@ from walstore.spark.versioned.columns import given_schema
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
     SINK_OPTIONS,
-    WriteOptions,
+    UpdateOptions,
     parse_write_options,
 )
 from walstore.spark.versioned.reading import schema_at
@@ -70,10 +70,10 @@ def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: b
     updates.conform(from_spark(given.empty_table(), collection), collection, lower=0, upper=1)
 
 
-class BatchWriter(DataSourceArrowWriter):
+class AppendWriter(DataSourceArrowWriter):
     """Writes one job. Picklable: Spark plans with one copy, writes with others, and commits with another."""
 
-    def __init__(self, options: WriteOptions, names: Sequence[str], query: str, job: str) -> None:
+    def __init__(self, options: UpdateOptions, names: Sequence[str], query: str, job: str) -> None:
         """Stage as ``query``, which is this job's own."""
         self._options = options
         self._names = tuple(names)
@@ -170,10 +170,10 @@ async def _append_again(writer: CollectionWriter, rows: pa.Table | None, lower: 
             ) from error
 
 
-class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
+class UpdateStreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
     """Writes one micro-batch. Spark plans each with a new writer, and commits with another."""
 
-    def __init__(self, options: WriteOptions, names: Sequence[str], job: str) -> None:
+    def __init__(self, options: UpdateOptions, names: Sequence[str], job: str) -> None:
         """Stage as ``job``, one attempt of a micro-batch."""
         self._options = options
         self._names = tuple(names)
@@ -271,7 +271,7 @@ def batch_writer(
     found = parse_write_options(options, APPEND_OPTIONS)
     check_rows(schema, schema_at(found.location.text), has_times=found.lower is not None)
     query = job_query(SystemClock().now_us())
-    return BatchWriter(found, schema.fieldNames(), query, secrets.token_hex(8))
+    return AppendWriter(found, schema.fieldNames(), query, secrets.token_hex(8))
 
 
 def stream_writer(
@@ -281,7 +281,7 @@ def stream_writer(
     _check_append(overwrite=overwrite)
     found = parse_write_options(options, SINK_OPTIONS)
     check_rows(schema, schema_at(found.location.text), has_times=False)
-    return StreamWriter(found, schema.fieldNames(), secrets.token_hex(8))
+    return UpdateStreamWriter(found, schema.fieldNames(), secrets.token_hex(8))
 
 
 def _check_append(*, overwrite: bool) -> None:

@@ -29,17 +29,17 @@ from uploader import Collection, CollectionStatus, Controller
 from uploader.versioned import batch_file
 from walstore import CollectionNotFoundError, InvalidSettingsError, LeaseExpiredError
 from walstore.spark.versioned import reading
-from walstore.spark.versioned.reading import BatchReader
+from walstore.spark.versioned.reading import ContentReader
 from walstore.spark.versioned.source import CollectionSource
 from walstore.spark.versioned.types import to_spark
 
 
-def reader_of(url: str, **options: Any) -> BatchReader:
+def reader_of(url: str, **options: Any) -> ContentReader:
     source = CollectionSource(
         {"path": url, **{name: str(value) for name, value in options.items()}}
     )
     found = source.reader(source.schema())
-    assert isinstance(found, BatchReader)
+    assert isinstance(found, ContentReader)
     return found
 
 
@@ -50,7 +50,7 @@ def read(url: str, **options: Any) -> list[list[pa.RecordBatch]]:
     return [list(reader.read(partition)) for partition in partitions]
 
 
-def rows_of(reader: BatchReader, partitions: Sequence[InputPartition]) -> Counter[Any]:
+def rows_of(reader: ContentReader, partitions: Sequence[InputPartition]) -> Counter[Any]:
     rows: Counter[Any] = Counter()
     for partition in partitions:
         for batch in reader.read(partition):

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from uploader import Collection
-from uploader.versioned.staging import StagedWrite, Staging
+from uploader.versioned.staging import StagedWrite, StagingArea
 from walstore import (
     CollectionNotFoundError,
     CorruptionError,
@@ -32,8 +32,8 @@ from walstore import (
 )
 from walstore.spark.versioned import staged_rows, writing
 from walstore.spark.versioned.source import CollectionSource
-from walstore.spark.versioned.staged_rows import StagedMessage
-from walstore.spark.versioned.writing import BatchWriter, StreamWriter
+from walstore.spark.versioned.staged_rows import StagedUpdates
+from walstore.spark.versioned.writing import AppendWriter, UpdateStreamWriter
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 QUERY = "5d1c8f5e-0000-0000-0000-000000000001"
@@ -80,7 +80,7 @@ class Attempt:
         self, url: str, batch: int, *tasks: Rows, query: str = QUERY, **options: Any
     ) -> None:
         found = source(url, **options).streamWriter(schema_of(), overwrite=False)
-        assert isinstance(found, StreamWriter)
+        assert isinstance(found, UpdateStreamWriter)
         self.writer = found
         self.batch = batch
         self.messages = [
@@ -147,10 +147,10 @@ class Killed(BaseException):
 
 def kill_after(step: str, patch: pytest.MonkeyPatch) -> None:
     owner, name = {
-        "intend": (Staging, "intend"),
+        "intend": (StagingArea, "intend"),
         "append": (writing.CollectionWriter, "append"),
-        "finish": (Staging, "_remove"),
-        "remove": (Staging, "finish"),
+        "finish": (StagingArea, "_remove"),
+        "remove": (StagingArea, "finish"),
     }[step]
     real = getattr(owner, name)
 
@@ -234,10 +234,10 @@ def test_a_batch_that_is_too_large(url: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_task_stages_in_parts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_rows, "FILE_BYTES", 1)
     found = source(url).streamWriter(schema_of(), overwrite=False)
-    assert isinstance(found, StreamWriter)
+    assert isinstance(found, UpdateStreamWriter)
     rows = [*batches_of([(1, "a"), (2, "a")]), *batches_of([(1, "b")]), *batches_of([])]
     message = found.stage(rows, StagedWrite(QUERY, 0), 0)
-    assert isinstance(message, StagedMessage)
+    assert isinstance(message, StagedUpdates)
     assert [file.rows for file in message.files] == [2, 1]
     found.commit([message], 0)
     assert content(url) == [(1, "b"), (2, "a")]
@@ -253,16 +253,16 @@ def test_tasks_that_do_not_belong_together(url: str) -> None:
         one.writer.commit([*one.messages, None], 0)
 
 
-def run_job(writer: BatchWriter, *tasks: Rows) -> None:
+def run_job(writer: AppendWriter, *tasks: Rows) -> None:
     messages: list[WriterCommitMessage | None] = [
         writer.write(iter(batches_of(rows))) for rows in tasks
     ]
     writer.commit(messages)
 
 
-def job(url: str, **options: Any) -> BatchWriter:
+def job(url: str, **options: Any) -> AppendWriter:
     found = source(url, **options).writer(schema_of(), overwrite=False)
-    assert isinstance(found, BatchWriter)
+    assert isinstance(found, AppendWriter)
     return found
 
 
@@ -355,7 +355,7 @@ def test_times_of_a_job(url: str) -> None:
     writer = source(url, lower=5, upper=9).writer(
         schema_of("id long, _t decimal(20,0), _deleted boolean"), overwrite=False
     )
-    assert isinstance(writer, BatchWriter)
+    assert isinstance(writer, AppendWriter)
     batch = pa.record_batch(
         {"a": [1, 1], "b": pa.array([5, 8], pa.decimal128(20, 0)), "c": [False, True]}
     )
