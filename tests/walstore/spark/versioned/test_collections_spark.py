@@ -53,7 +53,7 @@ def test_the_content_is_read(spark: SparkSession, tmp_path: Path) -> None:
     assert rows_of(reading.load(url)) == [(1, "Ada"), (2, "Bea")]
     assert rows_of(reading.option("asOf", 9).load(url)) == [(1, "Ada"), (2, "Bob")]
     assert rows_of(reading.schema("name string").load(url)) == [("Ada",), ("Bob",)]
-    assert reading.load(url).filter("id = 1").count() == 1
+    assert spark.read.format(FORMAT).load(url).filter("id = 1").count() == 1
 
 
 def test_rows_are_written(spark: SparkSession, tmp_path: Path) -> None:
