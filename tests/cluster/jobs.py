@@ -22,6 +22,7 @@ from walstore.errors import WalError
 from walstore.spark import register
 from walstore.spark.environment import require_workers
 
+COLLECTION = "walstore.collection"
 TASKS = 6
 ROWS = 200
 EAGER = {
@@ -103,6 +104,37 @@ def stream(spark: SparkSession, url: str, directory: str) -> dict[str, Any]:
     }
 
 
+def collections(url: str, copy: str, directory: str) -> dict[str, Any]:
+    """Read a collection in many tasks, write it into another, twice the same, and follow that."""
+
+    def tell(rows):
+        yield os.environ["SPARK_EXECUTOR_DIRS"], [row.id for row in rows]
+
+    with session() as spark:
+        register(spark)
+        frame = spark.read.format(COLLECTION).option("minPartitions", 6).load(url)
+        told = frame.rdd.mapPartitions(tell).collect()
+        for _ in range(2):
+            writer = frame.write.format(COLLECTION).mode("append")
+            writer.option("lower", 0).option("upper", 7).save(copy)
+        changes = spark.readStream.format(COLLECTION).option("reader", "follower").load(copy)
+        table = str(Path(directory, "changes"))
+        writer = changes.writeStream.format("parquet").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(Path(directory, "following")))
+        writer.start(table).awaitTermination()
+        landed = spark.read.parquet(table).collect()
+        return {
+            "told": told,
+            "plan": frame._jdf.queryExecution().toString(),
+            "copied": sorted(
+                tuple(row) for row in spark.read.format(COLLECTION).load(copy).collect()
+            ),
+            "followed": sorted(
+                (row.id, row.name, row["_change"], int(row["_t"])) for row in landed
+            ),
+        }
+
+
 def values_of(frame: DataFrame) -> list[str]:
     """Return all values, in order."""
     return sorted(bytes(row.value).hex() for row in frame.select("value").collect())
@@ -151,7 +183,7 @@ def check(_: str) -> str:
     return ""
 
 
-JOBS = {job.__name__: job for job in (work, speculate, check)}
+JOBS = {job.__name__: job for job in (work, collections, speculate, check)}
 
 if __name__ == "__main__":
     print(json.dumps(JOBS[sys.argv[1]](*sys.argv[2:])), flush=True)

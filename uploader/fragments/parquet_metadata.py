@@ -20,7 +20,7 @@ no more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NoReturn
@@ -62,6 +62,20 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkStatistics:
+    """What the footer says of the values of a chunk, as bytes."""
+
+    least: bytes
+    """No value is less."""
+    most: bytes
+    """No value is greater."""
+    are_exact: bool
+    """Whether both are values; else they may be cut."""
+    nulls: int | None
+    """None if it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """The part of a column that is in one row group."""
 
@@ -75,6 +89,7 @@ class Chunk:
     """Where its last page ends."""
     bounds: tuple[int, int] | None
     """Least and greatest number; None if it does not say, or has no unsigned numbers."""
+    statistics: ChunkStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +217,18 @@ def _chunk(meta: dict[int, Any], leaf: Leaf, size_bytes: int) -> Chunk:
     limit = start + _count(meta[7])
     if limit > size_bytes:
         raise ValueError("a column is outside of the file")
-    bounds = _bounds(meta.get(12) or {}) if leaf.kind == _INT64 else None
-    return Chunk(leaf, _CODECS[_count(meta[4])], _count(meta[5]), start, limit, bounds)
+    found = meta.get(12) or {}
+    bounds = _bounds(found) if leaf.kind == _INT64 else None
+    codec, values = _CODECS[_count(meta[4])], _count(meta[5])
+    return Chunk(leaf, codec, values, start, limit, bounds, _statistics(found))
+
+
+def _statistics(found: dict[int, Any]) -> ChunkStatistics | None:
+    least, most, nulls = found.get(6), found.get(5), found.get(3)
+    if not isinstance(least, bytes) or not isinstance(most, bytes):
+        return None
+    are_exact = found.get(7) is not False and found.get(8) is not False
+    return ChunkStatistics(least, most, are_exact, nulls if isinstance(nulls, int) else None)
 
 
 def _bounds(statistics: dict[int, Any]) -> tuple[int, int] | None:
@@ -382,21 +407,32 @@ def plan_reading(
 
 
 def read_table(
-    file: pq.ParquetFile, columns: list[str], reading: DecodingPlan, *, path: str
+    file: pq.ParquetFile,
+    columns: list[str],
+    reading: DecodingPlan,
+    *,
+    path: str,
+    groups: Sequence[int] | None = None,
 ) -> pa.Table:
-    """Return the columns of a file, decoded as was planned; CorruptionError if they exceed the budget."""
+    """Return the columns of a file, or of some row groups, decoded as was planned.
+
+    CorruptionError if they exceed the budget.
+    """
+    numbers = list(range(file.num_row_groups)) if groups is None else list(groups)
     if reading.rows_at_once is None:
-        return file.read(columns=columns)
+        return file.read_row_groups(numbers, columns=columns)
     found: list[pa.RecordBatch] = []
     taken = 0
-    batches = file.iter_batches(reading.rows_at_once, columns=columns, use_threads=False)
+    batches = file.iter_batches(
+        reading.rows_at_once, row_groups=numbers, columns=columns, use_threads=False
+    )
     for batch in batches:
         taken += batch.nbytes
         if taken > reading.budget:
             _refuse(path, reading.budget, taken)
         found.append(batch)
     if not found:
-        return file.read(columns=columns)
+        return file.read_row_groups(numbers, columns=columns)
     return pa.Table.from_batches(found)
 
 

@@ -26,6 +26,7 @@ from uploader.versioned import transitions
 from uploader.versioned.collection_reader import (
     LEASE_SECONDS,
     CollectionReader,
+    check_after,
     check_lease,
     check_time,
 )
@@ -35,6 +36,7 @@ from uploader.versioned.head import Head, ReaderHold
 from uploader.versioned.names import (
     MERGED_FOLDER,
     PENDING_FOLDER,
+    STAGING_FOLDER,
     VERSION_FOLDER,
     check_name,
     is_collection_key,
@@ -43,6 +45,7 @@ from uploader.versioned.names import (
     pending_key,
 )
 from uploader.versioned.pending import PLUG, cover
+from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
@@ -200,6 +203,35 @@ class Collection:
             self._session, chosen, lease_seconds=lease_seconds, since=since
         )
 
+    async def planned_scan(
+        self,
+        *,
+        hold_seconds: float,
+        as_of: int,
+        after: int | None = None,
+    ) -> CollectionScan:
+        """Return the objects that :meth:`CollectionReader.scan` yields, for other processes to read.
+
+        They stay readable for ``hold_seconds``, or up to half as much longer: a reader ``shared-…`` is
+        registered, which programs that plan with the same version share. Nobody releases it; it ends with its
+        lease. It holds objects and no times: as of which times can be read does not depend on it.
+
+        Args:
+            hold_seconds: 1 second to 100 years.
+            as_of: As of :meth:`CollectionReader.scan`; waits until all updates up to it are published.
+            after: As there.
+
+        Raises:
+            SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
+            LimitExceededError: The collection has 100 readers already.
+        """
+        self._session.check_home()
+        first = check_time(as_of, "as_of") if after is None else max(check_after(after), 0)
+        seconds = check_lease(hold_seconds)
+        reader = await CollectionReader.share(self._session, hold_seconds=seconds, as_of=first)
+        async with reader, reader.scan(as_of=as_of, after=after) as scan:
+            return scan
+
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:
         """Add nullable columns or widen types, and return the new schema, in which older batches are read.
 
@@ -310,7 +342,7 @@ class Collection:
     async def _remove_all(self) -> int:
         doomed = [
             listed.key
-            for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER)
+            for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER, STAGING_FOLDER)
             async for listed in self._session.store.list(folder)
             if listed.size_bytes != len(PLUG) and is_collection_key(listed.key)
         ]

@@ -26,7 +26,7 @@ from uploader.versioned import transitions, updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import HEAD, MAX_NAME_CHARACTERS, check_name, new_id
-from uploader.versioned.pending import PendingPart, StaleSchemaError, cover
+from uploader.versioned.pending import PendingPart, StaleSchemaError, check_schema, cover
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
@@ -108,6 +108,20 @@ class CollectionReader:
             )
         )
         return cls(session, name, handle, lease_seconds=lease_seconds)
+
+    @classmethod
+    async def share(cls, session: CollectionSession, *, hold_seconds: float, as_of: int) -> Self:
+        """Hold the newest version together with others; see ``Collection.planned_scan``. Not released."""
+        head = await session.head.change(
+            lambda head: transitions.share(
+                head,
+                now_us=session.after_us(0),
+                hold_us=round(hold_seconds * 1_000_000),
+            )
+        )
+        reader = cls(session, transitions.shared_name(head), transitions.SHARED, lease_seconds=None)
+        reader._frontier = as_of  # it holds no times; the scan checks
+        return reader
 
     @property
     def frontier(self) -> int:
@@ -269,7 +283,7 @@ class CollectionReader:
         if after is not None and max(check_after(after), 0) < self._frontier:
             raise self._not_held(after)
         async with asyncio.timeout(None if max_wait is None else as_seconds(max_wait, "max_wait")):
-            head, parts, found = await self._reread(lambda: self._locate(at))
+            head, parts, found = await self._reread(lambda: self._locate_newest(at))
         with self._reading(head.version.n):
             yield plan_scan(head, parts, url=self._session.store.url, as_of=found, after=after)
 
@@ -395,6 +409,13 @@ class CollectionReader:
             if reach > at:
                 return head, parts, at
             await self._session.clock.sleep(POLL_SECONDS)
+
+    async def _locate_newest(self, as_of: int | None) -> tuple[Head, list[PendingPart], int]:
+        """As :meth:`_locate`; StaleSchemaError if a pending part is newer than the head."""
+        head, parts, at = await self._locate(as_of)
+        for part in parts:
+            check_schema(part.batch.footer, head.schema, part.batch.key)
+        return head, parts, at
 
     async def _follow(
         self, frontier: int, poll_seconds: float

@@ -19,12 +19,18 @@ HEAD: Final = "head"
 VERSION_FOLDER: Final = "versions/"
 MERGED_FOLDER: Final = "merged/"
 PENDING_FOLDER: Final = "pending/"
+STAGING_FOLDER: Final = "staging/"
 MAX_NAME_CHARACTERS: Final = 64
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _VERSION: Final = re.compile(r"versions/([0-9a-f]{16})-[0-9a-f]{32}\.json")
 _MERGED: Final = re.compile(r"merged/([0-9a-f]{16})/[0-9a-f]{32}\.parquet")
 _PENDING: Final = re.compile(r"pending/([A-Za-z0-9_-]{1,64})/([0-9a-f]{16})\.parquet")
+
+_STAGED: Final = re.compile(
+    r"staging/([A-Za-z0-9_-]{1,64})/([0-9a-f]{16})/"
+    r"(?:intent|done|[0-9a-f]{16}-[0-9a-f]{8}-[0-9a-f]{8}-[0-9a-f]{8}\.parquet)"
+)
 
 
 def check_name(name: object, what: str) -> str:
@@ -80,8 +86,15 @@ def parse_pending_key(key: str) -> tuple[str, int] | None:
     return (found[1], int(found[2], 16)) if found else None
 
 
+def parse_staging_key(key: str) -> tuple[str, int] | None:
+    """Return the query and the batch of a staged object with that key; None for any other key."""
+    found = _STAGED.fullmatch(key)
+    return (found[1], int(found[2], 16)) if found else None
+
+
 def is_collection_key(key: str) -> bool:
     """Return whether an object with that key belongs to a collection, other than its head."""
     return any(
-        parse(key) is not None for parse in (parse_version_key, parse_merged_key, parse_pending_key)
+        parse(key) is not None
+        for parse in (parse_version_key, parse_merged_key, parse_pending_key, parse_staging_key)
     )

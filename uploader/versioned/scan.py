@@ -8,7 +8,7 @@ not keep the files' order may use :meth:`ScanFile.latest` instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from uploader.versioned.head import Head
 from uploader.versioned.pending import PendingPart
@@ -69,6 +69,10 @@ class CollectionScan:
     after: int | None
     """Updates up to and at this time do not count; None for the content."""
     files: tuple[ScanFile, ...] = field(repr=False)
+
+    def without_files(self) -> CollectionScan:
+        """Return what all tasks of a scan need."""
+        return replace(self, files=())
 
 
 def plan_scan(

@@ -34,11 +34,16 @@ from walstore.errors import (
 
 MOST_READERS: Final = 100
 """Each takes about 150 bytes of the head."""
+SHARED: Final = "shared"
+"""The handle of readers that many programs share; nobody takes them over, and nobody releases them."""
 
 
 def advance_since(head: Head) -> Head:
-    """Return the head with the greatest ``since`` that all readers allow; without readers it stays."""
-    frontiers = [hold.frontier for hold in head.readers.values()]
+    """Return the head with the greatest ``since`` that all readers allow; without readers it stays.
+
+    Those that are shared hold objects, and no times.
+    """
+    frontiers = [hold.frontier for hold in head.readers.values() if hold.handle != SHARED]
     return replace(head, since=max(head.since, min(frontiers, default=head.since)))
 
 
@@ -77,6 +82,35 @@ def register(
         token="" if held is None else held.token,
     )
     return advance_since(replace(head, readers={**head.readers, name: hold}))
+
+
+def share(head: Head, *, now_us: int, hold_us: int) -> Head:
+    """Hold the objects of the newest version, and no times, for at least ``hold_us``.
+
+    Programs that read the same version share one reader, :func:`shared_name`. Its lease grows by half more
+    than is needed, so that of many programs few change the head. LimitExceededError if there is no room, also
+    after readers whose lease has ended were removed; InvalidSettingsError if a reader has that name.
+    """
+    name = shared_name(head)
+    held = head.readers.get(name)
+    longer_us = now_us + hold_us + hold_us // 2
+    if held is None:
+        if len(head.readers) >= MOST_READERS:
+            head = expire(head, now_us=now_us)
+        return register(head, name, handle=SHARED, expires_us=longer_us)
+    if held.handle != SHARED:
+        raise InvalidSettingsError(
+            f"there is a reader {name}, a name that only shared readers have; release it"
+        )
+    if (held.expires_us or 0) >= now_us + hold_us:
+        return head
+    longer = replace(held, expires_us=longer_us)
+    return replace(head, readers={**head.readers, name: longer})
+
+
+def shared_name(head: Head) -> str:
+    """Return the name of the reader that holds the newest version for all who share it."""
+    return f"shared-{head.version.n:x}"
 
 
 def clone(

@@ -243,7 +243,7 @@ def local_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("walstore")`` known to a session.
+    """Make ``format("walstore")`` and ``format("walstore.collection")`` known to a session.
 
     If Spark runs on this machine alone (master ``local[*]``), its Python workers run the interpreter of this
     process from now on, unless PYSPARK_PYTHON or ``spark.pyspark.python`` names another. So a program in a
@@ -256,13 +256,15 @@ def register(spark: SparkSession) -> None:
     from pyspark.errors import AnalysisException
 
     from walstore.spark.source import WalstoreSource
+    from walstore.spark.versioned.source import CollectionSource
 
-    try:
-        spark.dataSource.register(WalstoreSource)
-    except AnalysisException as error:
-        # Spark 4.0 refuses a source that it discovered by itself, which is the same class.
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    for source in (WalstoreSource, CollectionSource):
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            # Spark 4.0 refuses a source that it discovered by itself, which is the same class.
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
 
 
 def _share_checkout() -> None:

@@ -53,7 +53,7 @@ def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
     Blocks, also inside a running event loop, as in a notebook. See :func:`walstore.spark.logs.find_logs` and
     :func:`walstore.spark.plan.resolve` for the errors.
     """
-    return _off_loop(partial(_plan, options, narrowed))
+    return off_loop(partial(_plan, options, narrowed))
 
 
 def check_location(options: ReadOptions) -> None:
@@ -61,7 +61,7 @@ def check_location(options: ReadOptions) -> None:
 
     Opens a single log; of several it looks up only the names. Blocks, as :func:`plan_read`.
     """
-    _off_loop(partial(_check, options))
+    off_loop(partial(_check, options))
 
 
 def _check(options: ReadOptions) -> None:
@@ -70,7 +70,7 @@ def _check(options: ReadOptions) -> None:
         open_log(named[0], use_tier=False).close()
 
 
-def _off_loop(call: Callable[[], _T]) -> _T:
+def off_loop(call: Callable[[], _T]) -> _T:
     """Return what a blocking call returns; it runs in a thread if this one runs an event loop."""
     try:
         asyncio.get_running_loop()

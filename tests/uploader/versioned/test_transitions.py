@@ -250,3 +250,37 @@ def _do(head: Head, act: str, name: str, number: int) -> Head:
     return transitions.clone(
         head, name, name * 2, handle=name, new_handle=name * 2, expires_us=number
     )
+
+
+def test_programs_share_a_reader_of_a_version():
+    head = transitions.share(replace(grown(HEAD, 10), since=3), now_us=1000, hold_us=100)
+    assert head.since == 3
+    assert head.readers["shared-1"].expires_us == 1150
+    assert transitions.share(head, now_us=1040, hold_us=100) is head, "it lasts long enough"
+    longer = transitions.share(head, now_us=1060, hold_us=100)
+    assert longer.readers["shared-1"].expires_us == 1210
+    assert longer.oldest_held_version == 1
+
+
+def test_a_shared_reader_holds_no_time():
+    head = transitions.share(replace(grown(HEAD, 10), since=3), now_us=0, hold_us=100)
+    assert transitions.advance_since(head).since == 3, "without others it stays"
+    head = transitions.register(head, "own", handle="h", expires_us=9, since=8)
+    assert head.since == 8
+
+
+def test_a_shared_reader_takes_the_place_of_readers_whose_lease_has_ended():
+    head = grown(HEAD, 10)
+    for number in range(transitions.MOST_READERS):
+        head = transitions.register(head, f"r{number}", handle="h", expires_us=10 + number)
+    with pytest.raises(LimitExceededError):
+        transitions.share(head, now_us=9, hold_us=100)
+    shared = transitions.share(head, now_us=10, hold_us=100)
+    assert len(shared.readers) == transitions.MOST_READERS
+    assert "r0" not in shared.readers
+
+
+def test_a_reader_that_has_the_name_of_shared_ones():
+    head = transitions.register(grown(HEAD, 10), "shared-1", handle="h", expires_us=9)
+    with pytest.raises(InvalidSettingsError, match="only shared readers"):
+        transitions.share(head, now_us=0, hold_us=100)

@@ -12,6 +12,12 @@ from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark.features import HAS_LIMITS
 from walstore.spark.options import KNOWN
 from walstore.spark.rows import spark_schema
+from walstore.spark.versioned.options import (
+    APPEND_OPTIONS,
+    BATCH_OPTIONS,
+    SINK_OPTIONS,
+    STREAM_OPTIONS,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in path.read_text())
@@ -23,7 +29,7 @@ PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in pa
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     """Each runs on what the ones before left, and prints what the page says, if it says so."""
-    if page == "spark_streaming" and not HAS_LIMITS:
+    if page in {"spark_streaming", "spark_collections"} and not HAS_LIMITS:
         pytest.skip(NO_LIMITS)
     for code, output in snippets((DOCS / f"{page}.md").read_text()):
         printed = run(code, tmp_path, timeout_seconds=300)
@@ -41,6 +47,18 @@ def test_the_table_lists_every_option() -> None:
     page = (DOCS / "spark.md").read_text()
     options = page.partition("### Options")[2].partition("###")[0]
     assert rows(options) == {*KNOWN, "store.*"} - {"path"}
+
+
+def test_the_tables_list_every_option_of_collections() -> None:
+    page = (DOCS / "spark_collections.md").read_text()
+    for heading, known in (
+        ("As a data source", BATCH_OPTIONS),
+        ("Changes as a stream", STREAM_OPTIONS),
+        ("Writing", {*APPEND_OPTIONS, *SINK_OPTIONS} - {"checkpointLocation"}),
+    ):
+        part = page.partition(f"## {heading}")[2].partition("\n## ")[0]
+        table = part.partition("| option | default | |")[2].partition("\n\n")[0]
+        assert rows(table) == {*known} - {"path"}
 
 
 def test_the_table_lists_every_column() -> None:
