@@ -13,6 +13,7 @@ from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import encode_fragment
+from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
@@ -120,6 +121,14 @@ async def snapshot(store: ObjectStore) -> dict[str, bytes]:
     """Return all objects."""
     keys = [listed.key async for listed in store.list("")]
     return {key: (await store.get(key)).data for key in keys}
+
+
+async def copy_store(store: ObjectStore, changes: dict[str, bytes] | None = None) -> MemoryStore:
+    """Return a store with the same objects, some replaced."""
+    twin = MemoryStore()
+    for key, data in {**await snapshot(store), **(changes or {})}.items():
+        await twin.put_if_absent(key, data)
+    return twin
 
 
 async def copy_objects(source: ObjectStore, target: ObjectStore) -> None:

@@ -34,6 +34,7 @@ async def make() -> MemoryStore:
         content = CONTENT[start - 1 : start - 1 + RECORDS]
         await root.publish([await put_fragment(store, seq_no, start, content)], "w")
     assert max(pointer.depth for pointer in root.manifest.snapshots) >= 3
+    await root.aclose()
     worker.close()
     return store
 

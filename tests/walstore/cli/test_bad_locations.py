@@ -22,7 +22,7 @@ OTHER = ("append", "bench")
 COLLECTION = tuple(f"collection {verb}" for verb in COLLECTION_VERBS)
 """Verbs that need a versioned collection in a store, but for the one that makes it."""
 
-BEFORE = {"gc": ("plan",)}
+BEFORE = {"gc": ("plan",), "collection materialize": ("log",)}
 AFTER = {
     "upload": ("file:///nowhere/store",),
     "restore": ("restored",),
@@ -33,6 +33,7 @@ AFTER = {
     "collection create": ("--column", "a:int64"),
     "collection write": ("-",),
     "collection expire": ("report",),
+    "collection materialize": ("--envelope", "append"),
 }
 
 NO_DIRECTORIES = (

@@ -33,9 +33,11 @@ print("few", frame.filter("offset > 90").count())
 def test_the_package_is_installed_at_the_top_level():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = config["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["force-include"] == {PACKAGE: "pyspark_walstore"}
-    assert f"/{PACKAGE}" in wheel["exclude"]
-    assert (ROOT / PACKAGE / "__init__.py").is_file()
+    packages = (PACKAGE, f"{PACKAGE}_collection")
+    assert wheel["force-include"] == {path: Path(path).name for path in packages}
+    for path in packages:
+        assert f"/{path}" in wheel["exclude"]
+        assert (ROOT / path / "__init__.py").is_file()
 
 
 @pytest.mark.spark
