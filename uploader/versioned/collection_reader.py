@@ -100,7 +100,7 @@ class CollectionReader:
         handle = new_id()
         await session.head.change(
             lambda head: transitions.register(
-                head,
+                transitions.make_room(head, now_us=session.clock.now_us()),
                 name,
                 handle=handle,
                 expires_us=_expires_us(session, lease_seconds),
@@ -115,7 +115,7 @@ class CollectionReader:
         head = await session.head.change(
             lambda head: transitions.share(
                 head,
-                now_us=session.after_us(0),
+                now_us=session.clock.now_us(),
                 hold_us=round(hold_seconds * 1_000_000),
             )
         )
@@ -329,7 +329,7 @@ class CollectionReader:
         handle = new_id()
         await self._session.head.change(
             lambda head: transitions.clone(
-                head,
+                transitions.make_room(head, now_us=self._session.clock.now_us()),
                 self.name,
                 chosen,
                 handle=self._handle,

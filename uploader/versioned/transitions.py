@@ -95,8 +95,7 @@ def share(head: Head, *, now_us: int, hold_us: int) -> Head:
     held = head.readers.get(name)
     longer_us = now_us + hold_us + hold_us // 2
     if held is None:
-        if len(head.readers) >= MOST_READERS:
-            head = expire(head, now_us=now_us)
+        head = make_room(head, now_us=now_us)
         return register(head, name, handle=SHARED, expires_us=longer_us)
     if held.handle != SHARED:
         raise InvalidSettingsError(
@@ -198,6 +197,11 @@ def expire(head: Head, *, now_us: int) -> Head:
         if hold.expires_us is not None and hold.expires_us <= now_us
     ]
     return advance_since(replace(head, readers=_without(head, gone))) if gone else head
+
+
+def make_room(head: Head, *, now_us: int) -> Head:
+    """Remove readers whose lease has ended if there is no room for another reader."""
+    return expire(head, now_us=now_us) if len(head.readers) >= MOST_READERS else head
 
 
 def evolve(head: Head, columns: pa.Schema) -> Head:

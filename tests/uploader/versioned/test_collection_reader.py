@@ -402,6 +402,21 @@ async def test_a_head_takes_a_hundred_readers():
         assert (await site.objects.head("head")).size_bytes < 24_000
 
 
+@pytest.mark.parametrize("method", ["reader", "critical", "clone"])
+async def test_readers_whose_lease_has_ended_make_room(method: str):
+    site = Site()
+    async with site.program().opened() as collection:
+        for number in range(99):
+            await collection.reader(f"dead-{number}", lease_seconds=100)
+        last = await collection.critical("last")
+        site.clock.seconds += 101  # nothing of the program runs
+        if method == "clone":
+            await last.clone("new")
+        else:
+            await getattr(collection, method)("new")
+        assert set((await collection.status()).readers) == {"last", "new"}
+
+
 @pytest.mark.parametrize("as_of", [-1, 1 << 64, (1 << 64) - 1])
 async def test_bad_times(as_of: int):
     site = Site()
