@@ -12,7 +12,7 @@ from tests.sim.collections.history import CollectionHistory, simulate
 from tests.sim.collections.plan import draw
 from tests.sim.collections.truth import COLLECTION_RULES
 from tests.sim.rules import ViolationError
-from uploader.versioned import collection_reader, controller, transitions
+from uploader.versioned import collection_reader, controller, registration, transitions
 from uploader.versioned.collection_writer import CollectionWriter
 from uploader.versioned.head import Head
 from uploader.versioned.sweep import plan_sweep
@@ -108,9 +108,9 @@ def test_a_compaction_that_drops_updates_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_a_listener_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def greedy(self: Any) -> None:
-        self._frontier = self._session.head.seen.head.upper + 5
+        self.frontier = self._session.head.seen.head.upper + 5
 
-    monkeypatch.setattr(collection_reader.CollectionReader, "_renew", greedy)
+    monkeypatch.setattr(registration.Registration, "renew", greedy)
     broken({"fails-for-a-cause", "as-of", "listen"}, range(6), **BUSY)
 
 

@@ -27,7 +27,6 @@ from uploader.versioned.collection_reader import (
     LEASE_SECONDS,
     CollectionReader,
     check_after,
-    check_lease,
     check_time,
 )
 from uploader.versioned.collection_session import CollectionSession
@@ -45,6 +44,7 @@ from uploader.versioned.names import (
     pending_key,
 )
 from uploader.versioned.pending import PLUG, cover
+from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
@@ -199,9 +199,10 @@ class Collection:
         chosen = (
             f"reader-{new_id()[:12]}" if name is None else check_name(name, "the name of a reader")
         )
-        return await CollectionReader.register(
+        registration = await Registration.register(
             self._session, chosen, lease_seconds=lease_seconds, since=since
         )
+        return CollectionReader(self._session, registration)
 
     async def planned_scan(
         self,
@@ -228,7 +229,8 @@ class Collection:
         self._session.check_home()
         first = check_time(as_of, "as_of") if after is None else max(check_after(after), 0)
         seconds = check_lease(hold_seconds)
-        reader = await CollectionReader.share(self._session, hold_seconds=seconds, as_of=first)
+        held = await Registration.share(self._session, hold_seconds=seconds, as_of=first)
+        reader = CollectionReader(self._session, held)
         async with reader, reader.scan(as_of=as_of, after=after) as scan:
             return scan
 

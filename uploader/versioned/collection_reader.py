@@ -8,53 +8,35 @@ all updates after its frontier, and no object of its version or a later one is r
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import pyarrow as pa
 
 from uploader.iceberg.content_table import Exported, ExportedContent, export_content
 from uploader.iceberg.iceberg_target import IcebergTarget, as_target
 from uploader.root.cas import TRUSTED_SECONDS
-from uploader.runtime.task_groups import BackgroundTask
-from uploader.stores.port import ObjectNotFoundError
-from uploader.versioned import transitions, updates
+from uploader.versioned import updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
-from uploader.versioned.names import HEAD, MAX_NAME_CHARACTERS, check_name, new_id
-from uploader.versioned.pending import PendingPart, StaleSchemaError, check_schema, cover
+from uploader.versioned.names import MAX_NAME_CHARACTERS, check_name, new_id
+from uploader.versioned.pending import PendingPart, check_schema, cover
+from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
-    CollectionNotFoundError,
-    ContentionError,
-    CorruptionError,
     InvalidSettingsError,
-    LeaseExpiredError,
-    OutcomeUnknownError,
     SinceViolationError,
-    StorageUnavailableError,
-    WalClosedError,
-    WalError,
 )
 from walstore.validation.arguments import as_int, as_seconds, as_text
-from walstore.validation.fields import CENTURY_SECONDS
-
-logger = logging.getLogger("walstore")
 
 LEASE_SECONDS: Final = 900.0
 POLL_SECONDS: Final = 0.25
-_RENEWALS_PER_LEASE: Final = 4
 _POLLS_PER_SURVEY: Final = 8
 """A listener that finds no next batch looks at the head and at other shards this rarely."""
-_REREADS: Final = 5
 MAX_TOKEN_BYTES: Final = 1024
-
-_T = TypeVar("_T")
 
 
 class CollectionReader:
@@ -67,80 +49,30 @@ class CollectionReader:
     All methods pass on the store's errors, and raise LeaseExpiredError once the registration is lost.
     """
 
-    def __init__(
-        self, session: CollectionSession, name: str, handle: str, *, lease_seconds: float | None
-    ) -> None:
-        self.name = name
+    def __init__(self, session: CollectionSession, registration: Registration) -> None:
+        self.name = registration.name
         """Its name in the head."""
         self._session = session
-        self._handle = handle
-        self._lease_seconds = lease_seconds
-        # The lease may have ended before the answer came.
-        self._hold = transitions.find_hold(session.head.seen.head, name, handle)
-        self._frontier = self._hold.frontier  # may be ahead of what the head says
-        self._renewing = BackgroundTask[None]()
-        self._lost: LeaseExpiredError | None = None
-        self._is_closed = False
-        self._listeners: dict[object, int] = {}  # the frontier of each
-        self._versions: Counter[int] = Counter()  # those whose objects are being read
-        session.closing.add(self.aclose)
-        if lease_seconds is not None:
-            self._renewing.start(self._renew_forever(lease_seconds), f"collection reader {name}")
-
-    @classmethod
-    async def register(
-        cls,
-        session: CollectionSession,
-        name: str,
-        *,
-        lease_seconds: float | None,
-        since: int | None = None,
-    ) -> Self:
-        """Register a reader, or continue one of that name; see ``Collection.reader``."""
-        handle = new_id()
-        await session.head.change(
-            lambda head: transitions.register(
-                transitions.make_room(head, now_us=session.clock.now_us()),
-                name,
-                handle=handle,
-                expires_us=_expires_us(session, lease_seconds),
-                since=since,
-            )
-        )
-        return cls(session, name, handle, lease_seconds=lease_seconds)
-
-    @classmethod
-    async def share(cls, session: CollectionSession, *, hold_seconds: float, as_of: int) -> Self:
-        """Hold the newest version together with others; see ``Collection.planned_scan``. Not released."""
-        head = await session.head.change(
-            lambda head: transitions.share(
-                head,
-                now_us=session.clock.now_us(),
-                hold_us=round(hold_seconds * 1_000_000),
-            )
-        )
-        reader = cls(session, transitions.shared_name(head), transitions.SHARED, lease_seconds=None)
-        reader._frontier = as_of  # it holds no times; the scan checks
-        return reader
+        self._registration = registration
 
     @property
     def frontier(self) -> int:
         """The earliest time as of which the collection is sure to be readable for this reader."""
-        return self._frontier
+        return self._registration.frontier
 
     @property
     def version(self) -> int | None:
         """The oldest version that is kept for this reader; None for a critical one."""
-        return self._hold.version
+        return self._registration.hold.version
 
     @property
     def token(self) -> str:
         """Of a critical reader: the token that :meth:`compare_and_downgrade` stored last."""
-        return self._hold.token
+        return self._registration.hold.token
 
     async def upper(self) -> int:
         """Return the upper frontier of what can be read now: the latest ``as_of`` is one less."""
-        head = await self._load()
+        head = await self._registration.load()
         parts = cover(await self._session.pending.survey(head), head.upper)
         return parts[-1].limit if parts else head.upper
 
@@ -163,7 +95,7 @@ class CollectionReader:
         at = None if as_of is None else check_time(as_of, "as_of")
         waiting = None if max_wait is None else as_seconds(max_wait, "max_wait")
         async with asyncio.timeout(waiting):
-            return (await self._reread(lambda: self._snapshot(at)))[0]
+            return (await self._registration.reread(lambda: self._snapshot(at)))[0]
 
     async def export_iceberg(
         self,
@@ -206,10 +138,10 @@ class CollectionReader:
 
         async def read() -> ExportedContent:
             async with asyncio.timeout(waiting):
-                rows, found, schema = await self._reread(lambda: self._snapshot(at))
+                rows, found, schema = await self._registration.reread(lambda: self._snapshot(at))
             return ExportedContent(rows=rows, as_of=found, schema_id=schema.id)
 
-        head = await self._load()
+        head = await self._registration.load()
         return await export_content(
             read,
             chosen,
@@ -229,7 +161,7 @@ class CollectionReader:
         :meth:`listen`.
         """
         at = None if as_of is None else check_time(as_of, "as_of")
-        content, found, schema = await self._reread(lambda: self._snapshot(at))
+        content, found, schema = await self._registration.reread(lambda: self._snapshot(at))
         yield updates.as_updates(content, schema, at=max(found, 0)), found + 1
         async for item in self._follow(found + 1, poll_seconds):
             yield item
@@ -280,11 +212,11 @@ class CollectionReader:
             SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
         """
         at = None if as_of is None else check_time(as_of, "as_of")
-        if after is not None and max(check_after(after), 0) < self._frontier:
-            raise self._not_held(after)
+        if after is not None and max(check_after(after), 0) < self._registration.frontier:
+            raise self._registration.not_held(after)
         async with asyncio.timeout(None if max_wait is None else as_seconds(max_wait, "max_wait")):
-            head, parts, found = await self._reread(lambda: self._locate_newest(at))
-        with self._reading(head.version.n):
+            head, parts, found = await self._registration.reread(lambda: self._locate_newest(at))
+        with self._registration.reading(head.version.n):
             yield plan_scan(head, parts, url=self._session.store.url, as_of=found, after=after)
 
     async def downgrade_since(self, since: int) -> None:
@@ -292,8 +224,9 @@ class CollectionReader:
 
         Cancellation: the hold moves now, or with a later renewal, or stays.
         """
-        self._frontier = max(self._frontier, check_time(since, "since"))
-        await self._renew()
+        registration = self._registration
+        registration.frontier = max(registration.frontier, check_time(since, "since"))
+        await registration.renew()
 
     async def compare_and_downgrade(self, expected: str, token: str, since: int) -> None:
         """Replace the token of a critical reader, and give up all times before ``since``, in one change.
@@ -301,18 +234,13 @@ class CollectionReader:
         The token is the owner's: a fence, or its own position. ExpectationError if it is not ``expected``.
         """
         check_time(since, "since")
-        self._check()
-        if self._lease_seconds is not None:
+        self._registration.check()
+        if self._registration.lease_seconds is not None:
             raise InvalidSettingsError("only a critical reader has a token; use downgrade_since()")
         for what, text in (("expected", expected), ("token", token)):
             if len(as_text(text, what).encode()) > MAX_TOKEN_BYTES:
                 raise InvalidSettingsError(f"{what} must have at most {MAX_TOKEN_BYTES} bytes")
-        head = await self._session.head.change(
-            lambda head: transitions.compare_and_downgrade(
-                head, self.name, handle=self._handle, expected=expected, token=token, frontier=since
-            )
-        )
-        self._note(head)
+        await self._registration.compare_and_downgrade(expected, token, since)
 
     async def clone(
         self, name: str | None = None, *, lease_seconds: float = LEASE_SECONDS
@@ -321,35 +249,19 @@ class CollectionReader:
 
         ``name``: that of the new reader, which must be free. Default: this one's with a random ending.
         """
-        self._check()
         ending = new_id()[:8]
         chosen = f"{self.name[: MAX_NAME_CHARACTERS - 9]}-{ending}" if name is None else name
         check_name(chosen, "the name of a reader")
         lease = check_lease(lease_seconds)
-        handle = new_id()
-        await self._session.head.change(
-            lambda head: transitions.clone(
-                transitions.make_room(head, now_us=self._session.clock.now_us()),
-                self.name,
-                chosen,
-                handle=self._handle,
-                new_handle=handle,
-                expires_us=self._session.after_us(lease),
-            )
-        )
-        return CollectionReader(self._session, chosen, handle, lease_seconds=lease)
+        made = await self._registration.clone(chosen, lease_seconds=lease)
+        return CollectionReader(self._session, made)
 
     async def release(self) -> None:
         """Remove the registration, also of a critical reader, and close. It holds nothing any more.
 
         That is so already if the collection was deleted.
         """
-        self._session.check_home()
-        await self._close()
-        with suppress(CollectionNotFoundError):
-            await self._session.head.change(
-                lambda head: transitions.release(head, self.name, handle=self._handle)
-            )
+        await self._registration.release()
 
     async def leave(self) -> None:
         """Renew the lease once more, and close without releasing: the hold ends with the lease.
@@ -357,29 +269,18 @@ class CollectionReader:
         For objects that another program goes on reading; within :meth:`scan`, those of the scan.
         Cancellation: the hold ends with this lease or the one before.
         """
-        await self._renew()
-        await self._close()
+        await self._registration.renew()
+        await self._registration.close()
 
     async def aclose(self) -> None:
         """Close: a leased reader is released, a critical one keeps its hold. Idempotent."""
-        self._session.check_loop()
-        if self._is_closed:
-            return
-        if self._lease_seconds is None or self._lost is not None:
-            await self._close()
-        else:
-            await self.release()
+        await self._registration.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    async def _close(self) -> None:
-        self._is_closed = True
-        self._session.closing.discard(self.aclose)
-        await self._renewing.aclose()
 
     async def _snapshot(self, as_of: int | None) -> tuple[pa.Table, int, CollectionSchema]:
         """Return the content, the time it is of, and its schema.
@@ -388,7 +289,7 @@ class CollectionReader:
         """
         head, parts, at = await self._locate(as_of)
         merged = head.version.before(at + 1)
-        with self._reading(head.version.n):
+        with self._registration.reading(head.version.n):
             tables = await self._session.read_merged(merged, head.schema)
             tables += await self._session.pending.read(parts, head.schema)
         content = await self._session.worker.run(_content, tables, head.schema, at)
@@ -397,7 +298,7 @@ class CollectionReader:
     async def _locate(self, as_of: int | None) -> tuple[Head, list[PendingPart], int]:
         """Wait until all updates up to ``as_of`` are published; return head, pending parts and the time."""
         while True:
-            head = await self._load()
+            head = await self._registration.load()
             batches = await self._session.pending.survey(head)
             parts = cover(batches, head.upper, limit=None if as_of is None else as_of + 1)
             reach = parts[-1].limit if parts else head.upper
@@ -421,16 +322,16 @@ class CollectionReader:
         self, frontier: int, poll_seconds: float
     ) -> AsyncIterator[tuple[pa.Table, int]]:
         interval = as_seconds(poll_seconds, "poll_seconds")
-        if max(frontier - 1, 0) < self._frontier:
-            raise self._not_held(frontier - 1)
+        if max(frontier - 1, 0) < self._registration.frontier:
+            raise self._registration.not_held(frontier - 1)
         listener = object()
         shard: str | None = None
         misses = 0
         try:
             while frontier < MAX_TIME:
-                self._listeners[listener] = frontier
-                self._check()
-                step = await self._reread(partial(self._step, frontier, shard, misses))
+                self._registration.listeners[listener] = frontier
+                self._registration.check()
+                step = await self._registration.reread(partial(self._step, frontier, shard, misses))
                 if step is None:
                     misses += 1
                     await self._session.clock.sleep(interval)
@@ -440,7 +341,7 @@ class CollectionReader:
                 yield table, limit
                 frontier = limit
         finally:
-            self._listeners.pop(listener, None)
+            self._registration.listeners.pop(listener, None)
 
     async def _step(
         self, frontier: int, shard: str | None, misses: int
@@ -459,7 +360,7 @@ class CollectionReader:
                 misses = 0  # It begins later: what is between was merged from another shard.
         if shard is not None and misses % _POLLS_PER_SURVEY:
             return None
-        head = await self._load()
+        head = await self._registration.load()
         return await self._merged_step(frontier, head) or await self._pending_step(
             frontier, shard, head
         )
@@ -477,7 +378,7 @@ class CollectionReader:
                 as_of=frontier - 1,
                 since=found[0].since,
             )
-        with self._reading(head.version.n):
+        with self._registration.reading(head.version.n):
             tables = await self._session.read_merged(found, head.schema)
         rows = await self._session.worker.run(_listed, tables, head.schema, frontier)
         return rows, found[0].upper, None
@@ -494,109 +395,6 @@ class CollectionReader:
         tables = await self._session.pending.read(whole, head.schema)
         rows = await self._session.worker.run(_listed, tables, head.schema, frontier)
         return rows, batch.upper, batch.writer
-
-    async def _reread(self, read: Callable[[], Awaitable[_T]]) -> _T:
-        """Return what ``read`` returns; repeat it if a newer version replaced an object meanwhile."""
-        rounds = 0
-        while True:
-            before, rounds = self._session.head.seen, rounds + 1
-            try:
-                return await read()
-            except (ObjectNotFoundError, StaleSchemaError) as error:
-                await self._load()  # raises if the registration is lost
-                if rounds < _REREADS and self._session.head.seen.etag != before.etag:
-                    continue
-                if isinstance(error, StaleSchemaError):
-                    raise CorruptionError(
-                        "a batch has a schema that its collection never had", path=HEAD
-                    ) from error
-                raise CorruptionError(
-                    "an object of the collection is missing", path=error.key
-                ) from error
-
-    def _not_held(self, after: int) -> SinceViolationError:
-        return SinceViolationError(
-            "the reader does not hold the times after this one", as_of=after, since=self._frontier
-        )
-
-    @contextmanager
-    def _reading(self, version: int) -> Iterator[None]:
-        """Hold a version while its objects are read: a renewal must not move past it."""
-        self._versions[version] += 1
-        try:
-            yield
-        finally:
-            self._versions[version] -= 1
-            if not self._versions[version]:
-                del self._versions[version]
-
-    async def _load(self) -> Head:
-        """Read the head, and check that this reader is still registered."""
-        self._check()
-        head = (await self._session.head.load()).head
-        self._note(head)
-        return head
-
-    def _note(self, head: Head) -> None:
-        try:
-            self._hold = transitions.find_hold(head, self.name, self._handle)
-        except LeaseExpiredError as error:
-            self._lost = error
-            raise
-        self._frontier = max(self._frontier, self._hold.frontier)
-
-    async def _renew(self) -> None:
-        """Write down what this reader needs from now on, and extend its lease."""
-        self._check()
-        if self._listeners:
-            self._frontier = max(self._frontier, min(self._listeners.values()) - 1)
-        lease = self._lease_seconds
-        try:
-            head = await self._session.head.change(
-                lambda head: transitions.renew(
-                    head,
-                    self.name,
-                    handle=self._handle,
-                    frontier=self._frontier,
-                    version=min(self._versions, default=head.version.n),
-                    expires_us=None if lease is None else self._session.after_us(lease),
-                )
-            )
-        except LeaseExpiredError as error:
-            self._lost = error
-            raise
-        self._note(head)
-
-    async def _renew_forever(self, lease_seconds: float) -> None:
-        while True:
-            await self._session.clock.sleep(lease_seconds / _RENEWALS_PER_LEASE)
-            try:
-                await self._renew()
-            except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
-                logger.warning(
-                    "the lease of the collection reader %s was not renewed: %s", self.name, error
-                )
-            except WalError:
-                return  # the next read reports it
-
-    def _check(self) -> None:
-        self._session.check_home()
-        if self._is_closed:
-            raise WalClosedError(f"the collection reader {self.name} is closed")
-        if self._lost is not None:
-            raise LeaseExpiredError(str(self._lost), reader=self.name) from self._lost
-
-
-def check_lease(seconds: object) -> float:
-    """Return the length of a lease; InvalidSettingsError unless it is 1 second to 100 years."""
-    lease = as_seconds(seconds, "lease_seconds")
-    if not 1 <= lease <= CENTURY_SECONDS:
-        raise InvalidSettingsError(f"lease_seconds must be 1 second to 100 years, not {lease:g}")
-    return lease
-
-
-def _expires_us(session: CollectionSession, lease_seconds: float | None) -> int | None:
-    return None if lease_seconds is None else session.after_us(lease_seconds)
 
 
 def check_time(value: object, what: str) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.versioned.collection_reader import check_lease
 from uploader.versioned.names import check_name
+from uploader.versioned.registration import check_lease
 from uploader.versioned.schema import MAX_TIME
 from walstore import InvalidSettingsError
 from walstore.spark.options import Location, Options, parse_location
