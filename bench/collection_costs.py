@@ -126,7 +126,7 @@ def plain_snapshot(files: list[bytes]) -> int:
 async def listening(rounds: int) -> tuple[float, float]:
     """Return the median time from the begin of an append to its arrival at a listener, and poll plus put."""
     store = LatencyStore(MemoryStore(), lambda: REQUEST_SECONDS)
-    poll = 0.05
+    poll = 0.25
     lags = []
     async with await opened(store) as collection, await collection.reader() as reader:
         writer = collection.writer()
@@ -135,7 +135,7 @@ async def listening(rounds: int) -> tuple[float, float]:
             await anext(steps)
             for number in range(1, 4 * rounds):
                 waiting = asyncio.ensure_future(anext(steps))
-                await asyncio.sleep(random.uniform(0.05, 0.2))
+                await asyncio.sleep(random.uniform(0.05, 0.55))
                 began = time.perf_counter()
                 await writer.append(None, lower=number, upper=number + 1)
                 await waiting

@@ -182,7 +182,7 @@ class CollectionReader:
         Args:
             after: At least :attr:`frontier`; -1 for all updates of a collection of which nothing was
                 compacted.
-            poll_seconds: Time between two looks for the next batch. Each look is one request.
+            poll_seconds: Time from one look for the next batch to the one after it. Each look is one request.
 
         Raises:
             SinceViolationError: Times after ``after`` were compacted with it.
@@ -324,6 +324,7 @@ class CollectionReader:
         interval = as_seconds(poll_seconds, "poll_seconds")
         if max(frontier - 1, 0) < self._registration.frontier:
             raise self._registration.not_held(frontier - 1)
+        clock = self._session.clock
         listener = object()
         shard: str | None = None
         misses = 0
@@ -331,10 +332,11 @@ class CollectionReader:
             while frontier < MAX_TIME:
                 self._registration.listeners[listener] = frontier
                 self._registration.check()
+                began = clock.monotonic()
                 step = await self._registration.reread(partial(self._step, frontier, shard, misses))
                 if step is None:
                     misses += 1
-                    await self._session.clock.sleep(interval)
+                    await clock.sleep(max(interval - (clock.monotonic() - began), 0.0))
                     continue
                 table, limit, shard = step
                 misses = 0
