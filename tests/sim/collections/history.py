@@ -36,6 +36,7 @@ from uploader.versioned.controller import Controller
 from uploader.versioned.head import parse_head
 from uploader.versioned.version import Version
 from walstore.errors import (
+    CollectionRefusedError,
     ContentionError,
     FencedError,
     LeaseExpiredError,
@@ -393,7 +394,14 @@ async def control(program: Program, _: int) -> None:
                         check_held(program.history)
                         program.count("objects swept" if swept.size_bytes else "sweeps of nothing")
                     await program.pause()
-        except (*_TROUBLES, FencedError, WalLockedError, ContentionError) as error:
+        # A collection is refused when a batch arrives where something was about to go.
+        except (
+            *_TROUBLES,
+            CollectionRefusedError,
+            FencedError,
+            WalLockedError,
+            ContentionError,
+        ) as error:
             program.trace(f"control: {error!r}")
             program.count(f"control: {type(error).__name__}")
 
