@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -19,33 +18,26 @@ from typing import Any, Final
 from walstore.append.channel import Channel
 from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
-from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.batches.append_request import gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
-    CorruptionError,
     ExpectationError,
     FencedError,
     InvalidSettingsError,
-    OffsetError,
     StorageUnavailableError,
     StreamClosedError,
     WalClosedError,
     WalError,
 )
-from walstore.files.anchor import absolute
-from walstore.files.directory import peek_log_id
 from walstore.files.locks import this_process
 from walstore.files.spill import Spill
-from walstore.format import codec
-from walstore.format.claims import Claims
 from walstore.log.log_resources import LogResources
-from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
+from walstore.log.opening import Opened
 from walstore.log.retention import LogPins, ReaderPins, Retention
-from walstore.log.tier_source import RecoveredRecords, Shipping
+from walstore.log.tier_source import Shipping, local_uploaded_limit
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
@@ -93,7 +85,7 @@ class Engine:
             loop=loop,
             head=tail.head,
             durable_limit=tail.durable_limit,
-            uploaded_limit=_uploaded_limit(tail, tier),
+            uploaded_limit=local_uploaded_limit(tail, tier),
             sealed=opened.sealed,
             active=tail.active,
             cache_bytes=settings.cache_bytes,
@@ -546,129 +538,6 @@ class Engine:
             return twin
 
         self.state.uploaded.fail(make_error)
-
-
-def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
-    """Return the limit of what this directory is known to have shipped or no longer has.
-
-    A manifest may name more; the tier reports that once it has compared it with the local records.
-    """
-    if tier is None:
-        return max(tail.uploaded_limit, 1)
-    return min(tier.limit, max(tail.uploaded_limit, tail.head))
-
-
-async def open_engine(
-    path: Path,
-    settings: Settings,
-    tier: Tier | None,
-    fs: FileSystem,
-    clock: Clock,
-    resources: LogResources | None = None,
-) -> Engine:
-    """Lock and recover the log at ``path``, or create it, and start its tasks."""
-    if settings.durability is Durability.CLOUD and tier is None:
-        raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
-    resources = resources or LogResources.alone()
-    try:
-        path = await absolute(path, resources.writing)
-        if tier is not None:
-            await tier.open(await resources.writing.run(peek_log_id, fs, path))
-        opened = await _enter_and_recover(path, settings, tier, fs, clock, resources)
-    except BaseException as error:
-        resources.close()
-        if tier is not None:
-            await tier.aclose()
-        if isinstance(error, OSError):
-            raise describe_open(error, path) from error
-        raise
-    engine = Engine(
-        path=path,
-        settings=settings,
-        fs=opened.fs,
-        clock=clock,
-        opened=opened,
-        resources=resources,
-        tier=tier,
-    )
-    await engine.until_started()
-    return engine
-
-
-async def _enter_and_recover(
-    path: Path,
-    settings: Settings,
-    tier: Tier | None,
-    fs: FileSystem,
-    clock: Clock,
-    resources: LogResources,
-) -> Opened:
-    """Lock the log's directory, claim the tier, and recover the log or create it.
-
-    Only the holder of the lock claims the tier, and nothing is appended before it is claimed. A new log
-    begins after the records of the claimed tier; an existing log is recovered first, so that a
-    directory that cannot continue does not take the tier from another one.
-    """
-    known: bytes | None = None
-    log_id: bytes | None = None
-
-    def enter() -> Entered:
-        if settings.compression is not None:
-            codec.require()
-        return enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
-
-    async def remember(claims: Claims) -> None:
-        await resources.writing.run(entered.remember, claims)
-
-    def recover(entered: Entered) -> Opened:
-        opened = recover_log(
-            entered,
-            clock=clock,
-            settings=settings,
-            defers_epoch=resources.defers_epoch,
-            make_log_id=lambda: log_id or os.urandom(16),
-            tier_limit=1 if tier is None or known is not None else tier.limit,
-            tier_url=tier.url if tier else None,
-            tier_timestamp_us=timestamp_us,
-        )
-        resources.adopt(opened.tail.park)
-        return opened
-
-    lane, timestamp_us = resources.writing, 0
-    if tier is None:
-        return await lane.run_owned(lambda: recover(enter()), close_log)
-    entered = await lane.run_owned(enter, Entered.release)
-    try:
-        known, claims = await lane.run(entered.peek)
-        log_id = known or tier.log_id or os.urandom(16)
-        if known is None:
-            await tier.claim(log_id, None, remember)
-            timestamp_us = await _last_timestamp_us(tier)
-    except BaseException:
-        await lane.run_through(entered.release)
-        raise
-    opened = await lane.run_owned(lambda: recover(entered), close_log)
-    if known is not None:
-        try:
-            uploaded_limit = _uploaded_limit(opened.tail, tier)
-            local = RecoveredRecords(opened, resources.reading, uploaded_limit=uploaded_limit)
-            await tier.claim(log_id, claims, remember, local=local)
-        except BaseException:
-            await lane.run_through(close_log, opened)
-            raise
-    return opened
-
-
-async def _last_timestamp_us(tier: Tier) -> int:
-    """Return the time of a tier's last record; 0 if it has none, or none that can be read."""
-    if tier.limit <= tier.head:
-        return 0
-    try:
-        batches = await tier.read(tier.limit - 1, tier.limit, 1)
-    except (CorruptionError, OffsetError) as error:
-        logger.warning("times may go back in the log at %s: %s", tier.url, error)
-        return 0
-    return max(batches[-1].timestamps_us)
 
 
 def _note_end(supervisor: asyncio.Task[None]) -> None:

@@ -6,11 +6,13 @@ import asyncio
 from bisect import bisect_right
 
 from walstore.append.state import LogState
+from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError, WalError
 from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened
+from walstore.ports import Tier
 from walstore.read.tiered import TieredSource
 from walstore.runtime.error_mapping import describe_read
 from walstore.runtime.threads import Lane
@@ -125,3 +127,13 @@ class Shipping:
     def refuse_cloud(self, error: WalError) -> None:
         """Fail the callers that wait for the cloud; see the port."""
         self._state.refuse_cloud(error)
+
+
+def local_uploaded_limit(tail: Tail, tier: Tier | None) -> int:
+    """Return the limit of what this directory is known to have shipped or no longer has.
+
+    A manifest may name more; the tier reports that once it has compared it with the local records.
+    """
+    if tier is None:
+        return max(tail.uploaded_limit, 1)
+    return min(tier.limit, max(tail.uploaded_limit, tail.head))

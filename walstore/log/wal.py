@@ -23,7 +23,8 @@ from walstore.errors import StreamClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.log.appenders import Fence, Producer, take_fence
-from walstore.log.engine import Engine, open_engine
+from walstore.log.engine import Engine
+from walstore.log.engine_start import open_engine
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
