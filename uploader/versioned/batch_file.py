@@ -6,7 +6,7 @@ bounded by the length of the file, as for fragments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -32,6 +32,8 @@ FOOTER_KEY: Final = b"walstore.batch"
 FORMAT: Final = 1
 ROW_GROUP_ROWS: Final = 128 * 1024
 """A row group has at most so many updates, so that a part of a batch can be read by its statistics."""
+TAIL_BYTES: Final = 64 << 10
+"""So much of a file's end is read for its footer; more if that is not enough."""
 _MOST_ENTRY_BYTES: Final = 4096
 
 
@@ -75,6 +77,24 @@ def encode(table: pa.Table, footer: BatchFooter, *, schema: CollectionSchema) ->
 def footer_bytes(end: bytes, *, path: str) -> int:
     """Return how many bytes of the file's end :func:`read_footer` needs; CorruptionError if it is none."""
     return parquet_metadata.footer_bytes(end[-END_BYTES:], path=path)
+
+
+async def read_end(
+    read: Callable[[int, int], Awaitable[bytes]],
+    size_bytes: int,
+    *,
+    path: str,
+    tail_bytes: int = TAIL_BYTES,
+) -> bytes:
+    """Return the end of a file of that length with all that :func:`read_footer` needs; CorruptionError.
+
+    ``read`` returns the bytes of a range. It is called once, unless the footer is longer than ``tail_bytes``.
+    """
+    end = await read(max(size_bytes - tail_bytes, 0), size_bytes)
+    needed = footer_bytes(end, path=path)
+    if needed > size_bytes:
+        raise CorruptionError("the footer is longer than the file", path=path, found=needed)
+    return end if needed <= len(end) else await read(size_bytes - needed, size_bytes)
 
 
 def read_footer(end: bytes, *, size_bytes: int, path: str) -> BatchFooter:

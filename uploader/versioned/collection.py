@@ -208,8 +208,9 @@ class Collection:
         self,
         *,
         hold_seconds: float,
-        as_of: int,
+        as_of: int | None = None,
         after: int | None = None,
+        max_wait: float | None = None,
     ) -> CollectionScan:
         """Return the objects that :meth:`CollectionReader.scan` yields, for other processes to read.
 
@@ -221,17 +222,19 @@ class Collection:
             hold_seconds: 1 second to 100 years.
             as_of: As of :meth:`CollectionReader.scan`; waits until all updates up to it are published.
             after: As there.
+            max_wait: As there.
 
         Raises:
             SinceViolationError: Times after ``as_of``, or ``after``, were compacted with it.
             LimitExceededError: The collection has 100 readers already.
         """
         self._session.check_home()
-        first = check_time(as_of, "as_of") if after is None else max(check_after(after), 0)
+        at = 0 if as_of is None else check_time(as_of, "as_of")
+        first = at if after is None else max(check_after(after), 0)
         seconds = check_lease(hold_seconds)
         held = await Registration.share(self._session, hold_seconds=seconds, as_of=first)
         reader = CollectionReader(self._session, held)
-        async with reader, reader.scan(as_of=as_of, after=after) as scan:
+        async with reader, reader.scan(as_of=as_of, after=after, max_wait=max_wait) as scan:
             return scan
 
     async def evolve(self, columns: pa.Schema) -> CollectionSchema:
@@ -287,8 +290,10 @@ class Collection:
                 )
             return await collection.delete()
 
-    async def delete(self) -> int:
+    async def delete(self, *, dry_run: bool = False) -> int:
         """Delete the collection for ever, and return how many objects were removed.
+
+        ``dry_run`` only says how many there are now, also of a damaged or deleted collection.
 
         The head stays, marked, so that no other collection begins in its place, and so does one small
         object for each shard, where a late batch would be put. An append that was acknowledged before is
@@ -301,6 +306,8 @@ class Collection:
         """
         self._session.check_home()
         head = (await self._session.head.load_any()).head
+        if dry_run:
+            return len(await self._doomed())
         while not head.is_deleted:
             try:
                 head = await self._session.head.change(transitions.delete)
@@ -341,13 +348,16 @@ class Collection:
             if result.outcome is cas.PutOutcome.COMMITTED or result.data == PLUG:
                 return
 
-    async def _remove_all(self) -> int:
-        doomed = [
+    async def _doomed(self) -> list[str]:
+        return [
             listed.key
             for folder in (PENDING_FOLDER, MERGED_FOLDER, VERSION_FOLDER, STAGING_FOLDER)
             async for listed in self._session.store.list(folder)
             if listed.size_bytes != len(PLUG) and is_collection_key(listed.key)
         ]
+
+    async def _remove_all(self) -> int:
+        doomed = await self._doomed()
         for start in range(0, len(doomed), _AT_ONCE):
             await remove(
                 self._session.store, doomed[start : start + _AT_ONCE], rule=is_collection_key

@@ -77,7 +77,9 @@ class CollectionWriter:
         """Append the updates of the times ``[lower, upper)``, if the shard ends at ``lower``.
 
         When it returns, the batch is as durable as the store makes it, and readers see it. The same call
-        again, with the same updates, succeeds without a second effect, also from another process.
+        again, with the same updates, succeeds without a second effect, also from another process, as long as
+        the batch is remembered: until an hour after it was merged, and while it is one of the last 64 that
+        were. Later the call raises UpperMismatchError, and :meth:`CollectionReader.snapshot` has the updates.
 
         Args:
             table: The updates, in the collection's columns; ``_t`` is the time of each (default: ``lower``).
@@ -88,7 +90,7 @@ class CollectionWriter:
             upper: Where it ends, above ``lower``; ``2**64 - 1`` ends the shard for ever.
 
         Raises:
-            UpperMismatchError: The shard ends elsewhere, at ``actual``. Nothing was written.
+            UpperMismatchError: The shard ends elsewhere, at ``actual``. This call wrote nothing.
             InvalidSettingsError: The updates do not fit the schema or the interval. Nothing was written.
             OutcomeUnknownError: The store did not report the outcome. Append the same batch again.
 

@@ -45,10 +45,11 @@ from uploader.versioned.pending import (
     cover,
     disagreement,
 )
-from uploader.versioned.sweep import Purged, check_purge, plan_sweep, sweep
+from uploader.versioned.sweep import Purged, SweepPlan, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
     CollectionNotFoundError,
+    CollectionRefusedError,
     ContentionError,
     FencedError,
     IndefiniteError,
@@ -249,9 +250,10 @@ class Controller:
                     )
                 try:
                     if merger is not None and self._is_large(plan):
-                        output = await self._renewing(self._merge_by(merger, plan, head))
+                        merging = self._merge_by(merger, plan, head)
                     else:
-                        output = await self._merge(plan, head)
+                        merging = self._merge(plan, head)
+                    output = await self._renewing(merging)
                 except StaleSchemaError:
                     if head.schema.id == (await self._newest()).schema.id:
                         raise
@@ -271,30 +273,35 @@ class Controller:
 
         ``dry_run`` only says what would be removed. May be killed at any point and repeated.
 
-        CollectionRefusedError if a reader registers, or a batch is published, where something is about to go:
-        nothing was removed; collect again.
+        It looks again if a reader registers, or a batch is published, where something is about to go.
         """
         async with self._turn:
-            head = await self._newest() if dry_run else await self._renewed()
-            plan = await plan_sweep(
-                self._session, head, delete_after_seconds=self.settings.delete_after_seconds
-            )
-            if dry_run:
+            while True:
+                head = await self._newest() if dry_run else await self._renewed()
+                plan = await plan_sweep(
+                    self._session, head, delete_after_seconds=self.settings.delete_after_seconds
+                )
+                if dry_run:
+                    return plan.swept(head)
+                try:
+                    head = await self._declare(head, plan)
+                except CollectionRefusedError:
+                    continue  # What stopped it is seen now, and less goes.
+                await sweep(self._session.store, plan, head)
                 return plan.swept(head)
-            if plan.purged > head.purged:
-                head = await self._change(
-                    lambda head: transitions.announce_purge(
-                        head, epoch=self.epoch, purged=plan.purged
-                    )
-                )
-                await check_purge(self._session, head, plan)
+
+    async def _declare(self, head: Head, plan: SweepPlan) -> Head:
+        """Say in the head what may be gone from now on; CollectionRefusedError if some of it must stay."""
+        if plan.purged > head.purged:
             head = await self._change(
-                lambda head: transitions.raise_floors(
-                    head, epoch=self.epoch, gc_floor=plan.gc_floor, purged=plan.purged
-                )
+                lambda head: transitions.announce_purge(head, epoch=self.epoch, purged=plan.purged)
             )
-            await sweep(self._session.store, plan, head)
-            return plan.swept(head)
+            await check_purge(self._session, head, plan)
+        return await self._change(
+            lambda head: transitions.raise_floors(
+                head, epoch=self.epoch, gc_floor=plan.gc_floor, purged=plan.purged
+            )
+        )
 
     async def expire(self, reader: str) -> bool:
         """Remove a reader, leased or critical: its handle gets LeaseExpiredError. False if there is none."""

@@ -39,8 +39,6 @@ PLUG: Final = b"the collection was deleted"
 
 _AT_ONCE: Final = 16
 _MODULUS: Final = 1 << 64
-_TAIL_BYTES: Final = 64 << 10
-"""So much of an object's end is read for its footer; more if that is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +119,9 @@ class PendingArea:
             self._footer(pending_key(span.writer, span.position), span.size_bytes) for span in spans
         )
         found = [batch for batch in batches if batch is not None]
+        for span, batch in zip(spans, batches, strict=True):
+            if batch is not None and batch.upper < span.upper:
+                await self._check_gap(batch)
         late = [batch.position for batch in found if batch.position < head.upper]
         if late:
             # It may have been put late, in the place of one that was removed since ``head`` was read, or
@@ -128,6 +129,17 @@ class PendingArea:
             purged = (await self._head.settle(late)).purged
             found = [batch for batch in found if batch.position >= purged]
         return found
+
+    async def _check_gap(self, before: PendingBatch) -> None:
+        """CorruptionError if a listing shows no batch behind this one but later ones, and there is none.
+
+        It may have been put, or purged with those before it, while the store listed.
+        """
+        key = pending_key(before.writer, before.upper)
+        if await self._store.head(key) is not None:
+            return
+        if (await self._head.settle([before.upper])).purged <= before.upper:
+            raise CorruptionError("a pending batch is missing; those behind it are there", path=key)
 
     async def counted(self, head: Head, writer: str) -> list[PendingSpan]:
         """Return where the batches of a shard begin and end, after :meth:`CollectionHead.settle`."""
@@ -182,15 +194,12 @@ class PendingArea:
         return batch
 
     async def _read_footer(self, key: str, size_bytes: int) -> PendingBatch | None:
-        start = max(size_bytes - _TAIL_BYTES, 0)
-        tail = await self._store.get_range(key, start, max(size_bytes, 1))
-        if start == 0 and tail == PLUG:
+        async def read(start: int, limit: int) -> bytes:
+            return await self._store.get_range(key, start, max(limit, 1))
+
+        if size_bytes == len(PLUG) and await read(0, size_bytes) == PLUG:
             return None
-        needed = batch_file.footer_bytes(tail, path=key)
-        if needed > len(tail):
-            if needed > size_bytes:
-                raise CorruptionError("the footer is longer than the file", path=key, found=needed)
-            tail = await self._store.get_range(key, size_bytes - needed, size_bytes)
+        tail = await batch_file.read_end(read, size_bytes, path=key)
         footer = batch_file.read_footer(tail, size_bytes=size_bytes, path=key)
         return self._checked(key, footer, size_bytes)
 

@@ -116,7 +116,7 @@ async def plan_sweep(
 async def check_purge(session: CollectionSession, head: Head, plan: SweepPlan) -> None:
     """Raise CollectionRefusedError if a batch was put since that must stay; the purge must be announced."""
     if _cut(await session.pending.spans(head), plan.purged) < plan.purged:
-        raise CollectionRefusedError("a batch was published meanwhile; collect again")
+        raise CollectionRefusedError("a batch was published meanwhile; look again")
 
 
 async def _chain(session: CollectionSession, head: Head) -> list[tuple[str | None, Version]]:

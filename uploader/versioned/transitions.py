@@ -319,9 +319,9 @@ def raise_floors(head: Head, *, epoch: int, gc_floor: int, purged: int) -> Head:
     """
     check_epoch(head, epoch)
     if gc_floor > head.oldest_held_version or purged > head.upper:
-        raise CollectionRefusedError("a reader registered meanwhile; collect again")
+        raise CollectionRefusedError("a reader registered meanwhile; look again")
     if head.purged < purged and head.purging < purged:
-        raise CollectionRefusedError("a batch was published meanwhile; collect again")
+        raise CollectionRefusedError("a batch was published meanwhile; look again")
     return replace(
         head, gc_floor=max(head.gc_floor, gc_floor), purged=max(head.purged, purged), purging=0
     )

@@ -35,6 +35,8 @@ from walstore.errors import CorruptionError, InvalidSettingsError
 _MODULUS: Final = 1 << 64
 _INDEX: Final = "_i"
 _U64: Final = pa.uint64()
+_SAMPLE_ROWS: Final = 4096
+_SAFE_SUM: Final = 2.0**62
 
 
 def conform(
@@ -232,7 +234,7 @@ def consolidate(
         gone = pc.and_(
             table.column(DELETED), pc.less_equal(table.column(TIME), pa.scalar(since, _U64))
         )
-        table = table.filter(pc.invert(gone))
+        table = _filtered(table, pc.invert(gone))
     return table
 
 
@@ -317,10 +319,10 @@ def snapshot(tables: Sequence[pa.Table], schema: CollectionSchema, *, as_of: int
         [schema.stored.empty_table(), *(between(one, 0, as_of + 1) for one in tables)]
     )
     table = _replaced(table, TIME, pa.repeat(pa.scalar(0, _U64), table.num_rows))
-    table = _consolidated(table, schema)
     if schema.kind == "diff":
-        return table.drop_columns([TIME, HASH])
-    live = table.filter(pc.invert(table.column(DELETED))).select(schema.columns.names)
+        return _consolidated(table, schema).drop_columns([TIME, HASH])
+    table = _consolidated(table.drop_columns(HASH), schema)
+    live = _filtered(table.select(schema.columns.names), pc.invert(table.column(DELETED)))
     return pa.Table.from_arrays(live.columns, schema=schema.columns)
 
 
@@ -362,13 +364,13 @@ def _visible(schema: CollectionSchema) -> pa.Schema:
 
 def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Add up, or keep the last of, the updates of one row or key at one time; sort."""
-    if schema.kind == "diff":
-        _check_counts(table)
     if _is_settled(table, schema):
         return table
-    table = _added_up(table, schema) if schema.kind == "diff" else _last_of_each(table, schema)
-    order = [*((name, "ascending") for name in schema.order), (TIME, "ascending")]
-    return table.take(_sorted(table, order))
+    return _added_up(table, schema) if schema.kind == "diff" else _last_of_each(table, schema)
+
+
+def _order(schema: CollectionSchema) -> list[tuple[str, str]]:
+    return [*((name, "ascending") for name in schema.order), (TIME, "ascending")]
 
 
 def _is_settled(table: pa.Table, schema: CollectionSchema) -> bool:
@@ -390,28 +392,81 @@ def _is_settled(table: pa.Table, schema: CollectionSchema) -> bool:
     return bool(pc.all(rises).as_py())
 
 
-def _check_counts(table: pa.Table) -> None:
-    largest = pc.sum(pc.abs(pc.cast(table.column(DIFF), pa.float64(), safe=False))).as_py() or 0.0
-    if largest >= 2.0**62:
+def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """Return the sum of each row's counts at each time, sorted, without those that are 0.
+
+    InvalidSettingsError if one is more than 64 bits hold; sums on the way there may be.
+    """
+    by = [HASH, *schema.order, TIME]
+    counts = pc.cast(table.column(DIFF), pa.float64(), safe=False)
+    is_large = (pc.sum(pc.abs(counts)).as_py() or 0.0) >= _SAFE_SUM
+    if not is_large and _repeats(table, by):
+        sums = table.group_by(by).aggregate([(DIFF, "sum")]).rename_columns([*by, DIFF])
+        table = sums.select(schema.stored.names).cast(schema.stored)
+    table = table.take(_sorted(table, _order(schema)))
+    if table.num_rows:
+        is_last = _ends_of_runs(table.select(by))
+        if is_large:
+            _check_sums(table, is_last)
+        counts = _sums_of_runs(table.column(DIFF), is_last)
+        table = _replaced(table.filter(is_last), DIFF, counts)
+    return _filtered(table, pc.not_equal(table.column(DIFF), pa.scalar(0, pa.int64())))
+
+
+def _check_sums(table: pa.Table, is_last: pa.ChunkedArray) -> None:
+    """InvalidSettingsError if a row's counts add up to more than 64 bits hold."""
+    halves = [
+        _sums_of_runs(half, is_last)
+        for half in (
+            pc.shift_right(table.column(DIFF), 32),
+            pc.bit_wise_and(table.column(DIFF), 0xFFFFFFFF),
+        )
+    ]
+    high = pc.add(halves[0], pc.shift_right(halves[1], 32))
+    least, most = (bound.as_py() for bound in pc.min_max(high).values())
+    if least < -(1 << 31) or most >= 1 << 31:
         raise InvalidSettingsError(f"the counts in {DIFF} add up to more than 64 bits hold")
 
 
-def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    by = [*schema.columns.names, TIME, HASH]
-    sums = table.group_by(by).aggregate([(DIFF, "sum")])
-    sums = sums.rename_columns(
-        [DIFF if name == f"{DIFF}_sum" else name for name in sums.column_names]
-    )
-    sums = sums.filter(pc.not_equal(sums.column(DIFF), pa.scalar(0, pa.int64())))
-    return pa.Table.from_arrays(
-        [sums.column(name) for name in schema.stored.names], schema=schema.stored
-    )
+def _sums_of_runs(numbers: pa.ChunkedArray, is_last: pa.ChunkedArray) -> pa.Array:
+    """Return the sum of each run, modulo 2**64: sums and differences wrap around."""
+    reached = pc.cumulative_sum(numbers).filter(is_last).combine_chunks()
+    return pc.subtract(reached, pa.concat_arrays([pa.array([0], pa.int64()), reached[:-1]]))
 
 
 def _last_of_each(table: pa.Table, schema: CollectionSchema) -> pa.Table:
-    numbered = table.select([*schema.key, TIME]).append_column(_INDEX, _numbers(table.num_rows))
-    last = numbered.group_by([*schema.key, TIME]).aggregate([(_INDEX, "max")])
-    return table.take(last.column(f"{_INDEX}_max").combine_chunks())
+    """Return the last update of each key at each time, sorted: sorting leaves equal ones in their order."""
+    by = [*schema.key, TIME]
+    if _repeats(table, by):
+        numbered = table.select(by).append_column(_INDEX, _numbers(table.num_rows))
+        last = numbered.group_by(by).aggregate([(_INDEX, "max")])
+        table = table.take(last.column(f"{_INDEX}_max").combine_chunks())
+    table = table.take(_sorted(table, _order(schema)))
+    return _filtered(table, _ends_of_runs(table.select(by))) if table.num_rows else table
+
+
+def _repeats(table: pa.Table, by: Sequence[str]) -> bool:
+    """Return whether most rows of a sample are equal to others: then to group is far faster than to sort."""
+    if table.num_rows <= _SAMPLE_ROWS:
+        return False
+    places = pc.multiply(_numbers(_SAMPLE_ROWS), pa.scalar(table.num_rows // _SAMPLE_ROWS))
+    sample = table.select(by).take(places)
+    return bool(sample.group_by(by).aggregate([]).num_rows < _SAMPLE_ROWS // 2)
+
+
+def _ends_of_runs(table: pa.Table) -> pa.ChunkedArray:
+    """Return for each row whether the next one differs; true for the last. Nulls are equal to each other."""
+    is_same: pa.ChunkedArray = pa.chunked_array(
+        [pa.repeat(pa.scalar(value=True), table.num_rows - 1)]
+    )
+    for column in _bits(table).columns:
+        this, following = column[:-1], column[1:]
+        equal = pc.equal(this, following)
+        if column.null_count:
+            both = pc.and_(pc.is_null(this), pc.is_null(following))
+            equal = pc.or_(pc.fill_null(equal, fill_value=False), both)
+        is_same = pc.and_(is_same, equal)
+    return pa.chunked_array([*pc.invert(is_same).chunks, pa.array([True])])
 
 
 def _numbers(count: int) -> pa.Array:
@@ -422,6 +477,11 @@ def _numbers(count: int) -> pa.Array:
 
 def _sorted(table: pa.Table, order: Sequence[tuple[str, str]]) -> pa.Array:
     return pc.sort_indices(table, sort_keys=list(order))
+
+
+def _filtered(table: pa.Table, stays: pa.ChunkedArray) -> pa.Table:
+    """Return the rows that stay; without a copy if all do."""
+    return table if pc.all(stays).as_py() else table.filter(stays)
 
 
 def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -13,10 +13,11 @@ from walstore.cli.location import at_collection, open_collection, to_url
 from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl
 from walstore.cli.output import complain, format_bytes, format_count, print_result
 from walstore.cli.running import run_async
-from walstore.errors import CollectionNotFoundError
+from walstore.errors import CollectionNotFoundError, CorruptionError
 
 if TYPE_CHECKING:
     from uploader import (
+        Collection,
         CollectionStatus,
         Compacted,
         CompactionPlan,
@@ -302,43 +303,54 @@ def delete(url: CollectionAt, *, confirm: Confirm = False, as_json: AsJson = Fal
     continues; repeated, it removes what was written meanwhile.
     """
     place = to_url(url, "collection delete")
-    done = run_async(_delete(place) if confirm else _plan_deletion(place))
+    done = run_async(_delete(place, is_confirmed=confirm))
     fields = [("location", done["location"])]
-    if done["applied"]:
-        fields.append(("removed", f"{format_count(done['objects'])} objects"))
-    else:
+    fields.append(
+        ("removed" if confirm else "would go", f"{format_count(done['objects'])} objects")
+    )
+    if done["rows"] is not None:
         fields.append(("size", _size(done["rows"], done["bytes"])))
-        fields += [("reader", name) for name in done["readers"]]
+    fields += [("reader", name) for name in done["readers"] or ()]
     print_result(done, fields, as_json=as_json)
     _conclude(is_confirmed=confirm)
 
 
-async def _plan_deletion(url: str) -> dict[str, Any]:
-    async with open_collection(url) as collection:
-        found: CollectionStatus = await collection.status()
-        return {
-            "location": collection.url,
-            "applied": False,
-            "rows": found.pending_rows + sum(one.rows for one in found.batches),
-            "bytes": found.pending_bytes + sum(one.size_bytes for one in found.batches),
-            "readers": sorted(found.readers),
-            "objects": None,
-        }
-
-
-async def _delete(url: str) -> dict[str, Any]:
-    """Delete the collection, also one whose deletion was interrupted, which cannot be opened any more."""
+async def _delete(url: str, *, is_confirmed: bool) -> dict[str, Any]:
+    """Delete the collection, or say what would go; also if it is damaged, or its deletion was interrupted."""
     from uploader import Collection
     from uploader.versioned.collection_session import CollectionSession
 
+    size: dict[str, Any] = dict.fromkeys(("rows", "bytes", "readers"))
     async with at_collection(url), Collection(CollectionSession(url)) as collection:
-        count = await collection.delete()
+        if is_confirmed:
+            count = await collection.delete()
+        else:
+            count = await collection.delete(dry_run=True)
+            try:
+                size |= await _size_of(collection)
+            except CollectionNotFoundError:
+                if not count:
+                    raise
         return {
             "location": collection.url,
-            "applied": True,
-            **dict.fromkeys(("rows", "bytes", "readers")),
+            "applied": is_confirmed,
+            **size,
             "objects": count,
         }
+
+
+async def _size_of(collection: Collection) -> dict[str, Any]:
+    """Return what a collection holds, as far as it can be read."""
+    try:
+        found: CollectionStatus = await collection.status()
+    except CorruptionError as error:
+        complain(f"the collection is damaged: {error}")
+        return {}
+    return {
+        "rows": found.pending_rows + sum(one.rows for one in found.batches),
+        "bytes": found.pending_bytes + sum(one.size_bytes for one in found.batches),
+        "readers": sorted(found.readers),
+    }
 
 
 def _conclude(*, is_confirmed: bool) -> None:

@@ -36,7 +36,6 @@ from uploader.versioned.controller import Controller
 from uploader.versioned.head import parse_head
 from uploader.versioned.version import Version
 from walstore.errors import (
-    CollectionRefusedError,
     ContentionError,
     FencedError,
     LeaseExpiredError,
@@ -394,14 +393,7 @@ async def control(program: Program, _: int) -> None:
                         check_held(program.history)
                         program.count("objects swept" if swept.size_bytes else "sweeps of nothing")
                     await program.pause()
-        # A collection is refused when a batch arrives where something was about to go.
-        except (
-            *_TROUBLES,
-            CollectionRefusedError,
-            FencedError,
-            WalLockedError,
-            ContentionError,
-        ) as error:
+        except (*_TROUBLES, FencedError, WalLockedError, ContentionError) as error:
             program.trace(f"control: {error!r}")
             program.count(f"control: {type(error).__name__}")
 

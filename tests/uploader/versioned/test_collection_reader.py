@@ -506,3 +506,23 @@ async def test_a_change_that_was_refused_but_happened_is_recognised_after_the_ne
         program.store.on("put_if_match", refuse)
         await reader.compare_and_downgrade("", "mine", 0)
         assert reader.token == "mine"
+
+
+async def test_who_is_idle_makes_no_request_but_for_leases():
+    """A reader of 900 seconds renews every 225; writers and controllers that do nothing ask for nothing."""
+    site = Site()
+    programs = [site.program() for _ in range(3)]
+    async with (
+        programs[0].opened() as reading,
+        await reading.reader("r", lease_seconds=900),
+        programs[1].opened() as writing,
+        programs[2].controller(),
+    ):
+        await writing.writer().append(A, lower=0, upper=1)
+        before = [program.store.requests for program in programs]
+        for _ in range(16):
+            await site.clock.advance(225)
+        made = [
+            program.store.requests - start for program, start in zip(programs, before, strict=True)
+        ]
+    assert made == [16 * 2, 0, 0]

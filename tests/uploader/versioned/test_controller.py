@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pyarrow as pa
@@ -589,3 +590,58 @@ async def test_nothing_is_closed_from_another_event_loop():
         assert (await collection.status()).readers.keys() == {"r"}
         assert await reader.upper() == 0
         await keeper.compact()
+
+
+async def test_a_long_pass_keeps_the_lease():
+    """The store takes minutes to accept what was merged; a second controller has to wait meanwhile."""
+    site = Site()
+    program = site.program()
+
+    async def minutes() -> None:
+        for _ in range(12):
+            await site.clock.advance(20)
+            with pytest.raises(WalLockedError):
+                async with site.program().controller():
+                    pass
+
+    async with site.program().opened() as collection, program.controller() as keeper:
+        await collection.writer().append(rows((1, "a")), lower=0, upper=1)
+        program.store.on("put_if_absent", call(minutes), key_prefix="merged/")
+        assert (await keeper.compact()).passes == 1
+
+
+async def test_a_long_pass_that_lost_its_collection_ends():
+    """Another controller takes over while the store accepts what was merged; nothing is committed."""
+    site = Site()
+    program = site.program()
+
+    async def lose() -> None:
+        async with site.program().controller(take_over=True):
+            await site.clock.advance(20)
+        await asyncio.Event().wait()
+
+    async with site.program().opened() as collection:
+        await collection.writer().append(rows((1, "a")), lower=0, upper=1)
+        async with program.controller() as keeper:
+            program.store.on("put_if_absent", call(lose), key_prefix="merged/")
+            with pytest.raises(FencedError):
+                await keeper.compact()
+        assert (await collection.status()).version == 0
+
+
+async def test_a_collection_of_garbage_beside_shards_that_always_arrive():
+    site = Site()
+    program = site.program()
+    async with site.program().opened() as collection, program.controller() as keeper:
+        await collection.writer("one").append(A, lower=0, upper=1000)
+        await keeper.compact()
+        await site.clock.advance(2 * HOUR)
+        numbers = itertools.count()
+
+        async def publish() -> None:
+            writer = collection.writer(f"w{next(numbers)}")
+            await writer.append(B, lower=1000, upper=1001)
+
+        program.store.on("list", call(publish), key_prefix="versions/", times=100)
+        assert (await keeper.gc()).pending == 0
+        assert next(numbers) == 2

@@ -50,3 +50,14 @@ async def test_times_that_are_gone():
         assert (scan.after, scan.as_of) == (5, 9)
         with pytest.raises(InvalidSettingsError):
             await collection.planned_scan(hold_seconds=0, as_of=9)
+
+
+async def test_the_latest_time_also_of_a_collection_without_updates():
+    site = Site()
+    async with site.program().opened() as collection:
+        scan = await collection.planned_scan(hold_seconds=HOUR)
+        assert (scan.as_of, scan.files) == (-1, ())
+        await collection.writer().append(rows((1, "a")), lower=0, upper=10)
+        assert (await collection.planned_scan(hold_seconds=HOUR)).as_of == 9
+        with pytest.raises(TimeoutError):
+            await collection.planned_scan(hold_seconds=HOUR, as_of=10, max_wait=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from typing import Any
 
@@ -231,3 +232,43 @@ def test_updates_with_nan_equal_themselves() -> None:
     )  # fmt: skip
     assert updates.are_equal(one, one)
     assert not updates.are_equal(one, other)
+
+
+@pytest.mark.parametrize("schema", [DIFF, UPSERT], ids=["diff", "upsert"])
+@pytest.mark.parametrize("keys", [7, 900, 100_000], ids=["grouped", "some twice", "sorted"])
+def test_many_updates_add_up_however_often_a_row_is_repeated(
+    schema: CollectionSchema, keys: int
+) -> None:
+    """Many equal rows are grouped, few are found by sorting: what comes out is the same."""
+    chance = random.Random(keys)
+    batches = [
+        [
+            (chance.randrange(keys), chance.choice([None, "a"]), chance.randrange(10), effect)
+            for effect in chance.choices([-2, -1, 1, 2], k=5000)
+        ]
+        for _ in range(2)
+    ]
+    tables = conform_all(batches, schema)
+    assert content(tables, schema, 19) == model(batches, schema, 19)
+    merged = updates.consolidate(tables, schema, since=12, is_oldest=True)
+    assert content([merged], schema, 12) == model(batches, schema, 12)
+    assert content([merged], schema, 15) == model(batches, schema, 15)
+    order = [(row["id"], row["_t"]) for row in merged.to_pylist()]
+    assert schema is DIFF or order == sorted(set(order))
+
+
+def test_large_counts_that_cancel_each_other_are_no_trouble() -> None:
+    large = (1 << 62) + 3
+    tables = [
+        updates.conform(
+            pa.table({"id": [1, 2], "_d": [count, -count]}), DIFF, lower=at, upper=at + 1
+        )
+        for at, count in enumerate([large, -large, large, -large, large])
+    ]
+    for order in (tables, tables[::-1]):
+        merged = updates.consolidate(order, DIFF, since=9, is_oldest=True)
+        assert merged["_d"].to_pylist() == [large, -large]
+        assert content(order, DIFF, 3) == {}
+        assert content(order, DIFF, 4) == {(1, None): large, (2, None): -large}
+    with pytest.raises(CorruptionError, match="64 bits"):
+        updates.consolidate([*tables, tables[0]], DIFF, since=9, is_oldest=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_a_collection_is_deleted(cli: Cli, people: str) -> None:
     before = objects(people)
     dry = cli("collection", "delete", people, "--json")
     assert (dry.code, dry.error) == (0, "nothing was changed; give --confirm to do this")
-    assert (dry.json["rows"], dry.json["objects"], dry.json["readers"]) == (3, None, [])
+    assert (dry.json["rows"], dry.json["objects"], dry.json["readers"]) == (3, 2, [])
     assert objects(people) == before
     done = cli("collection", "delete", people, "--confirm", "--json")
     assert (done.code, done.err, done.json["objects"]) == (0, "", 2)
@@ -134,6 +135,15 @@ def test_a_collection_is_deleted(cli: Cli, people: str) -> None:
     assert (created.code, created.error) == (3, gone)
 
 
+def test_a_damaged_collection_can_be_deleted(cli: Cli, people: str, tmp_path: Path) -> None:
+    pending = tmp_path / "people" / "pending" / "main" / "0000000000000000.parquet"
+    pending.write_bytes(pending.read_bytes()[:-9])
+    dry = cli("collection", "delete", people, "--json")
+    assert (dry.code, dry.json["rows"], dry.json["objects"]) == (0, None, 2)
+    assert "the collection is damaged" in dry.err
+    assert cli("collection", "delete", people, "--confirm", "--json").json["objects"] == 2
+
+
 def test_an_interrupted_deletion_is_continued(
     cli: Cli, people: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +154,8 @@ def test_an_interrupted_deletion_is_continued(
         broken.setattr(Collection, "_remove_all", fail)
         assert cli("collection", "delete", people, "--confirm").code == 1
     assert "pending/main/0000000000000000.parquet" in objects(people)
+    dry = cli("collection", "delete", people, "--json")
+    assert (dry.code, dry.json["rows"], dry.json["objects"]) == (0, None, 2)
     assert cli("collection", "delete", people, "--confirm", "--json").json["objects"] == 2
     assert "pending/main/0000000000000000.parquet" not in objects(people)
 
