@@ -131,7 +131,7 @@ PAGES = [
         "Open tables",
         "Logs and collections as Iceberg tables. [open_tables.md](../open_tables.md) explains them; "
         "`CollectionReader.export_iceberg` is with the [collections](versioned_collections.md).",
-        {"uploader": "IcebergTarget LogTable Registered Released Exported"},
+        {"uploader": "IcebergTarget LogTable JsonColumn Registered Released Exported"},
     ),
     Page(
         "stores",

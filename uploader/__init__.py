@@ -18,6 +18,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.gc.collector import GarbageCollector
     from uploader.iceberg.content_table import Exported
     from uploader.iceberg.iceberg_target import IcebergTarget
+    from uploader.iceberg.json_columns import JsonColumn
     from uploader.iceberg.log_table import LogTable, Registered, Released
     from uploader.layouts.log_session import Layout
     from uploader.read.cloud_log import CloudLog, Verified
@@ -70,6 +71,7 @@ __all__ = [
     "FragmentCache",
     "GarbageCollector",
     "IcebergTarget",
+    "JsonColumn",
     "Layout",
     "LogTable",
     "Materialized",

@@ -4,12 +4,16 @@ A commit of the table adds the fragments that come after those it has, and its s
 reach; so each record is in the table once, whatever fails and however many programs do this. A cursor of the
 log, named after the table, keeps the log's collection from the fragments that the table refers to. It is
 there before the first commit, and moves on only after :meth:`LogTable.release` took rows out of the table.
+
+With typed columns, taken from records that are JSON, the records are copied into files of the table's own
+instead. Then the cursor stands where the table ends.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +25,8 @@ import pyarrow as pa
 from uploader.format.entries import Fragment
 from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable, Marks
 from uploader.iceberg.iceberg_target import IcebergTarget, as_target
+from uploader.iceberg.json_columns import JsonColumn, check_columns, table_schema
+from uploader.iceberg.record_copy import copy_records
 from uploader.read.cloud_log import CloudLog
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
@@ -47,10 +53,13 @@ POLL_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 30.0
 _AT_ONCE: Final = 200
 """Most fragments in one commit. pyiceberg reads the footer of each."""
+_COPY_BYTES: Final = 64 << 20
+"""About so many bytes of fragments become one file."""
 _ATTEMPTS: Final = 20
 
 _START: Final = "walstore.start"
 _LIMIT: Final = "walstore.limit"
+_COLUMNS: Final = "walstore.columns"
 
 COLUMNS: Final = pa.schema(
     [
@@ -89,6 +98,8 @@ class Registered:
     """How many records were added."""
     fragments: int
     """How many fragments were added."""
+    misfits: int = 0
+    """How many of the records have a null where a value does not fit its typed column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +123,19 @@ class LogTable:
     """
 
     def __init__(
-        self, log: CloudLog, target: IcebergTarget, worker: SharedWorker, clock: Clock
+        self,
+        log: CloudLog,
+        target: IcebergTarget,
+        worker: SharedWorker,
+        clock: Clock,
+        columns: tuple[JsonColumn, ...] = (),
+        *,
+        is_strict: bool = False,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self._log = log
+        self._columns = columns
+        self._is_strict = is_strict
         self._target = target
         self._worker = worker
         self._clock = clock
@@ -128,6 +148,8 @@ class LogTable:
         url: str,
         target: IcebergTarget | str,
         *,
+        columns: Iterable[JsonColumn | str] | None = None,
+        strict: bool = False,
         store: ObjectStore | None = None,
         clock: Clock | None = None,
     ) -> Opening[LogTable]:
@@ -136,20 +158,28 @@ class LogTable:
         Args:
             url: The log's location, ``s3:`` or ``file:``. The table refers to the fragments by it.
             target: The table, or the text that names it: ``iceberg:[catalog/]namespace.table``.
+            columns: Typed columns, as :class:`JsonColumn` or ``name:type[:/pointer]``. Records are copied
+                into the table then, with these columns beside their own. Default: fragments as they are.
+                The same columns are given each time; more may follow later, with nulls in older rows.
+            strict: Whether a value that does not fit its column stops with an error. Default: it is null.
             store: Replaces the store that the URL names; also closed with the log.
             clock: For tests.
 
         Raises:
-            InvalidSettingsError: An Iceberg table cannot refer to files at ``url``.
+            InvalidSettingsError: An Iceberg table cannot refer to files at ``url``, or a column cannot be.
             LogNotFoundError: There is no log.
         """
         chosen = as_target(target)
+        typed = () if columns is None else check_columns(columns)
+        if strict and not typed:
+            raise InvalidSettingsError("strict is for typed columns; give columns")
 
         async def open_it() -> LogTable:
             file_prefix(url)
             log = await CloudLog.open(url, store=store, clock=clock)
+            worker = SharedWorker("store", 1)
             try:
-                return cls(log, chosen, SharedWorker("store", 1), clock or SystemClock())
+                return cls(log, chosen, worker, clock or SystemClock(), typed, is_strict=strict)
             except BaseException:
                 await log.aclose()
                 raise
@@ -228,6 +258,10 @@ class LogTable:
             dry_run: Only return what it would do.
         """
         place = as_int(before, "before")
+        if self._columns:
+            raise InvalidSettingsError(
+                f"{self._target} has files of its own and holds nothing of the log; delete rows as you like"
+            )
         return await self._repeatedly(partial(self._release, place, dry_run=dry_run))
 
     async def aclose(self) -> None:
@@ -248,15 +282,52 @@ class LogTable:
         await self._log.refresh()
         marks = await self._on_thread(table.refresh)
         start, limit = _span(marks, self._log.head)
-        await self._hold(_cursor_name(table), start)
+        self._check_columns(marks)
+        await self._hold(_cursor_name(table), limit if self._columns else start)
         self._check_reach(limit)
+        entries = await self._next(limit)
+        if not entries:
+            return Registered(start=start, limit=limit, records=0, fragments=0)
+        reached = entries[-1].limit
+        added = {SOURCE: self._source, _START: str(start), _LIMIT: str(reached)}
+        misfits = 0
+        if self._columns:
+            added[_COLUMNS] = _described(self._columns)
+            misfits = await copy_records(
+                self._log,
+                entries,
+                table,
+                added,
+                columns=self._columns,
+                is_strict=self._is_strict,
+                worker=self._worker,
+            )
+            with suppress(ValueError):  # another program has moved it further
+                await self._log.cursors.commit(_cursor_name(table), reached)
+        else:
+            paths = [f"{self._prefix}/{entry.path}" for entry in entries]
+            await self._on_thread(
+                partial(table.commit, partial(_add_files, paths, reached - limit), added)
+            )
+        return Registered(
+            start=start,
+            limit=reached,
+            records=reached - limit,
+            fragments=len(entries),
+            misfits=misfits,
+        )
+
+    async def _next(self, limit: int) -> list[Fragment]:
+        """Return the fragments of the next commit."""
         entries: list[Fragment] = []
+        size_bytes = 0
         async with aclosing(self._log.scan(limit, max_fragments=_AT_ONCE)) as scanned:
             async for entry in scanned:
                 entries.append(entry)
-        if not entries:
-            return Registered(start=start, limit=limit, records=0, fragments=0)
-        if entries[0].start != limit:
+                size_bytes += entry.num_bytes
+                if self._columns and size_bytes >= _COPY_BYTES:
+                    break
+        if entries and entries[0].start != limit:
             raise CorruptionError(
                 f"{self._target} ends at offset {limit}, within a fragment of the log: it has the rows of "
                 "another log that was there",
@@ -264,15 +335,18 @@ class LogTable:
                 expected=limit,
                 found=entries[0].start,
             )
-        reached = entries[-1].limit
-        added = {SOURCE: self._source, _START: str(start), _LIMIT: str(reached)}
-        paths = [f"{self._prefix}/{entry.path}" for entry in entries]
-        await self._on_thread(
-            partial(table.commit, partial(_add_files, paths, reached - limit), added)
-        )
-        return Registered(
-            start=start, limit=reached, records=reached - limit, fragments=len(entries)
-        )
+        return entries
+
+    def _check_columns(self, marks: Marks) -> None:
+        """InvalidSettingsError if the table has other typed columns, but for those that come after them."""
+        there = json.loads(marks.get(_COLUMNS, "[]"))
+        given = [str(column) for column in self._columns]
+        changed = [column for column in there if column not in given]
+        if changed:
+            raise InvalidSettingsError(
+                f"{self._target} has the typed column {changed[0]}; give it as it is, new ones beside it, or "
+                "another table"
+            )
 
     async def _release(self, before: int, *, dry_run: bool) -> Released:
         await self._log.refresh()
@@ -299,7 +373,7 @@ class LogTable:
 
     @property
     def _source(self) -> str:
-        return f"log {self._prefix}"
+        return f"{'records' if self._columns else 'log'} {self._prefix}"
 
     async def _opened(self, *, create: bool = True) -> IcebergTable | None:
         if self._table is None:
@@ -308,8 +382,8 @@ class LogTable:
                     IcebergTable.open,
                     self._target,
                     source=self._source,
-                    schema=COLUMNS,
-                    properties=_PROPERTIES,
+                    schema=table_schema(self._columns) if self._columns else COLUMNS,
+                    properties={} if self._columns else _PROPERTIES,
                     create=create,
                 )
             )
@@ -415,6 +489,10 @@ def _add_files(
             expected=records,
             found=found,
         )
+
+
+def _described(columns: Iterable[JsonColumn]) -> str:
+    return json.dumps([str(column) for column in columns])
 
 
 def _drop_files(

@@ -1,10 +1,11 @@
-"""walstore table: the fragments of a stored log, registered as they are in an Iceberg table."""
+"""walstore table: a stored log as an Iceberg table, by its fragments or by copies with typed columns."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -18,12 +19,15 @@ from walstore.cli.running import run_async, stop_on_signal, until_stopped
 if TYPE_CHECKING:
     from uploader import IcebergTarget, LogTable, Registered
 
+    Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[LogTable]]
+
 TABLE_EXAMPLES = """\b
 Examples:
   walstore table s3://bucket/orders --to iceberg:shop.orders
   walstore table s3://bucket/orders --to iceberg:prod/shop.orders --follow
   walstore table file:///srv/orders --to iceberg:shop.orders --catalog-uri sqlite:////srv/c.db --warehouse file:///srv/lake
   walstore table s3://bucket/orders --to iceberg:shop.orders --release 2025-06-01 --confirm
+  walstore table s3://bucket/orders --to iceberg:shop.typed --column id:long --column n:int:/lines/0/n
 """
 
 
@@ -35,6 +39,17 @@ def table(
     warehouse: Warehouse = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then go on as fragments appear.")
+    ] = False,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="NAME:TYPE[:/POINTER]",
+            help="Copy the records, with this typed column of their JSON values; repeat it for more.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at a value that does not fit its column.")
     ] = False,
     release: Annotated[
         str | None,
@@ -55,6 +70,9 @@ def table(
     The table refers to the log's own objects; nothing is copied. A cursor keeps gc from them. Any number may
     run, and after an interruption the same command continues. --release is a dry run without --confirm.
     With --follow, SIGINT and SIGTERM end it with exit code 0.
+
+    With --column, the table gets copies of the records instead. The types are boolean, int, long, double,
+    string, date, timestamptz and decimal(p,s); a value that does not fit is null, unless --strict is given.
     """
     if release is None and confirm:
         raise UsageError("--confirm goes with --release; registering needs none")
@@ -62,15 +80,21 @@ def table(
         raise UsageError("--follow registers without an end; give neither --release nor --dry-run")
     if release is not None and dry_run:
         raise UsageError("--release is a dry run unless --confirm is given; leave --dry-run out")
+    if strict and not column:
+        raise UsageError("--strict goes with --column")
+    if column and release is not None:
+        raise UsageError(
+            "--release is for tables of fragments; a table of copies holds nothing of the log"
+        )
     target = target_of(to, catalog_uri, warehouse)
-    place = to_url(url, "table")
+    opened = partial(_opened, to_url(url, "table"), target, columns=column, strict=strict)
     if release is not None:
-        done = run_async(_release(place, target, release, is_confirmed=confirm))
+        done = run_async(_release(opened, target, release, is_confirmed=confirm))
     elif follow:
-        run_async(_follow(place, target, as_json=as_json))
+        run_async(_follow(opened, as_json=as_json))
         return
     else:
-        done = run_async(_register(place, target, is_dry=dry_run))
+        done = run_async(_register(opened, target, is_dry=dry_run))
     fields = [
         ("location", done["location"]),
         ("table", done["table"]),
@@ -79,6 +103,8 @@ def table(
     ]
     if "fragments" in done:
         fields.append(("fragments", format_count(done["fragments"])))
+    if column and not dry_run:
+        fields.append(("misfits", format_count(done["misfits"])))
     fields.append(("cursor", done["cursor"] or "-"))
     print_result(done, fields, as_json=as_json)
     if dry_run:
@@ -87,18 +113,15 @@ def table(
         complain("nothing was changed; give --confirm to do this")
 
 
-async def _register(url: str, target: IcebergTarget, *, is_dry: bool) -> dict[str, Any]:
-    async with _opened(url, target) as opened:
-        if is_dry:
-            done = await opened.plan()
-            records, fragments = done.records, done.fragments
-        else:
+async def _register(opening: Opening, target: IcebergTarget, *, is_dry: bool) -> dict[str, Any]:
+    async with opening() as opened:
+        done = await opened.plan() if is_dry else await opened.step()
+        records, fragments, misfits = done.records, done.fragments, done.misfits
+        end = opened.log.tail
+        while not is_dry and done.limit < end:
             done = await opened.step()
-            records, fragments = done.records, done.fragments
-            end = opened.log.tail
-            while done.limit < end:
-                done = await opened.step()
-                records, fragments = records + done.records, fragments + done.fragments
+            records, fragments = records + done.records, fragments + done.fragments
+            misfits += done.misfits
         return {
             **await _described(opened, target),
             "applied": not is_dry,
@@ -106,14 +129,15 @@ async def _register(url: str, target: IcebergTarget, *, is_dry: bool) -> dict[st
             "limit": done.limit,
             "records": records,
             "fragments": fragments,
+            "misfits": misfits,
         }
 
 
 async def _release(
-    url: str, target: IcebergTarget, place: str, *, is_confirmed: bool
+    opening: Opening, target: IcebergTarget, place: str, *, is_confirmed: bool
 ) -> dict[str, Any]:
     before = parse_place(place)
-    async with _opened(url, target) as opened:
+    async with opening() as opened:
         offset = await before.resolve(OpenedLog(opened.log))
         done = await opened.release(offset, dry_run=not is_confirmed)
         return {
@@ -133,9 +157,9 @@ async def _described(opened: LogTable, target: IcebergTarget) -> dict[str, Any]:
     }
 
 
-async def _follow(url: str, target: IcebergTarget, *, as_json: bool) -> None:
+async def _follow(opening: Opening, *, as_json: bool) -> None:
     with stop_on_signal() as stop:
-        async with _opened(url, target) as opened:
+        async with opening() as opened:
             async for done in until_stopped(opened.follow(), stop):
                 _show(done, as_json=as_json)
 
@@ -146,6 +170,7 @@ def _show(done: Registered, *, as_json: bool) -> None:
         "limit": done.limit,
         "records": done.records,
         "fragments": done.fragments,
+        "misfits": done.misfits,
     }
     text = f"{format_count(done.records)} records, [{done.start}, {done.limit}) in the table"
     with writing() as stdout:
@@ -153,8 +178,10 @@ def _show(done: Registered, *, as_json: bool) -> None:
 
 
 @asynccontextmanager
-async def _opened(url: str, target: IcebergTarget) -> AsyncIterator[LogTable]:
+async def _opened(
+    url: str, target: IcebergTarget, *, columns: list[str] | None, strict: bool
+) -> AsyncIterator[LogTable]:
     from uploader import LogTable
 
-    async with LogTable.open(url, target) as opened:
+    async with LogTable.open(url, target, columns=columns or None, strict=strict) as opened:
         yield opened

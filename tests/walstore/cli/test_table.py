@@ -105,3 +105,26 @@ def test_without_the_extra(
     done = cli("table", stored, *options(lake))
     assert done.code == 1
     assert 'pip install "walstore[iceberg]"' in done.error
+
+
+def test_typed_columns(cli: Cli, stored: str, lake: Lakehouse) -> None:
+    given = [*options(lake), "--column", "id:long", "--column", "city:string:/address/city"]
+    found = cli("table", stored, *given, "--dry-run", "--json").json
+    assert (found["applied"], found["records"], found["misfits"]) == (False, 100, 0)
+    done = cli("table", stored, *given)
+    assert (done.code, done.err) == (0, "")
+    assert "misfits    100" in done.lines
+    rows = lake.rows()
+    assert len(rows) == 100
+    assert {"offset", "body", "id", "city"} <= rows[0].keys()
+    done = cli("table", stored, *given, "--strict")
+    assert (done.code, done.err) == (0, "")  # there is nothing new
+    for wrong, word in (
+        (["--column", "id:int"], "typed column"),
+        (["--column", "id:text"], "type is one of"),
+        (["--strict"], "--column"),
+        (["--column", "id:long", "--release", "3"], "--release"),
+    ):
+        done = cli("table", stored, *options(lake), *wrong)
+        assert done.code == 1
+        assert word in done.error
