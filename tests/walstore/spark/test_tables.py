@@ -91,7 +91,9 @@ def test_tables_in_sql(spark: SparkSession, log_directory: Path) -> None:
             "SELECT (SELECT count(*) FROM first), (SELECT count(*) FROM second),"
             " (SELECT count(*) FROM second WITH (stream = 'eu'))"
         )
-        assert tuple(spark.sql(counts).first() or ()) == (10, 100, 10)
+        # Spark 4.0 takes the options of a query and does not pass them on.
+        of_stream = 100 if spark.version.startswith("4.0.") else 10
+        assert tuple(spark.sql(counts).first() or ()) == (10, 100, of_stream)
     finally:
         spark.sql("DROP TABLE first")
         spark.sql("DROP TABLE second")

@@ -35,7 +35,6 @@ from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
     CollectionObjects,
-    ObjectPart,
     from_long,
 )
 from walstore.spark.versioned.types import from_spark
@@ -138,11 +137,7 @@ class SparkMerger:
 
         check_names(self._spark, job.schema)
         objects = CollectionObjects(job.url, job.collection, job.schema)
-        parts = [
-            ObjectPart(one.key, one.start, one.limit, one.latest, one.size_bytes)
-            for one in job.inputs
-        ]
-        found = python_updates(self._spark, objects, parts, with_hash=True)
+        found = python_updates(self._spark, objects, job.inputs, with_hash=True)
         order = [quoted(name).asc_nulls_last() for name in job.schema.order]
         ranges = max(1, -(-job.rows // self._object_rows))
         placed = found.repartitionByRange(ranges, *order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING, Final, get_args
 
 from walstore import CorruptionError, InvalidSettingsError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore.spark")
 
 LEASE_SECONDS: Final = 3600.0
-_TAIL_BYTES: Final = 64 << 10
 _INT32: Final = 1
 """The stored type of numbers up to 32 bits, as Parquet numbers it."""
 
@@ -42,16 +42,17 @@ def read_collection(
     the objects where it can open the store, as for :func:`walstore.spark.read`; it checks the checksums of
     pages. Python tasks also check each object against its digest.
 
-    This call fixes what is read, and registers a reader that holds the objects for ``lease_seconds`` from
-    now. It is not renewed: an action after that may fail, because an object was removed. It is never wrong.
+    This call fixes what is read, and holds the objects for at least ``lease_seconds`` from now. That is not
+    renewed: an action after that may fail, because an object was removed. It is never wrong.
 
     Args:
         spark: The session.
         url: Location of the collection.
         as_of: A time that is not compacted. Default: the latest that is readable now.
         lease_seconds: From 1 second to 100 years.
-        name: Name of the reader. A later call with this name replaces the reader, and then nothing holds the
-            frame of the earlier call. Default: a random one. A collection has at most 100 readers.
+        name: Name of a reader of its own for this call, also as a sign of who reads. A later call with this
+            name replaces it, and then nothing holds the frame of the earlier call. Default: a reader
+            ``shared-…`` for all calls that read the same version; see ``Collection.planned_scan``.
         max_wait: Longest wait in seconds until all updates up to ``as_of`` are published; TimeoutError when
             it has passed. Default: no limit.
         fast_path: ``auto`` reads with Python tasks if the JVM cannot, and logs why; ``always`` raises
@@ -60,7 +61,8 @@ def read_collection(
 
     Blocks; must not be called on an event loop. InvalidSettingsError for invalid arguments, a ``memory:``
     store and columns for which Spark has no type. SinceViolationError, CollectionNotFoundError,
-    LimitExceededError for too many readers, and the store's errors. If the call fails the reader is released.
+    LimitExceededError for more than 100 readers, and the store's errors. If the call fails a reader of its
+    own is released.
     """
     require_packages()
     if fast_path not in get_args(FastPath):
@@ -84,7 +86,8 @@ def read_collection(
             # Spark's calls block: not on the event loop.
             scanning.check_names(spark, scan.schema)
             found = _frame(spark, scan, url, narrow, fast_path)
-            runner.run(reader.leave())
+            if reader is not None:
+                runner.run(reader.leave())
         finally:
             try:
                 runner.run(opened.aclose())
@@ -101,10 +104,16 @@ async def _open(
     lease_seconds: float,
     name: str | None,
     max_wait: float | None,
-) -> tuple[CollectionReader, CollectionScan, Narrow]:
+) -> tuple[CollectionReader | None, CollectionScan, Narrow]:
+    """Return the reader that was named, if one was, and what it or a shared one holds."""
     from uploader import Collection
 
     collection = await opened.enter_async_context(Collection.open(url, store=store))
+    if name is None:
+        scan = await collection.planned_scan(
+            hold_seconds=lease_seconds, as_of=as_of, max_wait=max_wait
+        )
+        return None, scan, await _narrow(store, scan)
     reader = await opened.enter_async_context(
         await collection.reader(name, lease_seconds=lease_seconds)
     )
@@ -153,10 +162,6 @@ async def _stored_in_32_bits(store: ObjectStore, key: str, names: list[str]) -> 
     found = await store.head(key)
     if found is None:
         raise CorruptionError("an object of the collection is missing", path=key)
-    size_bytes = found.size_bytes
-    tail = await store.get_range(key, max(size_bytes - _TAIL_BYTES, 0), size_bytes)
-    needed = batch_file.footer_bytes(tail, path=key)
-    if needed > len(tail):
-        tail = await store.get_range(key, size_bytes - needed, size_bytes)
-    leaves = read_metadata(tail, size_bytes, path=key).leaves
+    tail = await batch_file.read_end(partial(store.get_range, key), found.size_bytes, path=key)
+    leaves = read_metadata(tail, found.size_bytes, path=key).leaves
     return frozenset(leaf.name for leaf in leaves if leaf.kind == _INT32 and leaf.name in names)

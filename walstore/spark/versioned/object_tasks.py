@@ -19,6 +19,7 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore, open_store
 from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import batch_file, updates
+from uploader.versioned.merging import MergeInput
 from uploader.versioned.pending import PLUG
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
@@ -37,18 +38,6 @@ _SIGN: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectPart:
-    """One object, and which of its updates count: those at times ``start <= _t < limit``."""
-
-    key: str
-    start: int
-    limit: int
-    latest: int
-    """Greater times are treated as this one; see ``ScanFile.latest``."""
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class CollectionObjects:
     """The collection whose objects are read. Picklable."""
 
@@ -56,7 +45,7 @@ class CollectionObjects:
     collection: str
     schema: CollectionSchema
 
-    def read(self, parts: Sequence[ObjectPart]) -> Iterator[pa.Table]:
+    def read(self, parts: Sequence[MergeInput]) -> Iterator[pa.Table]:
         """Yield the stored updates of each part in the newest schema, with advanced times limited.
 
         CorruptionError for an object that is damaged or of another collection, LeaseExpiredError for one that
@@ -73,7 +62,7 @@ class CollectionObjects:
                 runner.run(store.aclose())
 
     def rows(
-        self, parts: Sequence[ObjectPart], *, with_hash: bool = False
+        self, parts: Sequence[MergeInput], *, with_hash: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yield the updates for Spark: columns, effect, :data:`ORDER`, and :data:`HASH_LONG` on request."""
         for table in self.read(parts):
@@ -83,7 +72,7 @@ class CollectionObjects:
                 shown = shown.append_column(HASH_LONG, to_long(table.column(HASH)))
             yield from shown.combine_chunks().to_batches(_ROWS)
 
-    def _decode(self, part: ObjectPart, data: bytes) -> pa.Table:
+    def _decode(self, part: MergeInput, data: bytes) -> pa.Table:
         if data == PLUG:
             raise CollectionNotFoundError("the collection was deleted", location=self.url)
         footer, table = batch_file.decode(data, path=part.key)
@@ -127,9 +116,9 @@ async def _get(store: ObjectStore, key: str) -> bytes:
         ) from error
 
 
-def _windows(parts: Sequence[ObjectPart]) -> Iterator[list[ObjectPart]]:
+def _windows(parts: Sequence[MergeInput]) -> Iterator[list[MergeInput]]:
     """Yield parts that are read at a time: some small ones, or one that is large."""
-    window: list[ObjectPart] = []
+    window: list[MergeInput] = []
     size_bytes = 0
     for part in parts:
         size_bytes += part.size_bytes

@@ -14,7 +14,7 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import updates
-from uploader.versioned.batch_file import footer_bytes
+from uploader.versioned.batch_file import read_end
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
@@ -91,10 +91,12 @@ class ScanObjects:
             if found is None:
                 raise _removed(file.key)
             size_bytes = found.size_bytes
-        end = await self._range(file.key, max(0, size_bytes - _tail(size_bytes)), size_bytes)
-        needed = footer_bytes(end, path=file.key)
-        if len(end) < needed <= size_bytes:
-            end = await self._range(file.key, size_bytes - needed, size_bytes)
+        end = await read_end(
+            partial(self._range, file.key),
+            size_bytes,
+            path=file.key,
+            tail_bytes=_tail(size_bytes),
+        )
         opened = await self._worker.run(_parse, end, size_bytes, self._scan.schema, file.key)
         self._check(file, opened)
         self._files[file.key] = opened

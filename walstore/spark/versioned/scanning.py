@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from uploader.versioned.merging import MergeInput
 from uploader.versioned.scan import CollectionScan, ScanFile
 from uploader.versioned.schema import DELETED, DIFF, TIME, CollectionSchema
 from walstore import InvalidSettingsError
@@ -37,7 +38,6 @@ from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
     CollectionObjects,
-    ObjectPart,
     sortable,
 )
 from walstore.spark.versioned.types import spark_schema, spark_type
@@ -120,7 +120,7 @@ def jvm_updates(
 
 
 def python_updates(
-    spark: SparkSession, objects: CollectionObjects, parts: Sequence[ObjectPart], *, with_hash: bool
+    spark: SparkSession, objects: CollectionObjects, parts: Sequence[MergeInput], *, with_hash: bool
 ) -> DataFrame:
     """Return the updates of parts of objects, as Python tasks read and check them."""
     names = updates_schema(objects.schema, with_hash=with_hash)
@@ -143,18 +143,25 @@ def updates_schema(schema: CollectionSchema, *, with_hash: bool) -> StructType:
     return StructType([*fields, *(StructField(name, LongType()) for name in own)])
 
 
-def parts_of(files: Sequence[ScanFile]) -> list[ObjectPart]:
+def parts_of(files: Sequence[ScanFile]) -> list[MergeInput]:
     """Return what Python tasks read of the files of a scan."""
     return [
-        ObjectPart(file.key, file.start, file.limit, file.latest, file.size_bytes) for file in files
+        MergeInput(
+            key=file.key,
+            start=file.start,
+            limit=file.limit,
+            latest=file.latest,
+            size_bytes=file.size_bytes,
+        )
+        for file in files
     ]
 
 
-def divide(parts: Sequence[ObjectPart]) -> list[list[ObjectPart]]:
+def divide(parts: Sequence[MergeInput]) -> list[list[MergeInput]]:
     """Return parts for tasks of about the same size: the longest first, each to the least task. Pure."""
     total = sum(part.size_bytes for part in parts)
     count = min(len(parts), -(-total // TASK_BYTES) or 1)
-    tasks: list[list[ObjectPart]] = [[] for _ in range(count)]
+    tasks: list[list[MergeInput]] = [[] for _ in range(count)]
     heap = [(0, number) for number in range(count)]
     for part in sorted(parts, key=lambda part: (-part.size_bytes, part.key)):
         size_bytes, number = heapq.heappop(heap)

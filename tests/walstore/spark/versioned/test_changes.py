@@ -91,15 +91,23 @@ def rows_of(reader: ChangeReader, start: dict[str, int], end: dict[str, int]) ->
 
 
 def expected_changes(table: pa.Table, kind: str) -> Counter[Any]:
-    """Return updates as a stream has them."""
+    """Return updates as a stream has them.
+
+    Without removals at time 0, before which there is nothing: a compaction may have left them out.
+    """
     found: Counter[Any] = Counter()
     for row, count in counted(table).items():
         *values, time, effect = row
         if kind == "diff":
             found[(*values, time, "insert" if effect > 0 else "delete", effect)] += count
-        else:
+        elif time or not effect:
             found[(*values, time, "delete" if effect else "upsert")] += count
     return found
+
+
+def first_removals(rows: Counter[Any]) -> Counter[Any]:
+    """Return the removals at time 0 of an upsert collection."""
+    return Counter({row: n for row, n in rows.items() if row[-2:] == (0, "delete")})
 
 
 @pytest.mark.parametrize("name", ["numbers", "nulls"])
@@ -129,7 +137,8 @@ def test_each_change_once(name: str, kind: str, seed: int, tmp_path: Path) -> No
                 query.restart()
     while query.step():
         pass
-    assert query.rows == expected_changes(asyncio.run(listened(plain, upper)), kind)
+    found = query.rows - first_removals(query.rows)
+    assert found == expected_changes(asyncio.run(listened(plain, upper)), kind)
     query.reader.stop()
 
 

@@ -122,11 +122,20 @@ def test_its_reader_stays_and_holds_the_objects(spark, small):
     assert counted(read_collection(spark, small).toArrow()) == wanted
 
 
-def test_a_failed_call_leaves_no_reader(spark, small, monkeypatch):
+def test_a_failed_call_leaves_no_reader_of_its_own(spark, small, monkeypatch):
     monkeypatch.setattr(jvm, "scan", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        read_collection(spark, small)
+        read_collection(spark, small, name="report")
     assert readers(small) == set()
+
+
+def test_calls_without_a_name_share_a_reader(spark, small, monkeypatch):
+    monkeypatch.setattr(jvm, "scan", lambda *_, **__: 1 / 0)  # the reader is registered before
+    for _ in range(120):
+        with pytest.raises(ZeroDivisionError):
+            read_collection(spark, small)
+    (name,) = readers(small)
+    assert name.startswith("shared-")
 
 
 def test_python_reads_where_the_jvm_cannot(spark, small, monkeypatch, caplog):
@@ -179,7 +188,6 @@ def test_what_it_refuses(spark, url):
         read_collection(spark, url, fast_path="maybe")
     with pytest.raises(CollectionNotFoundError):
         read_collection(spark, url + "-not")
-    assert readers(url) == set()
 
 
 @pytest.mark.parametrize("path", ["always", "never"])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.walstore.spark.versioned.columns import every_schema, table
 from uploader.versioned import updates
-from uploader.versioned.merging import MergeJob
+from uploader.versioned.merging import MergeInput, MergeJob
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore.errors import LimitExceededError
 from walstore.spark.versioned import compaction
@@ -26,7 +26,6 @@ from walstore.spark.versioned.compaction import (
 from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
-    ObjectPart,
     from_long,
     to_long,
 )
@@ -131,7 +130,10 @@ def test_numbers_keep_their_order_as_longs():
 
 
 def test_parts_are_divided_by_size():
-    parts = [ObjectPart(str(n), 0, 1, 0, n * TASK_BYTES // 8) for n in range(17)]
+    parts = [
+        MergeInput(key=str(n), start=0, limit=1, latest=0, size_bytes=n * TASK_BYTES // 8)
+        for n in range(17)
+    ]
     tasks = divide(parts)
     assert sorted(part.key for task in tasks for part in task) == sorted(p.key for p in parts)
     sizes = [sum(part.size_bytes for part in task) for task in tasks]

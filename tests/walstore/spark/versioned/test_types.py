@@ -6,10 +6,10 @@ import random
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DecimalType, LongType
 
 from tests.walstore.spark.versioned.columns import EVERY, KINDS, every_schema, table
+from tests.walstore.spark.versions import sparks_arrow_schema
 from uploader.versioned import updates
 from uploader.versioned.schema import CollectionSchema
 from walstore.errors import InvalidSettingsError, WalError
@@ -28,7 +28,7 @@ from walstore.spark.versioned.types import (
 def test_the_arrow_types_are_those_that_spark_expects(kind, is_updates):
     schema = every_schema(kind)
     spark = spark_schema(schema, is_updates=is_updates)
-    expected = to_arrow_schema(spark, timezone="UTC")
+    expected = sparks_arrow_schema(spark)
     assert arrow_schema(schema, is_updates=is_updates).equals(expected)
     own = {"diff": ["_t", "_d"], "upsert": ["_t", "_deleted"]}[kind]
     if not is_updates:
