@@ -25,6 +25,7 @@ from walstore.cursors.consumer_transaction import (
 )
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.store import CursorStore
+from walstore.cursors.undone import Handler, UndoneRecords, check_concurrency, run_handlers
 from walstore.errors import CursorMovedError, InvalidSettingsError, WalClosedError, WalError
 from walstore.ports import Clock
 from walstore.read.reader import MIB, Reader
@@ -159,6 +160,10 @@ class Consumer(Generic[OutputT]):
     of the block; after an exception in the block the last record (or batch) is delivered again. With
     ``auto_commit_seconds=None`` only :meth:`commit` commits.
 
+    With ``concurrency`` of more than 1, up to so many records are delivered that are not processed yet. A
+    record is processed once :meth:`done` says so, or its handler in :meth:`run` returns. Committed is what
+    lies before the first that is not, in whatever order they end.
+
     Once another handle has moved the cursor, the calls raise CursorMovedError; with an output,
     FencedError. Otherwise they raise what :class:`Reader` and :class:`Cursor` raise. All methods belong
     to the event loop of the log: from another thread or event loop they raise WrongLoopError.
@@ -177,6 +182,7 @@ class Consumer(Generic[OutputT]):
         stream: str | None = None,
         follow: bool = True,
         output: OutputLog[OutputT] | None = None,
+        concurrency: int = 1,
     ) -> None:
         """See :meth:`walstore.Wal.consumer` for the options."""
         if auto_commit_seconds is not None:
@@ -204,6 +210,13 @@ class Consumer(Generic[OutputT]):
             raise TypeError(
                 f"output must be a log to write to, such as an open Wal, not {type(output).__name__}"
             )
+        self._undone: UndoneRecords | None = None
+        if check_concurrency(concurrency) > 1:
+            if output is not None:
+                raise InvalidSettingsError(
+                    "a consumer with an output handles one record after the other: leave concurrency out"
+                )
+            self._undone = UndoneRecords(concurrency)
         self._output = output
         self._register = None if output is None else ConsumerRegister(output, log.log_id, name)
         # Set once the consumer is entered.
@@ -283,6 +296,8 @@ class Consumer(Generic[OutputT]):
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
             reader = self._reader  # raises
+        if self._undone is not None:
+            return await self._next_undone(reader, self._undone)
         self._held = None
         record = await reader.__anext__()
         self._held = record.offset
@@ -290,6 +305,7 @@ class Consumer(Generic[OutputT]):
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as they are stored, the cheapest way to read many records."""
+        self._check_sequential()
         return _ConsumerBatches(self._next_batch, self._reader.batches())
 
     async def fetch(
@@ -301,6 +317,7 @@ class Consumer(Generic[OutputT]):
     ) -> Batch:
         """Return the next records as one batch; see :meth:`Reader.fetch`."""
         self.check_home()
+        self._check_sequential()
         reader = self._reader
         self._held = None
         batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
@@ -309,19 +326,60 @@ class Consumer(Generic[OutputT]):
 
     def seek(self, start: Start | str | int) -> None:
         """Continue at an offset, ``"earliest"`` or ``"latest"``; the next commit moves the cursor there,
-        also backwards. For a time, seek to the result of the log's ``offset_at``."""
+        also backwards. For a time, seek to the result of the log's ``offset_at``. Records that are not
+        processed yet are passed over. RuntimeError while :meth:`run` runs."""
         self.check_home()
+        if self._undone is not None:
+            self._check_not_run(self._undone)
         given: object = start
         if isinstance(given, datetime):
             raise TypeError("a consumer seeks to an offset: seek(await log.offset_at(moment))")
         self._reader.seek(start)
         self._held = None
+        if self._undone is not None:
+            self._undone.clear()
         self._entered().goes_back = True
+
+    # -- several records at once -------------------------------------------------------------
+
+    async def run(self, handler: Handler) -> None:
+        """Call ``await handler(record)`` for each record, up to ``concurrency`` at once, in tasks.
+
+        Handlers begin in the order of the records. Returns when the log ends and all are done, so never
+        with ``follow=True``: cancel it, or let a handler raise. The first error of a handler is raised. Then,
+        and on cancellation, the other handlers are cancelled and awaited, and the consumer returns to the
+        first record that was not processed; those after it are delivered again, done or not.
+        """
+        self.check_home()
+        reader = self._reader
+        undone = self._undone or UndoneRecords(1)
+        self._check_not_run(undone)
+        self._undone, given = undone, self._undone
+        undone.is_run = True
+        try:
+            await run_handlers(self, undone, handler)
+        finally:
+            undone.is_run = False
+            if undone.first is not None:
+                reader.seek(undone.first)
+                undone.clear()
+            self._undone, self._held = given, None
+
+    def done(self, record: Record) -> None:
+        """Say that a record is processed; for a consumer with ``concurrency`` that is read by ``async for``.
+
+        Nothing happens if it was said before, or if the consumer has left the record by :meth:`seek`.
+        """
+        self.check_home()
+        if self._undone is not None:
+            self._undone.done(record.offset)
 
     # -- committing --------------------------------------------------------------------------
 
     async def commit(self, offset: int | None = None) -> None:
         """Commit ``offset`` as the next to be read; by default everything delivered counts as processed.
+
+        With ``concurrency``, by default what lies before the first record that is not processed.
 
         Durable when it returns; raises as :meth:`Cursor.commit`. InvalidSettingsError for a consumer
         with an output: its transactions commit.
@@ -398,7 +456,26 @@ class Consumer(Generic[OutputT]):
     def _processed(self) -> int:
         """Return the offset below which every record is processed."""
         assert self._open_reader is not None
-        return self._open_reader.position if self._held is None else self._held
+        held = self._held if self._undone is None else self._undone.first
+        return self._open_reader.position if held is None else held
+
+    async def _next_undone(self, reader: Reader, undone: UndoneRecords) -> Record:
+        await undone.wait_for_room()
+        self._entered().check()
+        record = await reader.__anext__()
+        undone.add(record.offset)
+        return record
+
+    def _check_sequential(self) -> None:
+        if self._undone is not None:
+            raise InvalidSettingsError(
+                "a consumer with concurrency delivers single records: use async for, or run()"
+            )
+
+    @staticmethod
+    def _check_not_run(undone: UndoneRecords) -> None:
+        if undone.is_run:
+            raise RuntimeError("the consumer runs a handler")
 
     async def _next_batch(self, batches: AsyncIterator[Batch]) -> Batch:
         self.check_home()

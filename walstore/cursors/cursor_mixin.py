@@ -59,6 +59,7 @@ class CursorMixin:
         stream: str | None = None,
         follow: bool = True,
         output: None = None,
+        concurrency: int = 1,
     ) -> Consumer[OutputTransaction]: ...
 
     @overload
@@ -72,6 +73,7 @@ class CursorMixin:
         stream: str | None = None,
         follow: bool = True,
         output: OutputLog[OutputT] | None,
+        concurrency: int = 1,
     ) -> Consumer[OutputT]: ...
 
     def consumer(
@@ -84,13 +86,16 @@ class CursorMixin:
         stream: str | None = None,
         follow: bool = True,
         output: OutputLog[Any] | None = None,
+        concurrency: int = 1,
     ) -> Consumer[Any]:
         """Return a consumer: a reader that keeps its position in the cursor of that name.
 
         ``async with log.consumer("billing") as consumer: async for record in consumer: ...``. It begins
         at ``start`` the first time. Processed records are committed every ``auto_commit_seconds`` and
         at the end of the block; None leaves that to :meth:`Consumer.commit`. With ``output``, a log,
-        its ``transaction()`` changes the position and the output together: exactly once.
+        its ``transaction()`` changes the position and the output together: exactly once. With
+        ``concurrency`` of more than 1, up to 100 000, so many records are handled side by side, by
+        :meth:`Consumer.run`; committed is what lies before the first that is not done.
         """
         cursors, clock = self._cursor_store()
         return Consumer(
@@ -104,4 +109,5 @@ class CursorMixin:
             stream=stream,
             follow=follow,
             output=output,
+            concurrency=concurrency,
         )
