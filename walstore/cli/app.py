@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from walstore.cli.errors import (
     OK,
     OutputError,
     UsageError,
+    described,
     exit_code,
     explain,
     is_expected,
@@ -110,6 +112,8 @@ _PATHS: Final = frozenset(("LOCATION", "LOG", "DIRECTORY", "DIR", "FILE", "TABLE
 _HELP_CHARS: Final = 68
 _headings: dict[str, str] = {}
 
+_CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name=PROGRAM,
     cls=_Grouped,
@@ -119,6 +123,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings=_CONTEXT,
 )
 
 
@@ -254,20 +259,26 @@ def _run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except _COMMAND_LINE_ERROR as error:
-        return _refuse(error)
+        return _refuse(error, as_json=_is_json(arguments))
     except Exception as error:
         cause = unwrap(error)
         if not is_expected(cause):
             raise
-        complain(explain(cause))
-        return exit_code(cause)
+        code = exit_code(cause)
+        complain(explain(cause), described(cause, code) if _is_json(arguments) else None)
+        return code
     if code == _INTERRUPTED:
         complain("interrupted")
         return FAILED
     return code if isinstance(code, int) else OK
 
 
-def _refuse(error: Any) -> int:
+def _is_json(arguments: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON; also one that is wrong otherwise."""
+    return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
+
+
+def _refuse(error: Any, *, as_json: bool) -> int:
     """Say in one line what is wrong with the command line; its help alone if nothing was given."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
@@ -276,5 +287,6 @@ def _refuse(error: Any) -> int:
         print(message)
         return FAILED
     message = " ".join(message.split())  # choices come a line each
-    complain(f"{message[:1].lower()}{message[1:].rstrip('.')}; see '{path} --help'")
+    text = f"{message[:1].lower()}{message[1:].rstrip('.')}; see '{path} --help'"
+    complain(text, described(UsageError(text), FAILED) if as_json else None)
     return FAILED

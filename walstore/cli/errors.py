@@ -104,3 +104,14 @@ def explain(error: BaseException) -> str:
     # Closing a failed log fails for the same reason; the reason appears once.
     notes = [text, *(note for note in getattr(error, "__notes__", ()) if text not in note)]
     return " ".join(" ".join(notes).split()) or type(error).__name__
+
+
+def described(error: BaseException, code: int) -> dict[str, object]:
+    """Return what a program that asked for JSON is told of an error."""
+    return {
+        "error": explain(error),
+        "type": type(error).__name__,
+        "outcome": getattr(error, "outcome", None),
+        "retriable": bool(getattr(error, "retriable", False)),
+        "exit_code": code,
+    }

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from walstore import Batch, OffsetNotWrittenError, OffsetTrimmedError, ReadonlyWal
@@ -229,8 +229,14 @@ async def _last_of_stream(log: OpenedLog, stream: str, count: int) -> int:
     return log.limit if count == 0 else log.head
 
 
-def parse_place(text: str) -> StartPlace:
-    """Parse what was given with ``--from`` or ``--to``; UsageError if it is nothing of the kind."""
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parse_place(text: str, *, now: datetime | None = None) -> StartPlace:
+    """Parse what was given with ``--from`` or ``--to``; UsageError if it is nothing of the kind.
+
+    ``now`` is the moment to which ``-1h`` and ``yesterday`` relate, by default this one.
+    """
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return StartPlace(word=word)
@@ -239,12 +245,31 @@ def parse_place(text: str) -> StartPlace:
     if re.fullmatch(r"-\d{1,19}", word):
         return StartPlace(last=-int(word))
     try:
-        moment = datetime.fromisoformat(text.strip())
+        moment = _relative(word, now or datetime.now(UTC)) or datetime.fromisoformat(text.strip())
     except ValueError:
         raise UsageError(
             f"not a place in a log: {text!r}; give 'earliest', 'latest', an offset, -N for the last "
-            "N records, or a time such as 2025-06-01T12:00:00Z"
+            "N records, or a time such as 2025-06-01T12:00:00Z, -90m, -2d or yesterday"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return StartPlace(timestamp_us=max(to_timestamp_us(moment), 0))
+
+
+def _relative(word: str, now: datetime) -> datetime | None:
+    """Return the time that ``-1h``, ``now``, ``today`` or ``yesterday`` means; None for any other word.
+
+    Days begin at midnight UTC, as times without a zone are in UTC.
+    """
+    if word == "now":
+        return now
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if word in ("today", "yesterday"):
+        return midnight - timedelta(days=word == "yesterday")
+    found = re.fullmatch(r"-(\d{1,18})([smhdw])", word)
+    if found is None:
+        return None
+    try:
+        return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)

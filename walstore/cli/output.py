@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -129,10 +129,11 @@ def writing() -> Iterator[TextIO]:
         raise OutputError(f"stdout cannot be written: {reason}") from error
 
 
-def complain(text: str) -> None:
-    """Write a line to stderr, after the name of the program."""
+def complain(text: str, described: Mapping[str, Any] | None = None) -> None:
+    """Write a line to stderr, after the name of the program; with ``described``, that as JSON instead."""
+    line = f"walstore: {text}" if described is None else to_json(described)
     with contextlib.suppress(OSError):  # there is no other place to report it
-        print(f"walstore: {text}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 def terminal() -> Console:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from walstore import Batch
+from walstore.cli.errors import UsageError
 from walstore.cli.location import check_stream, open_location, parse_place
 from walstore.cli.options import AsJson, Location, Stream
 from walstore.cli.output import to_json, write_bytes
@@ -69,14 +70,20 @@ def _base64(data: bytes) -> str:
 _First = Annotated[
     str,
     typer.Option(
-        "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
+        "--from",
+        metavar="PLACE",
+        help="First record: earliest, latest, an offset, -N, a time, -1h.",
     ),
 ]
+
+_LAST_TEN = "-10"
 
 TAIL_EXAMPLES = """\b
 Examples:
   walstore tail data/orders
+  walstore tail -n 5 data/orders
   walstore tail -f data/orders --from latest --stream eu
+  walstore tail data/orders --from -1h
   walstore tail -f s3://bucket/orders --from -100 --json | jq .offset
 """
 
@@ -87,7 +94,10 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
     ] = False,
-    start: _First = "-10",
+    start: _First = _LAST_TEN,
+    count: Annotated[
+        int | None, typer.Option("-n", metavar="N", min=0, help="The last N records: --from -N.")
+    ] = None,
     stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
@@ -97,9 +107,12 @@ def tail(
     50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
     in 'walstore dump'. SIGINT and SIGTERM end it with exit code 0.
     """
+    if start != _LAST_TEN and count is not None:
+        raise UsageError("give --from or -n, not both")
+    first = start if count is None else f"-{count}"
     encode = encoder(ValueEncoding.AUTO)
     render = partial(_to_json_lines, encode=encode) if as_json else _to_values
-    run_async(_tail(location, start, check_stream(stream), render, follow=follow))
+    run_async(_tail(location, first, check_stream(stream), render, follow=follow))
 
 
 async def _tail(

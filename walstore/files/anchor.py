@@ -197,18 +197,18 @@ class _DirectoryBelow:
 
 
 def _prefix_of(directory: Path) -> str:
-    """Return how the paths of a directory's files begin."""
-    return str(directory).rstrip("/") + "/"
+    """Return how the paths of a directory's files begin; those in ``.`` are their names."""
+    return "" if directory == Path() else str(directory).rstrip("/") + "/"
 
 
 def _name_below(prefix: str, path: Path) -> str:
     """Return the name of ``path`` in the directory of that prefix; paths are compared as they are written."""
     whole = str(path)
-    if whole.startswith(prefix):
+    if whole.startswith(prefix) and (prefix or not path.is_absolute()):
         return whole[len(prefix) :] or "."
     if whole + "/" == prefix:
         return "."
-    directory = prefix[:-1] or prefix
+    directory = prefix[:-1] or prefix or "."
     raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import case
 from tests.walstore.cli.conftest import Cli, fill
 from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
 
@@ -141,3 +142,21 @@ def test_targets_that_make_no_sense(cli: Cli, place: Path) -> None:
         assert (done.code, done.out) == (1, b""), arguments
         assert words in done.error, arguments
         assert sorted(os.listdir()) == before, arguments
+
+
+def test_the_working_directory_is_a_location(
+    cli: Cli, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(log)
+    for verb, *options in (
+        ("inspect",), ("segments",), ("verify",), ("cursors",), ("tail",), ("dump",), ("repair",),
+        ("trim", "--before", "3"), ("trim", "--before", "3", "--confirm"), ("append",),
+    ):  # fmt: skip
+        with case(verb, *options):
+            done = cli(verb, ".", *options, stdin=b"value\n")
+            assert (done.code, "Error" in done.err) == (0, False), done.err
+    monkeypatch.chdir(log.parent)
+    for verb in ("inspect", "segments", "verify", "cursors", "tail", "dump"):
+        with case(verb):
+            done = cli(verb, ".")
+            assert (done.code, done.error[:19]) == (3, "there is no log at ")

@@ -234,7 +234,7 @@ def test_values(cli: Cli, log_directory: Path, option: str, text: object, binary
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("yesterday", "not a place in a log"),
+        ("tomorrow", "not a place in a log"),
         ("1.5", "not a place"),
         ("102", "has not been written"),
     ],

@@ -94,6 +94,19 @@ def test_relative_paths_are_looked_up_once(
     anchored.close()
 
 
+def test_the_working_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paths of what is in it do not begin with its own."""
+    monkeypatch.chdir(home)
+    anchored = PosixFileSystem().anchor(Path())
+    monkeypatch.chdir("/")
+    use(anchored, Path())
+    assert anchored.list(Path()) == ["file"]
+    for path in (home, home / "file"):
+        with pytest.raises(ValueError, match="not below"):
+            anchored.list(path)
+    anchored.close()
+
+
 def test_the_parent_is_that_of_the_directory_itself(tmp_path: Path, home: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "link").symlink_to(home)
