@@ -57,7 +57,7 @@ PAGES = {
     "cloud_reading": 1,
     "cloud_writer": 2,
     "collection": 1,
-    "consumers": 4,
+    "consumers": 5,
     "integrity": 6,
     "messages": 2,
     "metrics": 2,

