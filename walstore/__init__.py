@@ -7,6 +7,7 @@ from walstore.cursors.consumer import Consumer
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
+    AccessDeniedError,
     CollectionNotFoundError,
     CollectionRefusedError,
     ContentionError,
@@ -48,6 +49,7 @@ from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
+from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.runtime.extras import MissingExtraError
 from walstore.runtime.statistics import Statistics
 from walstore.settings import Settings
@@ -66,6 +68,7 @@ __all__ = [
     "Producer",
     "Reader",
     "ReadonlyWal",
+    "RemoteWal",
     "Settings",
     "Start",
     "Statistics",
@@ -75,10 +78,12 @@ __all__ = [
     "Transaction",
     "Wal",
     "WalStore",
+    "connect",
     # values
     "Batch",
     "Record",
     # errors
+    "AccessDeniedError",
     "CollectionRefusedError",
     "ContentionError",
     "CorruptionError",

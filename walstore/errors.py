@@ -15,6 +15,7 @@ WalError
 ├ ContentionError         another writer moved the manifest
 ├ LogSealedError          the log takes no more records, permanently
 ├ CollectionRefusedError  a collection would remove too much
+├ AccessDeniedError       a server refused the token
 ├ LogNotFoundError        no log, bucket or prefix at that location
 ├ UnsupportedStoreError   the object store does not enforce conditional puts
 ├ CollectionNotFoundError no versioned collection there, or one that was deleted
@@ -267,6 +268,10 @@ class LogSealedError(WalError):
     def __init__(self, message: str, *, location: str) -> None:
         super().__init__(message)
         self.location = location
+
+
+class AccessDeniedError(WalError):
+    """A server that serves a log refused this client's token, or has none for it; nothing was done."""
 
 
 class CollectionRefusedError(WalError):

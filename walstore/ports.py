@@ -71,6 +71,9 @@ class CellView(Protocol):
 class Lock(Protocol):
     """An exclusive lock that the system drops when the process dies."""
 
+    def describe(self, owner: str) -> None:
+        """Replace the note that others find when the lock is taken; OSError."""
+
     def release(self) -> None:
         """Give the lock back; twice is allowed."""
 

@@ -366,6 +366,12 @@ class FrameBatch(Batch):
         """Return the encoding and the bytes of a column that the frame has."""
         return self._columns[kind]
 
+    def encoded_columns(self) -> Iterator[frame.Column]:
+        """Yield the columns of the frame's records as they are stored, uncompressed; no marks."""
+        for kind, (encoding, data) in self._columns.items():
+            if kind != ColumnKind.MARKS:
+                yield frame.Column(kind, encoding, (data,), len(data))
+
     def uints(self, kind: ColumnKind) -> Sequence[int]:
         """Return an integer column that the frame has, decoded, one entry for each of its records."""
         if not self.header.count:

@@ -284,6 +284,11 @@ class ConcatBatch(Batch):
         self.start = parts[0].start
         self.limit = parts[-1].limit
 
+    @property
+    def parts(self) -> Sequence[Batch]:
+        """The batches, in order."""
+        return self._parts
+
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 

@@ -28,6 +28,7 @@ from walstore.cli import (
     records,
     removal,
     repair,
+    serve,
     sidecar,
     soak,
     stored,
@@ -156,6 +157,7 @@ def _add_to(group: typer.Typer, verb: Callable[..., None], about: str) -> None:
 _add(RECORDS, append.append, "records from stdin into a log")
 _add(RECORDS, records.tail, "the last records of a log, and those to come")
 _add(RECORDS, records.dump, "records as JSON lines")
+_add(RECORDS, serve.serve, "own a log for the processes that connect to it")
 _add(LOOKING, inspect.inspect, "the state of a log on one screen")
 _add(LOOKING, inspect.segments, "the files of a log, one a line")
 _add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")

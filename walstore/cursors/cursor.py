@@ -74,7 +74,13 @@ class Cursor:
     """
 
     def __init__(
-        self, *, name: str, state: CursorState, context: CursorContext, writer: bytes
+        self,
+        *,
+        name: str,
+        state: CursorState,
+        context: CursorContext,
+        writer: bytes,
+        is_unsure: bool = False,
     ) -> None:
         """Not for callers; see :meth:`walstore.Wal.cursor`."""
         # Set once; the methods below read them on the worker's thread.
@@ -85,7 +91,7 @@ class Cursor:
         # Content of the file when this handle last read or wrote it. Changes only between rounds.
         self._seen = state
         # Whether a change by this handle ended with an unknown outcome.
-        self._is_unsure = False
+        self._is_unsure = is_unsure
         # The move that the next round takes, and the target of the one in progress.
         self._waiting: _Move | None = None
         self._underway: int | None = None
@@ -94,6 +100,16 @@ class Cursor:
     def position(self) -> int:
         """Offset of the next record to read, as this handle last read or committed it."""
         return self._seen.position
+
+    @property
+    def state(self) -> CursorState:
+        """Not for callers: the content of the cursor when this handle last read or wrote it."""
+        return self._seen
+
+    @property
+    def writer(self) -> bytes:
+        """Not for callers: the tag by which this handle knows what it wrote."""
+        return self._writer
 
     @property
     def target(self) -> int:

@@ -135,6 +135,23 @@ class CursorStore:
         self._handles.add(found)
         return found
 
+    def resume(self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool) -> Cursor:
+        """Return the handle of another process again: what it last saw, and the tag of what it wrote.
+
+        ``is_unsure`` says whether one of its changes ended with an unknown outcome. ValueError for a bad
+        name or tag. Reads nothing; a change by anybody else is found by the next commit.
+        """
+        self.check_home()
+        if len(writer) != TAG_BYTES:
+            raise ValueError(f"a tag has {TAG_BYTES} bytes, not {len(writer)}")
+        return Cursor(
+            name=check_name(name),
+            state=state,
+            context=self._context,
+            writer=writer,
+            is_unsure=is_unsure,
+        )
+
     def lags(self, limit: int) -> dict[str, int]:
         """Return by name how far the cursors with a live handle are behind ``limit``. For any thread."""
         lags: dict[str, int] = {}

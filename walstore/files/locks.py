@@ -74,6 +74,11 @@ class _Locks:
     def __init__(self, *locks: Lock) -> None:
         self._locks = locks
 
+    def describe(self, owner: str) -> None:
+        """Replace the note in the first of them: the log's own; the store's is shared."""
+        for lock in self._locks[:1]:
+            lock.describe(owner)
+
     def release(self) -> None:
         """Give all of them back; twice is allowed."""
         for lock in self._locks:

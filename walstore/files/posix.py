@@ -217,6 +217,11 @@ class PosixLock(_Descriptor):
         super().__init__(descriptor)
         self._process = os.getpid()
 
+    def describe(self, owner: str) -> None:
+        """Replace the note that others find when the lock is taken."""
+        if self._descriptor is not None:
+            _note_owner(self._descriptor, owner)
+
     def release(self) -> None:
         """Give the lock back; the file stays, so that no two openers ever lock different files.
 

@@ -17,9 +17,11 @@ from walstore.batches.conditions import (
     check_name,
     make_conditions,
 )
+from walstore.cursors.cursor import Cursor
 from walstore.cursors.cursor_mixin import CursorMixin
+from walstore.cursors.directory import CursorState
 from walstore.cursors.store import CursorStore
-from walstore.errors import StreamClosedError, WouldBlock
+from walstore.errors import StreamClosedError, WalClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.log.appenders import Fence, Producer, take_fence
@@ -35,6 +37,7 @@ from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
 from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import Followers, Metrics, Statistics
 from walstore.settings import Settings
@@ -351,6 +354,13 @@ class Wal(CursorMixin):
         """
         return dict(self._channel.ledger.streams)
 
+    def level(self, durability: AnyDurability | None) -> Durability:
+        """Return the level that an append with this ``durability`` gets: the log's own for None.
+
+        InvalidSettingsError for a level that this log cannot reach, such as ``"cloud"`` without a tier.
+        """
+        return self._engine.level(durability)
+
     async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
         """Return when the record at ``offset`` is as safe as ``durability`` says.
 
@@ -540,6 +550,8 @@ class Wal(CursorMixin):
         engine = self._engine
         engine.check_home()
         if engine.cursors is None:
+            if engine.is_closing:
+                raise copy_error(engine.writer.failure or WalClosedError("the log is closed"))
             engine.cursors = CursorStore(
                 self,
                 fs=engine.fs,
@@ -549,6 +561,19 @@ class Wal(CursorMixin):
                 make_worker=engine.resources.make_spilling,
             )
         return engine.cursors, engine.clock
+
+    async def announce(self, where: str | None) -> None:
+        """Not for callers: let a WalLockedError of others say where the log is served, or no longer."""
+        engine = self._engine
+        owner = engine.owner if where is None else f"{engine.owner}, which serves it at {where}"
+        await engine.worker.run(engine.opened.lock.describe, owner)
+
+    def resume_cursor(
+        self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool
+    ) -> Cursor:
+        """Not for callers: return the handle of a client of a served log again."""
+        cursors, _ = self._cursor_store()
+        return cursors.resume(name, state, writer, is_unsure=is_unsure)
 
     def __repr__(self) -> str:
         return f"<Wal {self.path} [{self.head}, {self.tail})>"

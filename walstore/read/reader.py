@@ -82,6 +82,14 @@ class StreamIndex(Protocol):
         and it; ``position`` itself if that is not known."""
 
 
+@runtime_checkable
+class LaggingSource(Protocol):
+    """An optional part of a source: its limits are as last heard from another process."""
+
+    async def refresh(self) -> None:
+        """Ask for the present limits."""
+
+
 class Reader:
     """Reads records in offset order, each exactly once, and follows the log with ``follow=True``.
 
@@ -115,6 +123,7 @@ class Reader:
         self._source = source
         self._stream = stream
         self._index = source if stream is not None and isinstance(source, StreamIndex) else None
+        self._lagging = source if isinstance(source, LaggingSource) else None
         self._stop = None if stop is None else as_int(stop, "stop")
         self._follow = follow
         self._read_bytes = read_bytes
@@ -318,6 +327,12 @@ class Reader:
         source = self._source
         if self._stop is not None and self._position >= self._stop:
             return False
+        if (
+            self._lagging is not None
+            and self._position >= source.limit
+            and not (follow and deadline is None)
+        ):
+            await self._lagging.refresh()
         if self._position > source.tail:
             raise OffsetNotWrittenError(
                 requested=self._position,

@@ -25,7 +25,7 @@ from walstore.append.budgets import CacheBudget, ChannelBudget
 from walstore.append.disk_watch import DiskWatch
 from walstore.errors import WalClosedError, WalError
 from walstore.files.anchor import absolute
-from walstore.files.locks import lock_in_store
+from walstore.files.locks import lock_in_store, this_process
 from walstore.files.open_files import OpenFiles
 from walstore.files.posix import PosixFileSystem
 from walstore.log.log_resources import FileLane, LogResources
@@ -251,6 +251,11 @@ class WalStore:
                 await self._lane.run_owned(delete, lambda _: None)
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
+
+    async def announce(self, where: str | None) -> None:
+        """Not for callers: let a WalLockedError of others say where the store is served, or no longer."""
+        owner = this_process() if where is None else f"{this_process()}, which serves it at {where}"
+        await self._lane.run(self._opened.lock.describe, owner)
 
     # -- looking -----------------------------------------------------------------------------
 

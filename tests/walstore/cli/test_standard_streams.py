@@ -55,12 +55,12 @@ def test_stdout_that_is_closed_or_full(log: Path, tmp_path: Path) -> None:
         (f"append {tmp_path}/new", "&-", "stdout is closed; "),
         (f"dump {log}", "/dev/full", "stdout cannot be written: no space left on device"),
         (f"inspect {log}", "/dev/full", "stdout cannot be written: no space left on device"),
-        (f"segments {log} --json", "/dev/full", "stdout cannot be written: no space left"),
+        (f"segments {log} --json", "/dev/full", '{"error":"stdout cannot be written: no space left'),
         ("--help", "/dev/full", "no space left on device"),
     ):
         code, _, err = _shell(f"walstore {verb} >{target}", tmp_path)
         assert code == 1, verb
-        assert err.startswith(f"walstore: {reason}"), verb
+        assert err.removeprefix("walstore: ").startswith(reason), verb
         assert len(err.splitlines()) == 1, verb
     assert not (tmp_path / "new").exists()
 

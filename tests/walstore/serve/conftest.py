@@ -1,0 +1,36 @@
+"""A log that is opened here, or served and reached over a connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local import SMALL
+from tests.walstore.serve.served import Served, connected, serving
+from walstore import RemoteWal, Wal
+
+
+@pytest.fixture(params=["opened", "served"])
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """The same log both ways: what a test says holds for both."""
+    if request.param == "opened":
+        async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+            yield wal
+    else:
+        async with connected(tmp_path / "log", settings=SMALL) as (_, remote):
+            yield remote
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path / "log", settings=SMALL) as found:
+        yield found
+
+
+@pytest.fixture
+async def remote(served: Served) -> AsyncIterator[RemoteWal]:
+    async with served.connect() as found:
+        yield found

@@ -1,0 +1,101 @@
+"""Served logs for tests: a server in this process, and a proxy that loses connections when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from walstore import RemoteWal, Settings, Wal, connect
+from walstore.serve import Server, ServeSettings
+
+
+class Served:
+    """A log, its server, and clients of it."""
+
+    def __init__(self, wal: Wal, server: Server) -> None:
+        self.wal = wal
+        self.server = server
+        self.address = str(server.addresses[0])
+
+    def connect(self, **options: Any) -> Any:
+        return connect(self.address, **options)
+
+
+@asynccontextmanager
+async def serving(
+    path: Path, settings: Settings | None = None, serve: ServeSettings | None = None, **options: Any
+) -> AsyncIterator[Served]:
+    """Serve the log at ``path`` at a socket beside it."""
+    async with (
+        Wal.open(path, settings=settings) as wal,
+        Server.open(wal, unix=path.parent / "s.sock", settings=serve, **options) as server,
+    ):
+        yield Served(wal, server)
+
+
+@asynccontextmanager
+async def connected(path: Path, **options: Any) -> AsyncIterator[tuple[Served, RemoteWal]]:
+    """Serve a log and connect to it."""
+    async with serving(path, **options) as served, served.connect() as remote:
+        yield served, remote
+
+
+class Proxy:
+    """Passes bytes on between clients and a server, until told to lose or hold them."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target.removeprefix("unix://")
+        self.path = self.target + ".proxy"
+        self.address = f"unix://{self.path}"
+        self.holds_answers = False
+        self.refuses = False
+        self.connections = 0
+        self.held = asyncio.Event()
+        """Set when an answer is held."""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.lose()
+
+    def lose(self) -> None:
+        """Lose all connections, and whatever is held."""
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.transport.abort()
+        self.held.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self.refuses:
+            writer.transport.abort()
+            return
+        try:
+            there, back = await asyncio.open_unix_connection(self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers += [writer, back]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pass(reader, back, is_answer=False))
+            group.create_task(self._pass(there, writer, is_answer=True))
+
+    async def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                if is_answer and self.holds_answers:
+                    self.held.set()
+                    continue
+                sink.write(data)
+                await sink.drain()
+        sink.transport.abort()

@@ -1,0 +1,150 @@
+"""walstore serve: own a log, or a store of logs, for other processes."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from walstore import Wal, WalStore
+from walstore.cli.errors import UsageError
+from walstore.cli.location import to_directory, to_url
+from walstore.cli.options import AsJson, TakeOver
+from walstore.cli.output import print_result
+from walstore.cli.running import run_async, stop_on_signal
+from walstore.files.locks import STORE_NAME
+from walstore.serve import Server, ServeSettings
+
+SERVE_EXAMPLES = """\b
+Examples:
+  walstore serve data/orders
+  walstore serve data/orders --unix /run/orders.sock --tier s3://bucket/orders
+  walstore serve data --store --tcp 127.0.0.1:7420
+  WALSTORE_TOKEN=... walstore serve data/orders --tcp 0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
+"""
+
+SOCKET_NAME: Final = "serve.sock"
+TOKEN_VARIABLE: Final = "WALSTORE_TOKEN"  # noqa: S105 - its name
+
+
+def serve(
+    path: Annotated[
+        str, typer.Argument(metavar="DIRECTORY", help="A log directory, or with --store of logs.")
+    ],
+    *,
+    unix: Annotated[
+        str | None,
+        typer.Option(
+            "--unix",
+            metavar="PATH",
+            help=f"The socket; DIRECTORY/{SOCKET_NAME} unless --tcp is given.",
+        ),
+    ] = None,
+    tcp: Annotated[
+        str | None,
+        typer.Option("--tcp", metavar="HOST:PORT", help="Listen there; loopback unless with TLS."),
+    ] = None,
+    store: Annotated[
+        bool,
+        typer.Option("--store", help="DIRECTORY holds many logs, which clients name."),
+    ] = False,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier", metavar="URL", help="Ship the log, or each log of the store, to a store."
+        ),
+    ] = None,
+    take_over: TakeOver = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+    ] = None,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            "--drain-seconds",
+            metavar="N",
+            min=0,
+            max=86_400,
+            help="How long requests in progress have when the server stops.",
+        ),
+    ] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Own a log and serve it to other processes, until SIGINT or SIGTERM.
+
+    Creates the log if there is none. Programs use it through walstore.connect(ADDRESS), as they use a log of
+    their own; the addresses are written to stdout once they can. A signal stops it: requests in progress are
+    finished, the log is closed, and the exit code is 0. Clients wait for the next server at the same address.
+    A token that clients must give is taken from the environment, WALSTORE_TOKEN.
+    """
+    directory = to_directory(path, "serve")
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together")
+    if tls_cert is not None and tcp is None:
+        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT")
+    if take_over and tier is None:
+        raise UsageError("--take-over needs --tier URL")
+    places: dict[str, Any] = {
+        "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
+        "tcp": tcp,
+        "tls": _context(tls_cert, tls_key),
+        "token": os.environ.get(TOKEN_VARIABLE) or None,
+        "settings": ServeSettings(drain_seconds=drain_seconds),
+    }
+    is_store = store or (directory / STORE_NAME).exists()
+    url = None if tier is None else to_url(tier, "--tier")
+    run_async(
+        _serve(directory, places, url, is_store=is_store, take_over=take_over, as_json=as_json)
+    )
+
+
+async def _serve(
+    directory: Path,
+    places: dict[str, Any],
+    tier: str | None,
+    *,
+    is_store: bool,
+    take_over: bool,
+    as_json: bool,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(stop_on_signal())
+        logs: Wal | WalStore
+        if is_store:
+            make = (
+                None if tier is None else lambda name: _tier(f"{tier}/{name}", take_over=take_over)
+            )
+            logs = await stack.enter_async_context(WalStore.open(directory, tier=make))
+        else:
+            shipping = None if tier is None else _tier(tier, take_over=take_over)
+            logs = await stack.enter_async_context(Wal.open(directory, tier=shipping))
+        server = await stack.enter_async_context(Server.open(logs, **places))
+        addresses = [str(address) for address in server.addresses]
+        done = {"serving": str(directory), "store": is_store, "addresses": addresses}
+        fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
+        print_result(done, fields, as_json=as_json)
+        await stop.wait()
+
+
+def _tier(url: str, *, take_over: bool) -> Any:
+    from uploader import CloudTier
+
+    return CloudTier(url, take_over=take_over)
+
+
+def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"cannot use {certificate} with {key}: {error}") from None
+    return context

@@ -1,0 +1,349 @@
+"""Client: requests to a server over connections that may break, each answered once or failed with its fate.
+
+A request that may be repeated is sent again on the next connection. Any other that may have reached the
+server fails: with OutcomeUnknownError if it may have changed the log, as nothing tells whether it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import count
+from typing import Any, Final
+
+from walstore.errors import (
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.ports import Clock
+from walstore.remote.link import Link, check_version, connect_link
+from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.resource import LoopGuard, abandon_in_children
+from walstore.wire.address import Address
+from walstore.wire.errors import unpack_error
+from walstore.wire.message import Kind, Message, encode
+
+logger = logging.getLogger("walstore")
+
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+
+Answer = tuple[Any, memoryview]
+"""Head and payload of an answer."""
+
+
+class Fate(Enum):
+    """What becomes of a request when its connection is lost."""
+
+    REPEATED = "repeated"
+    """It is sent again: doing it twice is the same as once."""
+    UNKNOWN = "unknown"
+    """OutcomeUnknownError, if it was sent."""
+    DROPPED = "dropped"
+    """StorageUnavailableError: what it was part of ended with the connection."""
+
+
+class Request:
+    """A request that has no answer yet."""
+
+    __slots__ = ("fate", "future", "is_sent", "is_write", "kind", "message", "number")
+
+    def __init__(
+        self,
+        number: int,
+        kind: Kind,
+        message: list[bytes | memoryview],
+        fate: Fate,
+        *,
+        is_write: bool,
+    ) -> None:
+        self.number = number
+        self.kind = kind
+        self.message = message
+        self.fate = fate
+        self.is_write = is_write
+        """Whether it may change the log, so that a failure leaves that open once it was sent."""
+        self.is_sent = False
+        self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+
+class Client:
+    """The requests of one client. Belongs to the event loop that made it."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        log: str | None,
+        connect_seconds: float,
+        reconnect_seconds: float,
+        clock: Clock,
+        make_tag: Callable[[], bytes],
+    ) -> None:
+        self.address = address
+        """Where the server is."""
+        self.welcome: dict[str, Any] = {}
+        """What the server said of itself and the log, on the newest connection."""
+        self.on_welcome: Callable[[dict[str, Any]], None] = lambda _: None
+        """Called with it for each connection."""
+        self._token = token
+        self._tls = tls
+        self._log = log
+        self._connect_seconds = connect_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._clock = clock
+        self.make_tag = make_tag
+        """Returns eight bytes that no other client has."""
+        self._numbers = count(1)
+        self._requests: dict[int, Request] = {}
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._failure: WalError | None = None
+        self.reconnects = 0
+        """How often a lost connection was replaced."""
+        self._guard = LoopGuard("connection")
+        abandon_in_children(self)
+
+    async def connect(self) -> None:
+        """Make the first connection; raises as :func:`walstore.remote.link.connect_link`."""
+        self._join(*await self._new_link())
+
+    def check_home(self) -> None:
+        """Raise the error that ended this client, or WrongLoopError for another event loop or thread."""
+        if self._failure is not None:
+            raise copy_error(self._failure)
+        self._guard.check()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was closed, or cannot go on."""
+        return self._failure is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._link is not None
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def send(
+        self,
+        kind: Kind,
+        head: object,
+        payload: Sequence[bytes | memoryview] = (),
+        *,
+        fate: Fate = Fate.REPEATED,
+        is_write: bool = False,
+    ) -> Request:
+        """Send a request now, or with the next connection. Its future gets the answer or the error."""
+        self.check_home()
+        number = next(self._numbers)
+        request = Request(
+            number, kind, encode(kind, number, head, payload), fate, is_write=is_write
+        )
+        self._requests[number] = request
+        if self._link is not None:
+            request.is_sent = True
+            self._link.send(request.message)
+        else:
+            self._reconnect()
+        return request
+
+    async def wait(self, request: Request) -> Answer:
+        """Return the answer of a request. If cancelled, the server is told that nobody waits."""
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self.forget(request)
+            raise
+
+    async def call(
+        self,
+        name: str,
+        *arguments: object,
+        payload: Sequence[bytes | memoryview] = (),
+        fate: Fate = Fate.REPEATED,
+        is_write: bool = False,
+    ) -> Any:
+        """Call a method of the log and return its result; raises what it raises there.
+
+        Cancelling does not stop a write that was sent.
+        """
+        request = self.send(Kind.CALL, [name, arguments], payload, fate=fate, is_write=is_write)
+        if is_write:
+            return (await asyncio.shield(request.future))[0]
+        return (await self.wait(request))[0]
+
+    def forget(self, request: Request) -> None:
+        """Drop a request whose answer nobody wants; it must not change the log."""
+        was_there = self._requests.pop(request.number, None) is not None
+        if was_there and request.is_sent and self._link is not None:
+            self._link.send(encode(Kind.CANCEL, request.number, None))
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self, *, drain: bool = True) -> None:
+        """End the connection, once requests in progress are answered. Twice is allowed."""
+        if drain and self._failure is None:
+            waiting = [request.future for request in self._requests.values() if request.is_write]
+            if waiting:
+                await asyncio.wait(waiting)
+        self._fail(WalClosedError("the connection is closed"))
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
+        self._failure = error
+
+    def _fail(self, error: WalError) -> None:
+        """Refuse everything from now on."""
+        if self._failure is None:
+            self._failure = error
+        self._fail_requests(lambda request: self._lost(request, str(error), error))
+
+    # -- connections -------------------------------------------------------------------------
+
+    async def _new_link(self) -> tuple[Link, dict[str, Any]]:
+        made: list[Link] = []
+
+        def lost(why: str) -> None:
+            self._on_lost(made, why)
+
+        link, welcome = await connect_link(
+            self.address,
+            token=self._token,
+            log=self._log,
+            tls=self._tls,
+            on_message=self._on_message,
+            on_lost=lost,
+            seconds=self._connect_seconds,
+        )
+        made.append(link)
+        try:
+            check_version(welcome, self.address)
+            known = self.welcome.get("log", {}).get("log_id")
+            found = welcome.get("log", {}).get("log_id")
+            if known is not None and found != known:
+                raise WalClosedError(
+                    f"the server at {self.address} now serves another log ({found}, not {known}); "
+                    "connect again to use that one",
+                    reason="failed",
+                )
+        except BaseException:
+            link.abort()
+            raise
+        return link, welcome
+
+    def _join(self, link: Link, welcome: dict[str, Any]) -> None:
+        """Use a new connection: first for what has no answer yet, in the order in which it was asked."""
+        self.welcome = welcome
+        self.on_welcome(welcome)
+        self._link = link
+        for request in self._requests.values():
+            request.is_sent = True
+            link.send(request.message)
+
+    def _on_lost(self, made: Sequence[Link], why: str) -> None:
+        if self._link is None or self._link not in made:
+            return
+        self._link = None
+        for request in list(self._requests.values()):
+            if request.fate is Fate.DROPPED or (request.is_sent and request.fate is Fate.UNKNOWN):
+                self._requests.pop(request.number, None)
+                _set_error(request.future, self._lost(request, why, None))
+            elif request.fate is Fate.UNKNOWN:
+                request.is_sent = False
+        if self._failure is None:
+            logger.info("the connection to %s is lost: %s", self.address, why)
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        if self._connecting is None or self._connecting.done():
+            loop = asyncio.get_running_loop()
+            self._connecting = loop.create_task(
+                self._keep_connecting(), name=f"walstore connection {self.address}"
+            )
+
+    async def _keep_connecting(self) -> None:
+        """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again."""
+        deadline = self._clock.monotonic() + self._reconnect_seconds
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                link, welcome = await self._new_link()
+            except WalError as error:
+                if not error.retriable:
+                    self._fail(error)
+                    return
+                if self._clock.monotonic() >= deadline:
+                    self._give_up(error)
+                    return
+            else:
+                self.reconnects += 1
+                self._join(link, welcome)
+                return
+            # Not all clients of a restarted server at the same moment.
+            await self._clock.sleep(pause_seconds * (0.5 + self.make_tag()[0] / 512))
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    def _give_up(self, cause: WalError) -> None:
+        """Fail what waits for a connection; what is asked later tries again."""
+        self._fail_requests(lambda request: self._lost(request, str(cause), cause))
+
+    def _fail_requests(self, error: Callable[[Request], WalError]) -> None:
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            _set_error(request.future, error(request))
+
+    def _lost(self, request: Request, why: str, cause: WalError | None) -> WalError:
+        """Return the error of a request that gets no answer."""
+        error: WalError
+        if request.is_sent and request.is_write:
+            error = OutcomeUnknownError(
+                f"the connection was lost before the answer, so it may or may not have happened ({why}); "
+                "read before submitting anything again, or use a producer"
+            )
+        elif self._failure is not None and not self._failure.retriable:
+            error = copy_error(self._failure)
+        else:
+            error = StorageUnavailableError(f"{why}; nothing was written")
+        error.__cause__ = cause
+        return error
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        if message.kind == Kind.GOODBYE:
+            return  # the connection ends; what was not begun is sent to the next server
+        request = self._requests.get(message.id)
+        if request is None:
+            return  # nobody waits for it any more
+        if message.kind == Kind.FAILED and message.head is None:
+            request.is_sent = False  # as if it had not been sent
+            return
+        del self._requests[message.id]
+        if request.future.done():
+            return
+        if message.kind == Kind.DONE:
+            request.future.set_result((message.head, message.payload))
+        else:
+            _set_error(request.future, unpack_error(message.head))
+
+
+def _set_error(future: asyncio.Future[Answer], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # a caller cancelled at this moment never retrieves it

@@ -1,0 +1,167 @@
+"""Link: one connection of a client. It knows messages and no log; ``client.py`` replaces one that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from walstore.errors import (
+    AccessDeniedError,
+    FormatVersionError,
+    StorageUnavailableError,
+)
+from walstore.wire.address import Address
+from walstore.wire.errors import unpack_error
+from walstore.wire.message import (
+    PREAMBLE,
+    VERSION,
+    Decoder,
+    Kind,
+    Message,
+    ProtocolViolationError,
+    encode,
+)
+
+_GREETING: Final = 0
+_MOST_ANSWER_BYTES: Final = 1 << 30
+
+
+class Link(asyncio.Protocol):
+    """A connection to a server. Belongs to one event loop."""
+
+    def __init__(
+        self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]
+    ) -> None:
+        """Pass each answer to ``on_message``, and why the connection ended to ``on_lost``, once."""
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._decoder = Decoder(most_bytes=_MOST_ANSWER_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._welcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._why = "the server closed the connection"
+
+    # -- transport ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with the preamble."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(PREAMBLE)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what arrived."""
+        try:
+            for message in self._decoder.feed(data):
+                self._take(message)
+        except ProtocolViolationError as error:
+            self._why = f"it is no walstore server of this version: it sent {error}"
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell the client."""
+        if error is not None:
+            self._why = f"the connection failed: {error}"
+        if not self._welcome.done():
+            self._welcome.set_exception(StorageUnavailableError(self._why))
+            self._welcome.exception()
+        else:
+            self._on_lost(self._why)
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write a message. After the connection ended it goes nowhere; ``on_lost`` is called."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(pieces)
+
+    async def greet(self, token: str | None, log: str | None) -> dict[str, Any]:
+        """Introduce this client and return what the server says of itself and of the log.
+
+        Raises what the server refuses a client with, or StorageUnavailableError.
+        """
+        greeting = {"version": VERSION, "token": token, "log": log}
+        self.send(encode(Kind.HELLO, _GREETING, greeting))
+        welcome = await self._welcome
+        if not isinstance(welcome, dict):
+            raise StorageUnavailableError("the server's greeting is none")
+        return welcome
+
+    def close(self) -> None:
+        """End the connection once what is written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take(self, message: Message) -> None:
+        if self._welcome.done():
+            self._on_message(message)
+        elif message.kind == Kind.DONE:
+            self._welcome.set_result(message.head)
+        elif message.kind == Kind.FAILED and message.head is not None:
+            self._welcome.set_exception(unpack_error(message.head))
+            self._welcome.exception()
+        else:
+            self._welcome.set_exception(StorageUnavailableError("the server is stopping"))
+            self._welcome.exception()
+
+
+async def connect_link(
+    address: Address,
+    *,
+    token: str | None,
+    log: str | None,
+    tls: ssl.SSLContext | None,
+    on_message: Callable[[Message], None],
+    on_lost: Callable[[str], None],
+    seconds: float,
+) -> tuple[Link, dict[str, Any]]:
+    """Connect, greet, and return the connection and the server's answer.
+
+    Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
+    FormatVersionError for a server of another version, and what the server refuses the log with.
+    """
+    loop = asyncio.get_running_loop()
+    link: Link | None = None
+
+    def make() -> Link:
+        return Link(on_message, on_lost)
+
+    try:
+        async with asyncio.timeout(seconds):
+            if address.scheme == "unix":
+                _, link = await loop.create_unix_connection(make, address.path)
+            elif address.scheme == "tls":
+                _, link = await loop.create_connection(
+                    make, address.host, address.port, ssl=tls or ssl.create_default_context()
+                )
+            else:
+                _, link = await loop.create_connection(make, address.host, address.port)
+            return link, await link.greet(token, log)
+    except BaseException as error:
+        if link is not None:
+            link.abort()
+        if isinstance(error, ssl.SSLError):
+            raise AccessDeniedError(f"no trusted connection to {address}: {error}") from error
+        if isinstance(error, TimeoutError):
+            text = f"no server answered at {address} within {seconds:g} s"
+            raise StorageUnavailableError(text) from error
+        if isinstance(error, OSError):
+            text = f"no server at {address}: {error.strerror or error}; start one with 'walstore serve'"
+            raise StorageUnavailableError(text) from error
+        raise
+
+
+def check_version(welcome: dict[str, Any], address: Address) -> None:
+    """Raise FormatVersionError unless the server speaks this version of the protocol."""
+    if welcome.get("version") != VERSION:
+        raise FormatVersionError(
+            "the server speaks another version of the protocol",
+            path=str(address),
+            found=str(welcome.get("version")),
+            supported=VERSION,
+        )

@@ -1,0 +1,444 @@
+"""RemoteWal: a served log, with the habits of :class:`walstore.Wal`; :func:`connect` returns it."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from walstore.batches.append_request import make_record
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
+from walstore.batches.conditions import check_metadata, check_name
+from walstore.cursors.consumer import Consumer
+from walstore.cursors.consumer_transaction import OutputLog
+from walstore.cursors.directory import CursorInfo
+from walstore.errors import InvalidSettingsError, StorageUnavailableError
+from walstore.format.ledger import StreamInfo
+from walstore.ports import Clock
+from walstore.read.reader import Reader, ReadGuard
+from walstore.records import AnyDurability, Durability, Start
+from walstore.remote.appenders import (
+    TAG_BYTES,
+    Conditions,
+    RemoteFence,
+    RemoteProducer,
+    append_group,
+)
+from walstore.remote.client import Client
+from walstore.remote.cursors import RemoteCursor, RemoteCursors
+from walstore.remote.outbox import Outbox
+from walstore.remote.source import LogMirror, RemoteSource
+from walstore.remote.transaction import RemoteTransaction, check_size
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.statistics import Statistics
+from walstore.settings import parse_durability
+from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text
+from walstore.wire.address import Address, parse_address
+
+_READ_BYTES: Final = 1 << 20
+_HEAD_BYTES: Final = 1 << 20
+"""Room that a message has for anything but the records of a group."""
+
+
+def connect(
+    address: str,
+    *,
+    log: str | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    connect_seconds: float = 10.0,
+    reconnect_seconds: float = 30.0,
+    clock: Clock | None = None,
+) -> Opening[RemoteWal]:
+    """Connect to a log that ``walstore serve`` or :class:`walstore.serve.Server` owns.
+
+    ``async with connect("unix:///run/orders.sock") as wal`` or ``wal = await connect(...)`` with a later
+    ``await wal.aclose()``. The address is ``unix:///PATH``, ``tcp://127.0.0.1:PORT`` or
+    ``tls://HOST:PORT``. ``log`` names the log of a served store; ``?log=NAME`` at the end of the address
+    does so, too. ``token`` is that of the server. ``tls`` is for servers whose certificate the system does
+    not trust. The server has ``connect_seconds`` to answer.
+
+    A lost connection is made again. Requests wait for that up to ``reconnect_seconds``, then they raise
+    StorageUnavailableError; later ones try again. What may be repeated is sent again. An append that
+    was on its way raises OutcomeUnknownError, unless it went through :meth:`RemoteWal.producer`.
+
+    Raises TypeError or InvalidSettingsError at once for an address that is none. Connecting raises
+    StorageUnavailableError if no server answers, AccessDeniedError for a wrong token or certificate,
+    FormatVersionError for a server of another version, LogNotFoundError for a log it does not have.
+    """
+    place = parse_address(address)
+    if log is not None and place.log not in (None, log):
+        raise InvalidSettingsError(f"two logs: {log!r}, and {place.log!r} in the address")
+    if token is not None and not place.is_local and place.scheme != "tls":
+        raise InvalidSettingsError(f"a token would be readable on the way to {place}: use tls://")
+    seconds = as_seconds(connect_seconds, "connect_seconds")
+    patience = as_seconds(reconnect_seconds, "reconnect_seconds")
+    if not seconds > 0 or patience < 0:
+        raise InvalidSettingsError(
+            "connect_seconds must be more than 0, reconnect_seconds at least 0"
+        )
+    used = clock or SystemClock()
+
+    async def connect_it() -> RemoteWal:
+        client = Client(
+            place,
+            token=token,
+            tls=tls,
+            log=place.log if log is None else log,
+            connect_seconds=seconds,
+            reconnect_seconds=patience,
+            clock=used,
+            make_tag=lambda: os.urandom(TAG_BYTES),
+        )
+        await client.connect()
+        return RemoteWal(client, used)
+
+    return Opening(connect_it)
+
+
+class RemoteWal:
+    """A log in another process, over a connection. Made by :func:`walstore.connect`.
+
+    It has the methods of :class:`walstore.Wal`, with the same arguments, results and errors. Different is
+    only what cannot be known without asking: :meth:`statistics` and :meth:`streams` are awaited, and offsets,
+    limits and ``registers`` are as last heard, with any answer or by :meth:`refresh`. There is no
+    ``append_nowait``, since the server assigns the offsets. All methods belong to the event loop that
+    connected; from another thread or event loop they raise WrongLoopError, in a forked child WalClosedError.
+
+    Appends of one client are accepted in the order of the calls. Records of all clients share commits.
+    """
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        """Not for callers; see :func:`walstore.connect`."""
+        about = _about(client.welcome)
+        self.client = client
+        """Not for callers."""
+        self.mirror = LogMirror()
+        """Not for callers."""
+        self.log_id: str = about["log_id"]
+        """Identity of the log, made once when it was created; 32 hex digits."""
+        self.path = Path(os.fsdecode(about["path"]))
+        """The log's directory at the server."""
+        self.max_record_bytes: int = about["max_record_bytes"]
+        """Largest record that the log takes, as its settings say."""
+        self.most_group_bytes = min(
+            int(about["channel_bytes"]), int(client.welcome["message_bytes"]) - _HEAD_BYTES
+        )
+        """Largest atomic group; more needs a :meth:`transaction`."""
+        self._durability = Durability(about["durability"])
+        self.outbox = Outbox(client, budget_bytes=int(client.welcome["credit_bytes"]))
+        """Not for callers."""
+        self._clock = clock
+        self._cursors = RemoteCursors(client)
+        self._guard = ReadGuard(client.check_home)
+        client.on_welcome = self._welcomed
+        self._welcomed(client.welcome)
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record and return its offset once it is as safe as ``durability`` says.
+
+        As :meth:`walstore.Wal.append`. OutcomeUnknownError if the connection is lost before the answer.
+        """
+        level = None if durability is None else parse_durability(durability)
+        self.client.check_home()
+        record = make_record(value, key, stream, headers, timestamp_us)
+        check_size(record.size_bytes - RECORD_OVERHEAD_BYTES, self.max_record_bytes)
+        offset = await self.outbox.append(record, level)
+        is_durable = (level or self._durability) is not Durability.MEMORY
+        self.mirror.note_appended(offset + 1, is_durable=is_durable)
+        return offset
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+        expect_offset: int | None = None,
+        expect: Mapping[str, str | None] | None = None,
+        update: Mapping[str, str | None] | None = None,
+    ) -> range:
+        """Append records as one atomic group and return their offsets.
+
+        As :meth:`walstore.Wal.append_many`. OutcomeUnknownError if the connection is lost before the answer.
+        """
+        return await append_group(
+            self,
+            values,
+            key=key,
+            stream=stream,
+            headers=headers,
+            timestamp_us=timestamp_us,
+            durability=durability,
+            conditions=Conditions(expect_offset, expect, update),
+        )
+
+    def transaction(
+        self,
+        *,
+        expect_offset: int | None = None,
+        expect: Mapping[str, str | None] | None = None,
+        update: Mapping[str, str | None] | None = None,
+        durability: AnyDurability | None = None,
+    ) -> RemoteTransaction:
+        """Return a transaction: records of any total size that enter the log together or not at all.
+
+        As :meth:`walstore.Wal.transaction`. A connection lost before the commit rolls it back.
+        """
+        return RemoteTransaction(self, Conditions(expect_offset, expect, update), durability)
+
+    def producer(self, producer_id: str) -> RemoteProducer:
+        """Return an idempotent producer: its appends are in the log once, whatever the connection does."""
+        return RemoteProducer(self, check_name(producer_id, "producer"))
+
+    async def fence(self, owner: str, *, register: str = "fence") -> RemoteFence:
+        """Take the log over for ``owner``: appends through earlier fences fail with FencedError."""
+        owner, register = check_name(owner, "owner"), check_name(register, "register")
+        token: str = await self.client.call("fence", owner, register, is_write=True)
+        self.mirror.registers = {**self.mirror.registers, register: token}
+        return RemoteFence(self, owner, register, token)
+
+    async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
+        """Return when the record at ``offset`` is as safe as ``durability`` says."""
+        level = parse_durability(durability)
+        self.outbox.flush()
+        self.mirror.hear(await self.client.call("wait_durable", as_int(offset, "offset"), level))
+
+    async def flush(self) -> None:
+        """Return when everything accepted before the call, of all clients, is on disk."""
+        self.outbox.flush()
+        self.mirror.hear(await self.client.call("flush"))
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    async def trim(self, before: int) -> int:
+        """Remove all records below ``before`` from the server's disk and return the new head."""
+        head: int = await self.client.call("trim", as_int(before, "before"), is_write=True)
+        self.mirror.head = max(self.mirror.head, head)
+        return head
+
+    async def rotate(self) -> None:
+        """Seal the active segment now, if it holds records, and begin the next."""
+        await self.client.call("rotate", is_write=True)
+
+    async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Open a stream, or open it again, with ``metadata``; durable when this returns."""
+        checked = check_metadata({} if metadata is None else metadata)
+        await self.client.call(
+            "open_stream", check_name(name, "stream"), dict(checked), is_write=True
+        )
+
+    async def close_stream(self, name: str) -> None:
+        """Close a stream: appends to it raise StreamClosedError until it is opened again."""
+        self.outbox.flush()
+        await self.client.call("close_stream", as_text(name, "a stream name"), is_write=True)
+
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening."""
+        return {
+            name: StreamInfo(is_open=is_open, metadata=metadata, opened_at=opened_at)
+            for name, is_open, metadata, opened_at in await self.client.call("streams")
+        }
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
+        """Return a reader of durable records; as :meth:`walstore.Wal.reader`.
+
+        ``"latest"`` is the end of the log as last heard: no record appended later is missed. One stream is
+        picked out at the client, so the others' records travel, too.
+        """
+        if visibility not in ("durable", "accepted"):
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
+        self.client.check_home()
+        return Reader(
+            RemoteSource(self.client, self.mirror, visibility),
+            start=start,
+            stop=stop,
+            stream=stream,
+            follow=follow,
+            read_bytes=_READ_BYTES,
+            guard=self._guard,
+        )
+
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or the visible limit if all records are older."""
+        found: int = await self.client.call("offset_at", as_moment_us(timestamp_us))
+        return found
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a visible record, in microseconds since 1970 UTC."""
+        found: int = await self.client.call("timestamp_at", as_int(offset, "offset"))
+        return found
+
+    # -- cursors -----------------------------------------------------------------------------
+
+    async def cursor(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> RemoteCursor:
+        """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""
+        return await self._cursors.open(name, start=start, lease_seconds=lease_seconds)
+
+    async def cursors(self) -> list[CursorInfo]:
+        """Return all cursors of the log by name; damaged ones carry an error."""
+        return await self._cursors.list()
+
+    async def delete_cursor(self, name: str) -> bool:
+        """Remove a cursor, even one in use, so that retention may pass it; return whether there was one."""
+        return await self._cursors.delete(name)
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[Any] | None = None,
+        concurrency: int = 1,
+    ) -> Consumer[Any]:
+        """Return a consumer: a reader with its position in a cursor; as :meth:`walstore.Wal.consumer`."""
+        return Consumer(
+            self,
+            self._cursors,
+            name,
+            clock=self._clock,
+            start=start,
+            auto_commit_seconds=auto_commit_seconds,
+            lease_seconds=lease_seconds,
+            stream=stream,
+            follow=follow,
+            output=output,
+            concurrency=concurrency,
+        )
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def address(self) -> Address:
+        """Where the server is."""
+        return self.client.address
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection now; requests do not depend on it."""
+        return self.client.is_connected
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether this client was closed, or can never reach its log again: requests are refused."""
+        return self.client.is_closing
+
+    @property
+    def head(self) -> int:
+        """First retained offset, in any tier, as last heard."""
+        return self.mirror.head
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned, as last heard."""
+        return self.mirror.tail
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is on disk; as last heard."""
+        return self.mirror.durable_limit
+
+    @property
+    def visible_limit(self) -> int:
+        """Where readers stop, as last heard."""
+        return self.mirror.visible_limit
+
+    @property
+    def uploaded_limit(self) -> int:
+        """Every offset below it is named by the cloud tier's manifest; as last heard."""
+        return self.mirror.uploaded_limit
+
+    @property
+    def tier_head(self) -> int | None:
+        """First offset that can be read from the cloud tier below the local head, as last heard."""
+        return self.mirror.tier_head
+
+    @property
+    def registers(self) -> Mapping[str, str]:
+        """The durable state of the registers, as last heard; a snapshot that does not change."""
+        return self.mirror.registers
+
+    async def refresh(self) -> None:
+        """Ask the server for the present offsets, limits and registers."""
+        limits, registers = await self.client.call("refresh")
+        self.mirror.hear(limits)
+        self.mirror.registers = registers
+
+    async def statistics(self) -> Statistics:
+        """Return a snapshot of the counters of the served log."""
+        found = await self.client.call("statistics")
+        known = Statistics.__dataclass_fields__
+        return Statistics(**{name: value for name, value in found.items() if name in known})
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """End the connection once the appends on their way are answered. Twice is allowed.
+
+        The log stays open at the server. If cancelled, appends on their way end with an unknown outcome.
+        """
+        self.outbox.flush()
+        await self.client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        client = getattr(self, "client", None)
+        if client is not None and not client.is_closing:
+            warn_unclosed(f"the connection to {client.address}")
+
+    def __repr__(self) -> str:
+        return f"<RemoteWal {self.client.address} [{self.head}, {self.tail})>"
+
+    def _welcomed(self, welcome: dict[str, Any]) -> None:
+        about = _about(welcome)
+        self.mirror.hear(about["limits"])
+        self.mirror.registers = about["registers"]
+
+
+def _about(welcome: Mapping[str, Any]) -> dict[str, Any]:
+    about = welcome.get("log")
+    if not isinstance(about, dict):
+        raise StorageUnavailableError("the server's greeting says nothing of a log")
+    return about

@@ -1,0 +1,133 @@
+"""RemoteSource: the records of a served log for a reader, and what the client knows of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from walstore.batches.batch import Batch
+from walstore.errors import StorageUnavailableError
+from walstore.remote.client import Client, Fate
+from walstore.wire.message import Kind, ProtocolViolationError
+from walstore.wire.records import unpack_batches
+
+_WAIT_SECONDS: Final = 30.0
+"""How long the server waits for records before it answers without any."""
+_READ_BYTES: Final = 1 << 20
+
+
+class LogMirror:
+    """The limits and registers of a served log, as last heard. Limits never go back."""
+
+    __slots__ = (
+        "durable_limit",
+        "head",
+        "registers",
+        "tail",
+        "tier_head",
+        "uploaded_limit",
+        "visible_limit",
+    )
+
+    def __init__(self) -> None:
+        self.head = self.tail = self.durable_limit = self.visible_limit = self.uploaded_limit = 1
+        self.tier_head: int | None = None
+        self.registers: Mapping[str, str] = {}
+
+    def hear(self, limits: Any) -> None:
+        """Take over what the server said: see :func:`walstore.serve.calls.limits`."""
+        match limits:
+            case [int(head), int(tail), int(durable), int(visible), int(uploaded), tier_head]:
+                self.head = max(self.head, head)
+                self.tail = max(self.tail, tail)
+                self.durable_limit = max(self.durable_limit, durable)
+                self.visible_limit = max(self.visible_limit, visible)
+                self.uploaded_limit = max(self.uploaded_limit, uploaded)
+                self.tier_head = tier_head
+            case _:
+                raise StorageUnavailableError("the server's limits of the log are none")
+
+    def note_appended(self, limit: int, *, is_durable: bool) -> None:
+        """Take over that this client appended below ``limit``."""
+        self.tail = max(self.tail, limit)
+        if is_durable:
+            self.durable_limit = max(self.durable_limit, limit)
+            self.visible_limit = max(self.visible_limit, limit)
+
+
+class RemoteSource:
+    """What one reader reads from. Answers the reader's wait together with the records that ended it."""
+
+    def __init__(
+        self, client: Client, mirror: LogMirror, visibility: Literal["durable", "accepted"]
+    ) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._visibility = visibility
+        # Records that came with the answer to a wait, from the position that was waited for.
+        self._arrived: list[Batch] = []
+        self._seen_limit = 1
+
+    @property
+    def head(self) -> int:
+        """First offset that can be read."""
+        return self._mirror.head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last record that is visible, as last heard."""
+        if self._visibility == "accepted":
+            return max(self._mirror.tail, self._seen_limit)
+        return max(self._mirror.visible_limit, self._seen_limit)
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned, as last heard."""
+        return max(self._mirror.tail, self._seen_limit)
+
+    async def refresh(self) -> None:
+        """Ask for the present limits."""
+        limits, registers = await self._client.call("refresh")
+        self._mirror.hear(limits)
+        self._mirror.registers = registers
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the visible limit has reached ``limit``; raises when the log or the client closes."""
+        while self.limit < limit:
+            self._arrived = await self._request(limit - 1, None, _READ_BYTES, _WAIT_SECONDS)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record."""
+        arrived, self._arrived = self._arrived, []
+        while not arrived or arrived[0].start != position:
+            # The records are there, so the server answers at once.
+            arrived = await self._request(position, limit, max_bytes, _WAIT_SECONDS)
+        return [
+            batch if batch.limit <= limit else batch.slice(batch.start, limit)
+            for batch in arrived
+            if batch.start < limit
+        ]
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first visible offset at or after a time, or the limit if all are older."""
+        found: int = await self._client.call("offset_at", timestamp_us)
+        self._seen_limit = max(self._seen_limit, found)
+        return found
+
+    async def _request(
+        self, position: int, stop: int | None, max_bytes: int, seconds: float
+    ) -> list[Batch]:
+        head = [position, stop, max_bytes, seconds, self._visibility]
+        request = self._client.send(Kind.READ, head, fate=Fate.REPEATED)
+        answer, payload = await self._client.wait(request)
+        match answer:
+            case [list(intervals), limits, int(visible)]:
+                pass
+            case _:
+                raise StorageUnavailableError("the server's answer to a read is none")
+        self._mirror.hear(limits)
+        self._seen_limit = max(self._seen_limit, visible)
+        try:
+            return unpack_batches(intervals, payload)
+        except ProtocolViolationError as error:
+            raise StorageUnavailableError(f"the server sent {error}") from error

@@ -1,0 +1,227 @@
+"""RemoteTransaction: records of any total size that enter a served log together or not at all.
+
+They travel in parts. The server keeps them as it keeps those of any transaction, and rolls back when the
+connection is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from walstore.batches.append_request import make_record
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
+from walstore.batches.conditions import check_registers
+from walstore.errors import (
+    RecordTooLargeError,
+    RegisterMismatchError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.records import AnyDurability, Durability
+from walstore.remote.client import Fate
+from walstore.runtime.error_mapping import copy_error
+from walstore.settings import parse_durability
+from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
+
+if TYPE_CHECKING:
+    from walstore.remote.appenders import Conditions, RemoteLog
+
+_PART_BYTES: Final = 1 << 20
+_numbers = count(1)
+
+
+def _same(error: RegisterMismatchError) -> WalError:
+    return error
+
+
+class RemoteTransaction:
+    """An append being built; as :class:`walstore.Transaction`. Made by :meth:`RemoteWal.transaction`.
+
+    Use it with ``async with``. If the block raises or is cancelled, or the connection is lost before the
+    commit, everything is rolled back. If the connection is lost during the commit, OutcomeUnknownError; with
+    a producer, the transaction may be made again with the same number.
+    """
+
+    def __init__(
+        self,
+        log: RemoteLog,
+        conditions: Conditions,
+        durability: AnyDurability | None,
+        *,
+        refused: Callable[[RegisterMismatchError], WalError] = _same,
+    ) -> None:
+        """Not for callers; see :meth:`RemoteWal.transaction`."""
+        self._log = log
+        self._conditions = conditions
+        self._level = None if durability is None else parse_durability(durability)
+        self._refused = refused
+        self._number = next(_numbers)
+        self._update: dict[str, str | None] = {}
+        self._values: list[bytes] = []
+        self._rows: list[RecordOptions] = []
+        self._size_bytes = 0
+        self._count = 0
+        self._is_open = False
+        self._is_begun = False
+        self._failure: WalError | None = None
+        self._has_failed = False
+        self._span: range | None = None
+        self._is_duplicate = False
+
+    @property
+    def span(self) -> range | None:
+        """Offsets of the records once they are committed; None before; as there."""
+        return self._span
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether the producer had committed it before."""
+        return self._is_duplicate
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Add a record and return its place in the transaction, counted from 0."""
+        self._log.client.check_home()
+        self._check_open()
+        record = make_record(value, key, stream, headers, timestamp_us)
+        check_size(record.size_bytes - RECORD_OVERHEAD_BYTES, self._log.max_record_bytes)
+        self._values.append(record.values[0])
+        self._rows.append(options_of(record))
+        self._size_bytes += record.size_bytes
+        place = self._count
+        self._count += 1
+        if self._size_bytes >= _PART_BYTES:
+            await self._send_part()
+        return place
+
+    def set_registers(self, update: Mapping[str, str | None]) -> None:
+        """Also set these registers at the commit, or remove them with None; the last value counts."""
+        self._log.client.check_home()
+        if self._span is not None:
+            raise RuntimeError("the transaction is committed; make another to set registers")
+        self._update.update(check_registers(update, "update") or {})
+
+    async def rollback(self) -> None:
+        """Drop everything now; leaving the block then does nothing. Twice is allowed."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._failure = self._failure or WalClosedError("the transaction was rolled back")
+        self._values.clear()
+        self._rows.clear()
+        if self._is_begun and not self._log.client.is_closing:
+            try:
+                await self._log.client.call("rollback", self._number, fate=Fate.DROPPED)
+            except StorageUnavailableError:
+                return  # the server rolls back what a lost connection leaves
+
+    async def __aenter__(self) -> Self:
+        self._log.client.check_home()
+        if self._is_open or self._count or self._failure is not None or self._span is not None:
+            raise RuntimeError("a transaction can be entered once; make another")
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_open:
+            if error is None and self._has_failed:
+                assert self._failure is not None
+                raise copy_error(self._failure)
+            return
+        if error is not None:
+            await self.rollback()
+            return
+        try:
+            await self._commit()
+        except BaseException:
+            self._failure = self._failure or WalClosedError("the transaction was not committed")
+            raise
+        finally:
+            self._is_open = False
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _commit(self) -> None:
+        self._log.outbox.flush()
+        await self._begin()
+        if self._values:
+            await self._send_part()
+        try:
+            start, limit, self._is_duplicate, registers = await self._log.client.call(
+                "commit", self._number, self._update, fate=Fate.UNKNOWN, is_write=True
+            )
+        except RegisterMismatchError as error:
+            raise self._refused(error) from None
+        self._span = range(start, limit)
+        self._log.mirror.registers = registers
+        self._log.mirror.note_appended(limit, is_durable=self._level is not Durability.MEMORY)
+
+    async def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            await self._part("begin", self._number, self._level, self._conditions.packed())
+
+    async def _send_part(self) -> None:
+        await self._begin()
+        values, self._values = self._values, []
+        rows, self._rows = self._rows, []
+        self._size_bytes = 0
+        options: list[Any] | None = None
+        if any(row != NO_OPTIONS for row in rows):
+            options = pack_options(rows)
+        await self._part("add", self._number, pack_values(values), options, payload=values)
+
+    async def _part(self, *call: Any, payload: list[bytes] | None = None) -> None:
+        """Make one call of the transaction; any failure, or cancelling it, rolls the whole back."""
+        try:
+            await self._log.client.call(*call, payload=payload or (), fate=Fate.DROPPED)
+        except BaseException as error:
+            self._has_failed = True
+            self._failure = (
+                error
+                if isinstance(error, WalError)
+                else WalClosedError("adding to the transaction failed, so it was rolled back")
+            )
+            await self.rollback()
+            raise
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise copy_error(self._failure)
+        if not self._is_open:
+            raise RuntimeError("use a transaction inside its own 'async with' block")
+
+
+def options_of(record: Any) -> RecordOptions:
+    """Return the options of a request of one record."""
+    return (
+        None if record.keys is None else record.keys[0],
+        None if record.streams is None else record.streams[0],
+        None if record.headers is None else record.headers[0],
+        None if record.timestamps_us is None else record.timestamps_us[0],
+    )
+
+
+def check_size(size_bytes: int, limit_bytes: int) -> None:
+    """Raise RecordTooLargeError for a record that no append takes."""
+    if size_bytes > limit_bytes:
+        raise RecordTooLargeError(
+            f"the record has {size_bytes} bytes; max_record_bytes is {limit_bytes}",
+            size_bytes=size_bytes,
+            limit_bytes=limit_bytes,
+        )

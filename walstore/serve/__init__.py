@@ -1,0 +1,6 @@
+"""Serving logs to other processes: ``Server`` owns them, clients use :func:`walstore.connect`."""
+
+from walstore.serve.server import Server
+from walstore.serve.settings import ServeSettings
+
+__all__ = ["ServeSettings", "Server"]

@@ -1,0 +1,156 @@
+"""Appender: the appends of one client, in the order in which they arrived.
+
+Records without a condition are accepted at once while the log has room, a whole message in one go; then only
+their durability is awaited. Anything else waits its turn: nothing of a client overtakes what it sent before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from walstore.errors import WalError, WouldBlock
+from walstore.log.wal import Wal
+from walstore.records import Durability
+from walstore.wire.errors import pack_error
+from walstore.wire.message import Message, ProtocolViolationError
+from walstore.wire.records import unpack_header, unpack_options, unpack_values
+
+_PLAIN: Final = (None, None, None, None)
+
+
+class Appender:
+    """Accepts the appends of one connection."""
+
+    def __init__(self, wal: Wal) -> None:
+        """Append to ``wal``."""
+        self._wal = wal
+        self._turn = asyncio.Lock()
+        # How many requests have not been accepted yet; a later one may be accepted at once only at 0.
+        self._waiting = 0
+        self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
+            "append_group": self._append_group,
+        }
+        """The calls that take their turn among the appends, by name."""
+
+    def append(self, message: Message) -> Awaitable[list[Any]]:
+        """Accept the records of an APPEND, and return what its answer is once they are safe.
+
+        The answer: the first offset, how many there are, and None if they are consecutive and none failed;
+        otherwise for each record its offset or its packed error.
+        """
+        match message.head:
+            case [str() | None as durability, bytes(sizes), options]:
+                values = unpack_values(sizes, message.payload)
+            case _:
+                raise ProtocolViolationError("an append that is none")
+        rows = None if options is None else list(unpack_options(options, len(values)))
+        level = self._wal.level(durability)  # type: ignore[arg-type]
+        outcomes: list[int | WalError] = []
+        if not self._waiting:
+            done = self._accept(values, rows, outcomes)
+            if done == len(values):
+                return self._finish(outcomes, level)
+        self._waiting += 1
+        return self._append_later(values, rows, outcomes, level)
+
+    def _accept(
+        self, values: list[bytes], rows: list[tuple[Any, ...]] | None, outcomes: list[Any]
+    ) -> int:
+        """Accept records as long as there is room; return how many have an outcome."""
+        append = self._wal.append_nowait
+        for at in range(len(outcomes), len(values)):
+            try:
+                outcomes.append(append(values[at], *(_PLAIN if rows is None else rows[at])))
+            except WouldBlock:
+                break
+            except (WalError, ValueError, TypeError) as error:
+                outcomes.append(error)
+        return len(outcomes)
+
+    async def _append_later(
+        self,
+        values: list[bytes],
+        rows: list[tuple[Any, ...]] | None,
+        outcomes: list[Any],
+        level: Durability,
+    ) -> list[Any]:
+        try:
+            async with self._turn:
+                while self._accept(values, rows, outcomes) < len(values):
+                    at = len(outcomes)
+                    key, stream, headers, time_us = _PLAIN if rows is None else rows[at]
+                    try:
+                        offset = await self._wal.append(
+                            values[at], key, stream, headers, time_us, Durability.MEMORY
+                        )
+                        outcomes.append(offset)
+                    except (WalError, ValueError, TypeError) as error:
+                        outcomes.append(error)
+        finally:
+            self._waiting -= 1
+        return await self._finish(outcomes, level)
+
+    async def _finish(self, outcomes: list[Any], level: Durability) -> list[Any]:
+        """Wait until the accepted records are safe, and return the answer."""
+        offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        if offsets and level is not Durability.MEMORY:
+            await self._wal.wait_durable(offsets[-1], level)
+        if len(offsets) < len(outcomes):
+            await self._wal.flush()  # no error may report a state that a crash undoes
+        elif outcomes[-1] - outcomes[0] == len(outcomes) - 1:
+            return [outcomes[0], len(outcomes), None]
+        each = [one if isinstance(one, int) else pack_error(one) for one in outcomes]
+        return [0, len(outcomes), each]
+
+    def _append_group(self, payload: memoryview, *arguments: Any) -> Awaitable[list[Any]]:
+        """Append a group under its conditions, in its turn; return its offsets and the registers.
+
+        Raises what :meth:`walstore.Wal.append_many` or :meth:`walstore.Producer.append_many` raises.
+        """
+        self._waiting += 1  # now, not when its task begins: what arrives meanwhile comes later
+        return self._append_group_later(payload, arguments)
+
+    async def _append_group_later(
+        self, payload: memoryview, arguments: tuple[Any, ...]
+    ) -> list[Any]:
+        try:
+            async with self._turn:
+                level, span = await self._accept_group(payload, *arguments)
+        finally:
+            self._waiting -= 1
+        if level is not Durability.MEMORY:
+            await self._wal.wait_durable(span.stop - 1, level)
+        return [span.start, span.stop, dict(self._wal.registers)]
+
+    async def _accept_group(
+        self, payload: memoryview, durability: Any, sizes: Any, options: Any, conditions: Any
+    ) -> tuple[Durability, range]:
+        values = unpack_values(sizes, payload)
+        match options, conditions:
+            case [key, stream, headers, timestamp_us], [
+                expect_offset,
+                expect,
+                update,
+                producer,
+                number,
+            ]:
+                pass
+            case _:
+                raise ProtocolViolationError("a group that is none")
+        level = self._wal.level(durability)
+        shared: dict[str, Any] = {
+            "key": key,
+            "stream": stream,
+            "headers": unpack_header(headers),
+            "timestamp_us": timestamp_us,
+            "durability": Durability.MEMORY,
+        }
+        if producer is not None:
+            return level, await self._wal.producer(producer).append_many(
+                values, sequence=number, **shared
+            )
+        return level, await self._wal.append_many(
+            values, expect_offset=expect_offset, expect=expect, update=update, **shared
+        )

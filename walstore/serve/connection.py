@@ -1,0 +1,414 @@
+"""Connection: one client of a server, from its greeting to its end.
+
+Appends of one client are accepted in the order in which they arrive. All else runs side by side, each
+request in a task of its own. Nothing here waits for a client: what it may have in progress is bounded, and
+beyond that its bytes stay unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol, cast
+
+from walstore.errors import (
+    AccessDeniedError,
+    FormatVersionError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalError,
+)
+from walstore.log.wal import Wal
+from walstore.serve.appending import Appender
+from walstore.serve.calls import CALLS, limits
+from walstore.serve.settings import ServeSettings
+from walstore.serve.transactions import ServedTransactions
+from walstore.wire.errors import pack_error
+from walstore.wire.message import (
+    MESSAGE_OVERHEAD_BYTES,
+    NOT_BEGUN,
+    PREAMBLE,
+    VERSION,
+    Decoder,
+    Kind,
+    Message,
+    ProtocolViolationError,
+    encode,
+)
+from walstore.wire.records import pack_batch
+
+logger = logging.getLogger("walstore")
+
+Begin = Callable[[], Awaitable[Any]]
+
+_MOST_WAIT_SECONDS: Final = 60.0
+_MOST_READ_RECORDS: Final = 65_536
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its server."""
+
+    settings: ServeSettings
+    token: str | None
+    version: str
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server takes no more requests."""
+
+    @property
+    def monotonic(self) -> Callable[[], float]:
+        """Seconds that never go back."""
+
+    async def log(self, name: str | None) -> Wal:
+        """Return the log of that name."""
+
+    def joined(self, connection: Connection) -> bool:
+        """Take a connection in; False if there are too many."""
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection that is lost."""
+
+
+class Connection(asyncio.Protocol):
+    """The server's side of one connection. Belongs to the event loop of the server."""
+
+    def __init__(self, owner: ConnectionOwner) -> None:
+        """Serve the logs of ``owner``."""
+        self._owner = owner
+        settings = owner.settings
+        self._decoder = Decoder(most_bytes=settings.message_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._untold: set[asyncio.Task[None]] = set()
+        self._wal: Wal | None = None
+        self._appender: Appender | None = None
+        self._transactions: ServedTransactions | None = None
+        self._backlog: list[Message] = []
+        # Bytes of requests whose answers are not written yet.
+        self._used_bytes = 0
+        self._reads_paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.since = owner.monotonic()
+        """When it last made progress: nothing half received and nothing that the client does not take."""
+        self.peer = "a client"
+        """Who it is, for people."""
+
+    # -- transport ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, and wait for the client's greeting."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._owner.settings.write_buffer_bytes)
+        self.peer = str(transport.get_extra_info("peername") or "a local client")
+        if not self._owner.joined(self):
+            self._transport.write(PREAMBLE)
+            self._refuse(0, StorageUnavailableError("the server has too many connections"))
+            self._transport.close()
+            return
+        self._transport.write(PREAMBLE)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what arrived."""
+        was_inside = self._decoder.is_inside
+        try:
+            messages = self._decoder.feed(data)
+            if messages or not was_inside:
+                self.since = self._owner.monotonic()
+            self._take(messages)
+        except ProtocolViolationError as error:
+            self._violated(error)
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers: read no more requests of it."""
+        self._writable.clear()
+        self.since = self._owner.monotonic()
+        self._balance()
+
+    def resume_writing(self) -> None:
+        """The client takes its answers again."""
+        self._writable.set()
+        self._balance()
+
+    def eof_received(self) -> bool:
+        """The client sends no more: it is gone, as far as the protocol goes."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Drop what nobody waits for any more. Appends that were received are finished."""
+        self._backlog.clear()
+        for task in self._tasks.values():
+            task.cancel()
+        if self._transactions is not None:
+            self._spawn(self._transactions.rollback_all())
+        self._writable.set()
+        self._owner.left(self)
+
+    # -- for the server ----------------------------------------------------------------------
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
+        return self._wal is None or self._decoder.is_inside or not self._writable.is_set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in progress."""
+        return not self._tasks and not self._untold and not self._backlog
+
+    def say_goodbye(self) -> None:
+        """Tell the client that no more requests are taken; waiting reads end."""
+        self._write(encode(Kind.GOODBYE, 0, None))
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+    def drop(self, why: str) -> None:
+        """End the connection now."""
+        if self._transport is not None and not self._transport.is_closing():
+            logger.warning("%s is disconnected: %s", self.peer, why)
+            self._transport.abort()
+
+    async def ended(self) -> None:
+        """Return when nothing of it runs any more."""
+        while pending := {*self._tasks.values(), *self._untold}:
+            await asyncio.wait(pending)
+
+    def close(self) -> None:
+        """End the connection once what is written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if self._backlog or (self._wal is None and message.kind != Kind.HELLO):
+                self._backlog.append(message)  # the greeting is being answered
+                continue
+            self._begin(message)
+        self._balance()
+
+    def _begin(self, message: Message) -> None:
+        if self._owner.is_stopping and message.kind not in (Kind.CANCEL, Kind.HELLO):
+            self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
+            return
+        match message.kind:
+            case Kind.APPEND:
+                self._append(message)
+            case Kind.READ:
+                self._run(message.id, partial(self._read, message), self._occupy(message))
+            case Kind.CALL:
+                self._call(message)
+            case Kind.CANCEL:
+                task = self._tasks.get(message.id)
+                if task is not None:
+                    task.cancel()
+            case Kind.HELLO:
+                if self._wal is not None or self._tasks:
+                    raise ProtocolViolationError("a second greeting")
+                self._run(message.id, partial(self._greet, message.head), 0)
+            case _:
+                raise ProtocolViolationError(f"a request of kind {message.kind}")
+
+    def _append(self, message: Message) -> None:
+        assert self._appender is not None
+        try:
+            begun = self._appender.append(message)
+        except ProtocolViolationError:
+            raise
+        except (WalError, ValueError, TypeError) as error:
+            self._refuse(message.id, error)
+        else:
+            self._run(message.id, lambda: begun, self._occupy(message), is_kept=True)
+
+    def _call(self, message: Message) -> None:
+        match message.head:
+            case [str(name), list(arguments)]:
+                pass
+            case _:
+                raise ProtocolViolationError("a call that is none")
+        assert self._wal is not None
+        assert self._appender is not None
+        assert self._transactions is not None
+        cost = self._occupy(message)
+        if name in self._appender.calls:
+            begun = self._appender.calls[name](message.payload, *arguments)
+            self._run(message.id, lambda: begun, cost, is_kept=True)
+        elif name in self._transactions.calls:
+            begin = partial(self._transactions.calls[name], message.payload, *arguments)
+            self._run(message.id, begin, cost, is_kept=True)
+        elif name in CALLS:
+            self._run(message.id, partial(CALLS[name], self._wal, *arguments), cost)
+        else:
+            self._used_bytes -= cost
+            self._refuse(message.id, ValueError(f"the server has no call {name[:100]!r}"))
+
+    def _run(self, number: int, begin: Begin, cost: int, *, is_kept: bool = False) -> None:
+        """Answer a request with what ``begin()`` returns. One that is kept goes on without its client."""
+        if number in self._tasks:
+            raise ProtocolViolationError(f"two requests with the number {number}")
+        task = self._spawn(self._answer(number, begin, cost))
+        if not is_kept:
+            self._tasks[number] = task
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._untold.add(task)
+        task.add_done_callback(self._untold.discard)
+        return task
+
+    async def _answer(self, number: int, begin: Begin, cost: int) -> None:
+        try:
+            answer = await begin()
+            payload: Sequence[bytes | memoryview] = ()
+            if isinstance(answer, _Packed):
+                answer, payload = answer
+            self._write(encode(Kind.DONE, number, answer, payload))
+        except asyncio.CancelledError:
+            # By the client, which wants no answer, or because the server stops.
+            self._write(encode(Kind.FAILED, number, NOT_BEGUN))
+        except ProtocolViolationError as error:
+            self._violated(error)
+        except Exception as error:  # noqa: BLE001 - the client gets it
+            self._refuse(number, error)
+        finally:
+            self._tasks.pop(number, None)
+            self._used_bytes -= cost
+            self._balance()
+
+    # -- the requests themselves -------------------------------------------------------------
+
+    async def _greet(self, head: Any) -> dict[str, Any]:
+        if not isinstance(head, dict):
+            raise ProtocolViolationError("a greeting that is none")
+        if head.get("version") != VERSION:
+            raise FormatVersionError(
+                "the client's version of the protocol is not the server's",
+                path=self.peer,
+                found=str(head.get("version")),
+                supported=VERSION,
+            )
+        token = head.get("token")
+        expected = self._owner.token
+        if expected is not None and not (
+            isinstance(token, str) and hmac.compare_digest(token.encode(), expected.encode())
+        ):
+            raise AccessDeniedError("the server refused the token; give connect(token=...)")
+        name = head.get("log")
+        if name is not None and not isinstance(name, str):
+            raise ProtocolViolationError("a name of a log that is none")
+        wal = await self._owner.log(name)
+        settings = self._owner.settings
+        self._appender = Appender(wal)
+        self._transactions = ServedTransactions(wal, settings.transactions)
+        self._wal = wal
+        welcome = {
+            "version": VERSION,
+            "server": self._owner.version,
+            "message_bytes": settings.message_bytes,
+            "credit_bytes": settings.credit_bytes,
+            "log": await CALLS["describe"](wal),
+        }
+        waiting, self._backlog = self._backlog, []
+        asyncio.get_running_loop().call_soon(self._take_backlog, waiting)
+        return welcome
+
+    def _take_backlog(self, waiting: Sequence[Message]) -> None:
+        try:
+            self._take(waiting)
+        except ProtocolViolationError as error:
+            self._violated(error)
+
+    async def _read(self, message: Message) -> _Packed:
+        """Return records from a position: what there is, or what comes within the time."""
+        match message.head:
+            case [
+                int(position),
+                int() | None as stop,
+                int(most_bytes),
+                int() | float() as wait,
+                str(shown),
+            ]:
+                pass
+            case _:
+                raise ProtocolViolationError("a read that is none")
+        wal = self._wal
+        assert wal is not None
+        if shown not in {"durable", "accepted"}:
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
+        reader = wal.reader(
+            position, stop=stop, visibility="accepted" if shown == "accepted" else "durable"
+        )
+        await self._writable.wait()
+        batch = await reader.fetch(
+            max_records=_MOST_READ_RECORDS,
+            max_bytes=max(1, min(most_bytes, self._owner.settings.read_bytes)),
+            max_wait=max(0.0, min(float(wait), _MOST_WAIT_SECONDS)),
+        )
+        if not len(batch):
+            return _Packed([[], *_read_limits(wal, shown)], ())
+        intervals, frames = pack_batch(batch)
+        return _Packed([intervals, *_read_limits(wal, shown)], frames)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(pieces)
+
+    def _refuse(self, number: int, error: BaseException) -> None:
+        if not isinstance(error, WalError | ValueError | TypeError | RuntimeError):
+            logger.error("a request of %s failed by a defect", self.peer, exc_info=error)
+        self._write(encode(Kind.FAILED, number, pack_error(error)))
+
+    def _violated(self, error: ProtocolViolationError) -> None:
+        """End a connection that does not speak the protocol, and tell the other side why."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        logger.warning("%s is disconnected: it sent %s", self.peer, error)
+        refusal = OutcomeUnknownError(f"the server ended the connection: it received {error}")
+        self._write(encode(Kind.FAILED, 0, pack_error(refusal)))
+        self._transport.close()
+
+    # -- budget ------------------------------------------------------------------------------
+
+    def _occupy(self, message: Message) -> int:
+        cost = len(message.payload) + MESSAGE_OVERHEAD_BYTES
+        self._used_bytes += cost
+        return cost
+
+    def _balance(self) -> None:
+        """Read from the client while it has credit and takes its answers."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        is_full = (
+            self._used_bytes >= self._owner.settings.credit_bytes
+            or len(self._backlog) > _MOST_BACKLOG
+        )
+        wanted = is_full or not self._writable.is_set()
+        if wanted and not self._reads_paused:
+            transport.pause_reading()
+        elif self._reads_paused and not wanted:
+            transport.resume_reading()
+        self._reads_paused = wanted
+
+
+_MOST_BACKLOG: Final = 64
+"""How many messages may follow a greeting before its answer."""
+
+
+class _Packed(NamedTuple):
+    """An answer with a payload."""
+
+    head: Any
+    payload: Sequence[bytes | memoryview]
+
+
+def _read_limits(wal: Wal, shown: str) -> list[Any]:
+    """Return the limits of the log, and how far this kind of reader sees."""
+    return [limits(wal), wal.tail if shown == "accepted" else wal.visible_limit]

@@ -1,0 +1,314 @@
+"""Server: owns a log, or a store of logs, for the clients of :func:`walstore.connect`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
+
+import walstore
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.log.wal import Wal
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.serve.connection import Connection
+from walstore.serve.settings import ServeSettings
+from walstore.store.wal_store import WalStore
+from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
+
+logger = logging.getLogger("walstore")
+
+_SWEEP_SECONDS: Final = 1.0
+_BACKLOG: Final = 1024
+_SOCKET_MODE: Final = 0o600
+
+
+class Server:
+    """Serves one log, or all logs of a store, to other processes. Made by :meth:`open`.
+
+    The log stays usable in this process, too. Belongs to the event loop of the log. What a client may do is
+    all that a program with the log open may do, except closing it.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        logs: Wal | WalStore,
+        *,
+        unix: str | os.PathLike[str] | None = None,
+        tcp: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        token: str | None = None,
+        settings: ServeSettings | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[Server]:
+        """Begin to serve ``logs`` at a unix socket, at ``HOST:PORT``, or at both.
+
+        A socket at ``unix`` is made with mode 0600, so only this user may connect; one left by a server that
+        was killed is replaced. ``tcp`` without ``tls`` must be a loopback address; any other needs ``tls``
+        and a ``token``, which clients pass to ``connect``. A store's log is opened, or made, when the first
+        client asks for it. Leaving the block stops the server, and leaves ``logs`` open.
+
+        Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
+        program is there.
+        """
+        if unix is None and tcp is None:
+            raise InvalidSettingsError(
+                "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
+            )
+        listen = None if tcp is None else parse_listen(tcp)
+        path = None if unix is None else check_socket_path(os.fspath(Path(unix).absolute()))
+        if listen is not None and not is_loopback(listen[0]) and (tls is None or not token):
+            raise InvalidSettingsError(
+                f"{tcp} can be reached from other machines: that needs tls=SSLContext and token=, or "
+                "listen at 127.0.0.1"
+            )
+        if token is not None and (not token or (tls is None and listen is None and path is None)):
+            raise InvalidSettingsError("a token is never empty")
+
+        async def open_it() -> Server:
+            server = cls(logs, token=token, settings=settings, clock=clock)
+            try:
+                if path is not None:
+                    await server._listen_at_socket(path)
+                if listen is not None:
+                    await server._listen_at_port(*listen, tls)
+                await server._announce(" and ".join(map(str, server.addresses)))
+            except BaseException:
+                await server.aclose()
+                raise
+            return server
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        logs: Wal | WalStore,
+        *,
+        token: str | None,
+        settings: ServeSettings | None,
+        clock: Clock | None,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self.settings = settings or ServeSettings()
+        """As given to :meth:`open`."""
+        self.token = token
+        """What clients must send; None for nothing."""
+        self.version = walstore.__version__
+        """Version of this package, for clients."""
+        self.addresses: list[Address] = []
+        """Where it is reached; a port of 0 is replaced by the one it got."""
+        self._logs = logs
+        self._clock = clock or SystemClock()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._connections: set[Connection] = set()
+        self._socket: tuple[Path, int] | None = None
+        self._is_stopping = False
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.create_task(self._sweep(), name="walstore serve")
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the server takes no more requests."""
+        return self._is_stopping
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    @property
+    def monotonic(self) -> Callable[[], float]:
+        """Seconds that never go back."""
+        return self._clock.monotonic
+
+    # -- for connections ---------------------------------------------------------------------
+
+    async def log(self, name: str | None) -> Wal:
+        """Return the log that a client asked for.
+
+        LogNotFoundError if this server serves another one, InvalidSettingsError if it has to be named.
+        """
+        if isinstance(self._logs, WalStore):
+            if name is None:
+                raise InvalidSettingsError(
+                    "this server serves many logs; name one: connect(address, log=NAME)"
+                )
+            return await self._logs.wal(name)
+        wal = self._logs
+        if name is not None and name != wal.path.name:
+            raise LogNotFoundError(
+                f"this server serves the log {wal.path.name!r}", location=str(name)[:200]
+            )
+        if wal.is_closing:
+            raise WalClosedError("the served log is closed")
+        return wal
+
+    def joined(self, connection: Connection) -> bool:
+        """Take a connection in; False if there are too many, or the server stops."""
+        if len(self._connections) >= self.settings.connections or self._is_stopping:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection that is lost."""
+        self._connections.discard(connection)
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Stop: refuse new requests, finish those in progress, and disconnect the clients.
+
+        Requests in progress have ``drain_seconds``; clients of this package send what was not begun to the
+        next server at the same address. Twice is allowed; cancelling the wait does not stop the stopping.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Server at {', '.join(map(str, self.addresses)) or 'no place'}>"
+
+    async def _close(self) -> None:
+        self._is_stopping = True
+        self._sweeping.cancel()
+        for server in self._servers:
+            server.close()
+        if self._socket is not None:
+            await asyncio.get_running_loop().run_in_executor(None, _unlink, *self._socket)
+        await self._announce(None)
+        connections = list(self._connections)
+        for connection in connections:
+            connection.say_goodbye()
+        ended = [connection.ended() for connection in connections]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_seconds):
+                await asyncio.gather(*ended)
+        for connection in connections:
+            connection.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                while self._connections:
+                    await self._clock.sleep(0.01)
+        for connection in list(self._connections):
+            connection.drop("the server stopped")
+        await asyncio.wait([self._sweeping])
+
+    async def _announce(self, where: str | None) -> None:
+        """Tell those who find the log locked. Not being able to is no reason not to serve."""
+        with contextlib.suppress(OSError, WalError):
+            await self._logs.announce(where)
+
+    # -- listening ---------------------------------------------------------------------------
+
+    async def _listen_at_socket(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            bound, inode = await loop.run_in_executor(None, _bind, path)
+        except OSError as error:
+            raise StorageUnavailableError(
+                f"cannot listen at {path}: {error.strerror or error}", retriable=False
+            ) from error
+        self._servers.append(
+            await loop.create_unix_server(lambda: Connection(self), sock=bound, backlog=_BACKLOG)
+        )
+        self._socket = (Path(path), inode)
+        self.addresses.append(Address("unix", path))
+
+    async def _listen_at_port(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: Connection(self),
+                host,
+                port,
+                ssl=tls,
+                backlog=_BACKLOG,
+                ssl_handshake_timeout=self.settings.stall_seconds if tls is not None else None,
+            )
+        except OSError as error:
+            raise StorageUnavailableError(
+                f"cannot listen at {host}:{port}: {error.strerror or error}", retriable=False
+            ) from error
+        self._servers.append(server)
+        for one in server.sockets:
+            self.addresses.append(
+                Address("tls" if tls else "tcp", host=host, port=one.getsockname()[1])
+            )
+
+    async def _sweep(self) -> None:
+        """Disconnect clients that stopped in the middle of something."""
+        stall = self.settings.stall_seconds
+        while True:
+            await self._clock.sleep(min(_SWEEP_SECONDS, stall / 2))
+            now = self._clock.monotonic()
+            for connection in list(self._connections):
+                if connection.is_stuck and now - connection.since > stall:
+                    connection.drop(f"it left something half done for {stall:g} s")
+
+
+def _bind(path: str) -> tuple[socket.socket, int]:
+    """Return a socket bound to a path, and its file's inode; OSError if a server is there. Blocking."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(OSError):  # Linux: its file never has another mode
+            os.fchmod(bound.fileno(), _SOCKET_MODE)
+        try:
+            bound.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+                raise
+            Path(path).unlink()
+            bound.bind(path)
+        Path(path).chmod(_SOCKET_MODE)
+        bound.settimeout(0)
+        inode = Path(path).stat().st_ino
+    except BaseException:
+        bound.close()
+        raise
+    return bound, inode
+
+
+def _unlink(path: Path, inode: int) -> None:
+    """Remove the file of a socket, unless another server has replaced it. Blocking."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == inode:
+            path.unlink()
+
+
+def _is_left_over(path: str) -> bool:
+    """Return whether a file is the socket of a server that is gone."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False

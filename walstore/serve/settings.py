@@ -1,0 +1,53 @@
+"""ServeSettings: the limits that a server sets its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from walstore.validation.arguments import as_count, as_seconds
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeSettings:
+    """Limits and time-outs of a server, for clients that are slow, greedy or hostile.
+
+    InvalidSettingsError for a value out of range.
+    """
+
+    connections: int = 1024
+    """Connections at a time, 1 to 65 536; further ones are refused."""
+    message_bytes: int = 72 * MIB
+    """Largest message, 64 KiB to 1 GiB; a longer one ends the connection. An atomic group is one message."""
+    credit_bytes: int = 16 * MIB
+    """Bytes of requests that one client may have in progress, 64 KiB to 1 GiB; more stays unread."""
+    read_bytes: int = MIB
+    """Records of one answer, 1 KiB to 64 MiB; a larger record is sent alone."""
+    write_buffer_bytes: int = 4 * MIB
+    """Answers that a client has not taken, 64 KiB to 1 GiB; beyond that it is not read from."""
+    transactions: int = 64
+    """Open transactions of one client, 1 to 65 536."""
+    stall_seconds: float = 30.0
+    """How long a client may leave its greeting, a message or its answers half done, 0.05 to 86 400."""
+    drain_seconds: float = 30.0
+    """How long a server that stops waits for requests in progress, 0 to 86 400."""
+
+    def __post_init__(self) -> None:
+        most = 1 << 30
+        as_count(self.connections, "connections", high=1 << 16)
+        as_count(self.message_bytes, "message_bytes", low=1 << 16, high=most)
+        as_count(self.credit_bytes, "credit_bytes", low=1 << 16, high=most)
+        as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
+        as_count(self.write_buffer_bytes, "write_buffer_bytes", low=1 << 16, high=most)
+        as_count(self.transactions, "transactions", high=1 << 16)
+        _check_seconds(self.stall_seconds, "stall_seconds", 0.05)
+        _check_seconds(self.drain_seconds, "drain_seconds", 0.0)
+
+
+def _check_seconds(value: float, name: str, low: float) -> None:
+    from walstore.errors import InvalidSettingsError
+
+    if not low <= as_seconds(value, name) <= 86_400:
+        raise InvalidSettingsError(f"{name} must be {low:g} to 86 400 seconds, not {value!r}")
