@@ -163,8 +163,8 @@ class RemoteProducer:
     ) -> range:
         """Append a group once, with one number; see :meth:`walstore.Producer.append_many`.
 
-        Without ``sequence``, an append that is refused frees its number, and later ones that are on their
-        way are sent again with others.
+        Without ``sequence``, an append that is refused takes no part: later ones that are on their way are
+        sent again with other numbers, and may then come after one that was called still later.
         """
         if sequence is not None:
             sequence = as_int(sequence, "sequence")
@@ -209,6 +209,7 @@ class RemoteProducer:
         self._last = 0
 
     async def _append_next(self, append: Callable[..., Awaitable[range]]) -> range:
+        """Append with a number that no other append of this session has, or ever had and got in with."""
         while True:
             name = self._name
             self._last = number = self._last + 1
@@ -218,19 +219,16 @@ class RemoteProducer:
             except SequenceMismatchError as error:
                 if error.outcome != "not_written":
                     raise
-                if error.expected == 1 < number:
-                    # The log has forgotten this session for newer producers: see max_producers.
-                    if self._log.client.reconnects != reconnects:
-                        raise OutcomeUnknownError(
-                            "the connection was lost, and the log has forgotten the producer: the append may "
-                            "or may not have happened; read before submitting it again"
-                        ) from error
-                    if name == self._name:
-                        self._begin_session()
-                elif (
-                    name == self._name
-                ):  # an append before this one was refused, so its number is free
-                    self._last = min(self._last, error.expected - 1)
+                was_forgotten = error.expected == 1 < number
+                if was_forgotten and self._log.client.reconnects != reconnects:
+                    raise OutcomeUnknownError(
+                        "the connection was lost, and the log has forgotten the producer: the append may or "
+                        "may not have happened; read before submitting it again"
+                    ) from error
+                # An append before this one was refused, or the log has forgotten the session for newer
+                # producers. Its numbers are not given away again: an older append may still have one.
+                if name == self._name:
+                    self._begin_session()
             except WalError as error:
                 if error.outcome == "not_written" and (name, number) == (self._name, self._last):
                     self._last = number - 1

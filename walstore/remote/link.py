@@ -25,6 +25,7 @@ from walstore.wire.message import (
 )
 
 _GREETING: Final = 0
+_CLOSED: Final = "the server closed the connection"
 _MOST_ANSWER_BYTES: Final = 1 << 30
 
 
@@ -40,7 +41,7 @@ class Link(asyncio.Protocol):
         self._decoder = Decoder(most_bytes=_MOST_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._why = "the server closed the connection"
+        self._why = _CLOSED
 
     # -- transport ---------------------------------------------------------------------------
 
@@ -145,6 +146,9 @@ async def connect_link(
     except BaseException as error:
         if link is not None:
             link.abort()
+        if isinstance(error, StorageUnavailableError) and str(error) == _CLOSED:
+            text = f"{_CLOSED} at once; is {address.scheme}:// right, or does it take tls://?"
+            raise StorageUnavailableError(text) from None
         if isinstance(error, ssl.SSLError):
             raise AccessDeniedError(f"no trusted connection to {address}: {error}") from error
         if isinstance(error, TimeoutError):

@@ -72,7 +72,7 @@ class Server:
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
             )
         listen = None if tcp is None else parse_listen(tcp)
-        path = None if unix is None else check_socket_path(os.fspath(Path(unix).absolute()))
+        path = None if unix is None else check_socket_path(os.fspath(unix))
         if listen is not None and not is_loopback(listen[0]) and (tls is None or not token):
             raise InvalidSettingsError(
                 f"{tcp} can be reached from other machines: that needs tls=SSLContext and token=, or "
@@ -227,7 +227,7 @@ class Server:
     async def _listen_at_socket(self, path: str) -> None:
         loop = asyncio.get_running_loop()
         try:
-            bound, inode = await loop.run_in_executor(None, _bind, path)
+            bound, found, inode = await loop.run_in_executor(None, _bind, path)
         except OSError as error:
             raise StorageUnavailableError(
                 f"cannot listen at {path}: {error.strerror or error}", retriable=False
@@ -235,8 +235,8 @@ class Server:
         self._servers.append(
             await loop.create_unix_server(lambda: Connection(self), sock=bound, backlog=_BACKLOG)
         )
-        self._socket = (Path(path), inode)
-        self.addresses.append(Address("unix", path))
+        self._socket = (found, inode)
+        self.addresses.append(Address("unix", str(found)))
 
     async def _listen_at_port(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
@@ -270,8 +270,8 @@ class Server:
                     connection.drop(f"it left something half done for {stall:g} s")
 
 
-def _bind(path: str) -> tuple[socket.socket, int]:
-    """Return a socket bound to a path, and its file's inode; OSError if a server is there. Blocking."""
+def _bind(path: str) -> tuple[socket.socket, Path, int]:
+    """Return a socket bound to a path, its absolute path and inode; OSError if a server is there. Blocking."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(OSError):  # Linux: its file never has another mode
@@ -289,7 +289,7 @@ def _bind(path: str) -> tuple[socket.socket, int]:
     except BaseException:
         bound.close()
         raise
-    return bound, inode
+    return bound, Path(path).absolute(), inode
 
 
 def _unlink(path: Path, inode: int) -> None:

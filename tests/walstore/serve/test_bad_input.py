@@ -1,0 +1,405 @@
+"""Bad clients: what they send ends their own connection at most; other clients go on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import case
+from tests.local import SMALL, read_values
+from tests.waiting import until
+from tests.walstore.serve.certificates import make_certificate
+from tests.walstore.serve.served import Served, serving
+from walstore import (
+    AccessDeniedError,
+    FormatVersionError,
+    InvalidSettingsError,
+    LimitExceededError,
+    LogNotFoundError,
+    RemoteWal,
+    StorageUnavailableError,
+    Wal,
+    WalLockedError,
+    WalStore,
+    connect,
+)
+from walstore.serve import Server, ServeSettings
+from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, Message, encode
+
+HELLO = b"".join(encode(Kind.HELLO, 1, {"version": VERSION, "token": None, "log": None}))
+QUICK = ServeSettings(stall_seconds=0.1)
+
+
+class Raw:
+    """A client that sends bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.decoder = Decoder(most_bytes=1 << 30)
+        self.messages: list[Message] = []
+
+    def send(self, *pieces: bytes | memoryview) -> None:
+        self.writer.writelines(pieces)
+
+    def request(self, kind: int, number: int, head: Any, payload: bytes = b"") -> None:
+        self.send(*encode(kind, number, head, [payload] if payload else []))  # type: ignore[arg-type]
+
+    async def answer(self) -> Message:
+        while not self.messages:
+            data = await self.reader.read(1 << 16)
+            assert data, "the server closed the connection"
+            self.messages += self.decoder.feed(data)
+        return self.messages.pop(0)
+
+    async def end(self) -> list[Message]:
+        """Return what the server still says before it closes the connection."""
+        while data := await self.reader.read(1 << 16):
+            self.messages += self.decoder.feed(data)
+        return self.messages
+
+
+@asynccontextmanager
+async def raw(served: Served, *, greets: bool = True) -> AsyncIterator[Raw]:
+    reader, writer = await asyncio.open_unix_connection(served.address.removeprefix("unix://"))
+    client = Raw(reader, writer)
+    try:
+        if greets:
+            client.send(PREAMBLE, HELLO)
+            assert (await client.answer()).kind == Kind.DONE
+        yield client
+    finally:
+        writer.transport.abort()
+
+
+async def test_bytes_that_are_no_message_end_the_connection(served: Served, remote: RemoteWal) -> None:
+    for why, wrong in (
+        ("another protocol", b"GET / HTTP/1.1\r\n\r\n"),
+        ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
+        ("version 9", PREAMBLE[:-1] + b"\x09" + HELLO),
+        ("greeting", PREAMBLE + b"".join(encode(Kind.HELLO, 1, ["no"]))),
+        ("a message of", PREAMBLE + HEADER.pack(1 << 31, 1, 0, Kind.HELLO)),
+        ("a head of", PREAMBLE + HEADER.pack(100, 1, 99, Kind.HELLO) + bytes(200)),
+        ("not msgpack", PREAMBLE + HEADER.pack(10, 1, 1, Kind.HELLO) + b"\xc1"),
+        ("kind 77", PREAMBLE + HELLO + b"".join(encode(77, 2, None))),  # type: ignore[arg-type]
+        ("second greeting", PREAMBLE + HELLO + HELLO),
+        ("a call", PREAMBLE + HELLO + b"".join(encode(Kind.CALL, 2, 7))),
+        ("an append", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [1, 2]))),
+        ("sizes", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [None, b"abc", None]))),
+        ("payload", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [None, b"\x05\0\0\0", None], [b"v"]))),
+        ("options", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [None, b"\x01\0\0\0", [[]] * 4], [b"v"]))),
+        ("headers", PREAMBLE + HELLO
+            + b"".join(encode(Kind.APPEND, 2, [None, b"\x01\0\0\0", [None, None, [b"\xc1"], None]], [b"v"]))),
+        ("a read", PREAMBLE + HELLO + b"".join(encode(Kind.READ, 2, ["1"]))),
+    ):  # fmt: skip
+        with case(why):
+            async with raw(served, greets=False) as client:
+                client.send(wrong)
+                said = await asyncio.wait_for(client.end(), 10)
+                assert why in str(said[-1].head)
+    assert await remote.append(b"well") == 1
+
+
+async def test_requests_that_make_no_sense_are_refused_one_by_one(served: Served) -> None:
+    async with raw(served) as client:
+        for number, (name, arguments) in enumerate(
+            (
+                ("no such call", []),
+                ("trim", []),
+                ("trim", ["x"]),
+                ("trim", [1, 2, 3]),
+                ("open_stream", ["x" * 100_000, {}]),
+                ("open_stream", [7, {}]),
+                ("open_stream", ["s", {"a": 1}]),
+                ("open_cursor", ["../x", "earliest", None]),
+                ("open_cursor", ["a\0b", "earliest", None]),
+                ("open_cursor", ["c", "nowhere", None]),
+                ("open_cursor", ["c", "earliest", float("nan")]),
+                ("move_cursor", ["c", [1, 1, b"x", 0, 0, 0, ""], b"short", False, "commit", 1]),
+                ("offset_at", [None]),
+                ("timestamp_at", [-5]),
+                ("wait_durable", [0.5, "disk"]),
+                ("wait_durable", [1, ["disk"]]),
+                ("fence", ["", ""]),
+                ("last_sequence", [{}]),
+                ("append_group", ["disk", b"", [None] * 4, [None] * 5]),
+                ("append_group", ["disk", b"\0\0\0\0", [1, 2, None, 4], [None] * 5]),
+                ("append_group", ["disk", b"\0\0\0\0", [None] * 4, [None, 3, None, None, None]]),
+                ("append_group", ["disk", b"\0\0\0\0", [None] * 4, [None, None, None, "p", "1"]]),
+                ("add", [99, b"", None]),
+                ("commit", [99, {}]),
+                ("begin", [1, "disk", [None, None, None, 7, None]]),
+            ),
+            start=2,
+        ):
+            with case(name, arguments):
+                client.request(Kind.CALL, number, [name, arguments])
+                found = await client.answer()
+                assert (found.kind, found.id) == (Kind.FAILED, number)
+                assert found.head[0] != "OutcomeUnknownError", found.head
+        client.request(Kind.CALL, 100, ["refresh", []])
+        assert (await client.answer()).kind == Kind.DONE
+
+
+async def test_a_move_of_a_cursor_that_is_none_ends_the_connection(served: Served) -> None:
+    for state, verb in (("none", "commit"), ([1, 1, bytes(8), 0, 0, 0, ""], "jump")):
+        async with raw(served) as client:
+            client.request(Kind.CALL, 2, ["move_cursor", ["c", state, bytes(8), False, verb, 1]])
+            await asyncio.wait_for(client.end(), 10)
+
+
+async def test_requests_before_the_greeting_wait_for_it(served: Served) -> None:
+    async with raw(served, greets=False) as client:
+        client.send(PREAMBLE + HELLO + b"".join(encode(Kind.CALL, 2, ["flush", []])))
+        assert (await client.answer()).id == 1
+        assert (await client.answer()).id == 2
+
+
+async def test_a_client_that_stops_half_way_is_disconnected(tmp_path: Path) -> None:
+    async with serving(tmp_path / "log", serve=QUICK) as served, served.connect() as remote:
+        message = b"".join(encode(Kind.APPEND, 2, [None, b"\x05\0\0\0", None], [b"value"]))
+        for sent in (b"", PREAMBLE[:4], PREAMBLE, PREAMBLE + HELLO[:7], PREAMBLE + HELLO + message[:20]):
+            with case(sent):
+                async with raw(served, greets=False) as client:
+                    client.send(sent)
+                    await asyncio.wait_for(client.end(), 10)
+        assert await remote.append(b"well") == 1  # an idle connection is left alone
+        assert await read_values(served.wal) == [b"well"]
+
+
+async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(tmp_path: Path) -> None:
+    limits = ServeSettings(stall_seconds=0.3, write_buffer_bytes=1 << 16, read_bytes=1 << 20)
+    async with serving(tmp_path / "log", serve=limits) as served, served.connect() as remote:
+        for _ in range(8):
+            await served.wal.append_many([b"x" * 100_000] * 10)
+        async with raw(served) as greedy:
+            for number in range(2, 400):
+                greedy.request(Kind.READ, number, [1, None, 1 << 20, 0, "durable"])
+            await until(lambda: served.server.connections == 1, seconds=30)
+        assert await remote.append(b"well") == 81
+
+
+async def test_a_greedy_client_waits_for_its_own_requests(tmp_path: Path) -> None:
+    limits = ServeSettings(credit_bytes=1 << 16)
+    async with serving(tmp_path / "log", SMALL, serve=limits) as served, served.connect() as remote:
+        async with raw(served) as greedy:
+            value = b"x" * 30_000
+            sizes = len(value).to_bytes(4, "little")
+            for number in range(2, 202):
+                greedy.request(Kind.APPEND, number, [None, sizes, None], value)
+            assert await remote.append(b"small") > 0
+            offsets = [(await greedy.answer()).head[0] for _ in range(200)]
+        assert offsets == sorted(offsets)
+
+
+async def test_the_same_number_twice_ends_the_connection(served: Served) -> None:
+    async with raw(served) as client:
+        for _ in range(2):
+            client.request(Kind.READ, 7, [1, None, 1, 30, "durable"])
+        assert "two requests" in str((await asyncio.wait_for(client.end(), 10))[-1].head)
+
+
+async def test_a_request_of_a_client_that_died_is_done_and_its_transaction_is_not(served: Served) -> None:
+    sizes = (1).to_bytes(4, "little")
+    async with raw(served) as client:
+        client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+        client.request(Kind.CALL, 3, ["add", [1, sizes, None]], b"t")
+        client.request(Kind.APPEND, 4, ["disk", sizes, None], b"v")
+        await client.writer.drain()
+    await until(lambda: served.wal.statistics().transactions_rolled_back == 1)
+    assert await read_values(served.wal) in ([b"v"], [])
+
+
+async def test_too_many_transactions_and_connections(tmp_path: Path) -> None:
+    limits = ServeSettings(transactions=2, connections=2)
+    async with serving(tmp_path / "log", serve=limits) as served, served.connect() as remote:
+        big = b"x" * (1 << 20)
+        async with remote.transaction() as one, remote.transaction() as two:
+            await one.append(big)
+            await two.append(big)
+            with pytest.raises(LimitExceededError):
+                async with remote.transaction() as three:
+                    await three.append(big)
+        async with served.connect():
+            with pytest.raises(StorageUnavailableError, match="too many connections"):
+                await served.connect()
+        assert await remote.append(b"v") == 3
+
+
+async def test_only_who_has_the_token_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path / "log", token="secret") as served:  # noqa: S106 - a test's
+        for wrong in (None, "", "Secret", "secret ", "s" * 100_000):
+            with case(wrong), pytest.raises(AccessDeniedError, match="token") as denied:
+                await served.connect(token=wrong)
+            assert not denied.value.retriable
+        async with served.connect(token="secret") as remote:  # noqa: S106
+            assert await remote.append(b"v") == 1
+
+
+async def test_tls_and_plain_do_not_mix(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    async with Wal.open(tmp_path / "log") as wal:
+        async with Server.open(wal, tcp="127.0.0.1:0", tls=context, token="t") as server:  # noqa: S106
+            port = server.addresses[0].port
+            assert str(server.addresses[0]) == f"tls://127.0.0.1:{port}"
+            async with connect(f"tls://localhost:{port}", tls=trusting, token="t") as remote:  # noqa: S106
+                assert await remote.append(b"v") == 1
+            with pytest.raises(AccessDeniedError, match="certificate"):
+                await connect(f"tls://localhost:{port}")
+            with pytest.raises(StorageUnavailableError, match="tls://"):
+                await connect(f"tcp://127.0.0.1:{port}")
+        async with Server.open(wal, tcp="127.0.0.1:0") as server:
+            port = server.addresses[0].port
+            async with connect(f"tcp://127.0.0.1:{port}") as remote:
+                assert await remote.append(b"v") == 2
+            with pytest.raises(AccessDeniedError):
+                await connect(f"tls://localhost:{port}", tls=trusting)
+
+
+async def test_places_that_may_not_be_served_or_reached(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log") as wal:
+        for wrong in (
+            {},
+            {"tcp": "0.0.0.0:0"},
+            {"tcp": "[::]:0"},
+            {"tcp": "example.com:80"},
+            {"tcp": "127.0.0.1"},
+            {"tcp": "127.0.0.1:99999"},
+            {"tcp": ":80"},
+            {"unix": "x" * 200},
+            {"unix": "a\0b"},
+            {"unix": tmp_path / "s", "token": ""},
+        ):
+            with case(wrong), pytest.raises(InvalidSettingsError):
+                Server.open(wal, **wrong)
+        for unreachable in (tmp_path / "none" / "s.sock", tmp_path):
+            with case(unreachable), pytest.raises(StorageUnavailableError, match="cannot listen"):
+                await Server.open(wal, unix=unreachable)
+    for address in ("", "data/log", "http://x", "unix://", "tcp://x", "tcp://x:0", "tls://:1",
+                    "unix:///a?log=x&log=y", "unix:///a?b=c", "tcp://u@h:1", "tcp://h:1/x", "tcp://h:-1"):  # fmt: skip
+        with case(address), pytest.raises(InvalidSettingsError):
+            connect(address)
+    for bad in (b"unix:///a", None):
+        with case(bad), pytest.raises(TypeError):
+            connect(bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSettingsError, match="two logs"):
+        connect("unix:///a?log=x", log="y")
+    with pytest.raises(InvalidSettingsError, match="tls"):
+        connect("tcp://example.com:1", token="t")  # noqa: S106
+    with pytest.raises(StorageUnavailableError, match="walstore serve"):
+        await connect(f"unix://{tmp_path}/none.sock")
+
+
+async def test_a_second_server_is_refused_and_a_left_over_socket_replaced(
+    served: Served, tmp_path: Path
+) -> None:
+    with pytest.raises(WalLockedError, match="serves it at unix://") as locked:
+        await Wal.open(served.wal.path)
+    assert served.address in str(locked.value)
+    socket = Path(served.address.removeprefix("unix://"))
+    async with Wal.open(tmp_path / "other") as other:
+        with pytest.raises(StorageUnavailableError, match="in use"):
+            await Server.open(other, unix=socket)
+    left = tmp_path / "left.sock"
+    import socket as sockets
+
+    with sockets.socket(sockets.AF_UNIX) as dead:
+        dead.bind(str(left))
+    plain = tmp_path / "plain"
+    plain.write_text("no socket")
+    async with Wal.open(tmp_path / "other") as other:
+        async with Server.open(other, unix=left) as server:
+            assert left.stat().st_mode & 0o777 == 0o600
+            async with connect(str(server.addresses[0])) as remote:
+                await remote.append(b"v")
+        assert not left.exists()
+        with pytest.raises(StorageUnavailableError):
+            await Server.open(other, unix=plain)
+    assert plain.read_text() == "no socket"
+
+
+async def test_logs_of_a_store_by_name(tmp_path: Path) -> None:
+    async with (
+        WalStore.open(tmp_path / "store") as store,
+        Server.open(store, unix=tmp_path / "s.sock") as server,
+    ):
+        address = str(server.addresses[0])
+        async with connect(address, log="eu/orders") as one, connect(f"{address}?log=us") as two:
+            assert (await one.append(b"1"), await two.append(b"2")) == (1, 1)
+        assert await store.logs() == ["eu/orders", "us"]
+        for wrong in ("..", "../x", "a/../b", "", "a\0b", "x" * 100_000, "/etc"):
+            with case(wrong), pytest.raises(InvalidSettingsError):
+                await connect(address, log=wrong)
+        with pytest.raises(InvalidSettingsError, match="name one"):
+            await connect(address)
+    async with serving(tmp_path / "log") as served:
+        with pytest.raises(LogNotFoundError):
+            await served.connect(log="other")
+        async with served.connect(log="log") as remote:
+            await remote.append(b"v")
+
+
+@asynccontextmanager
+async def stranger(path: Path, *says: bytes | memoryview) -> AsyncIterator[str]:
+    """Run a server that says the same to everybody."""
+    ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.writelines(says)
+        await reader.read()
+        writer.transport.abort()
+        ended.put_nowait(None)
+
+    server = await asyncio.start_unix_server(serve, path)
+    yield f"unix://{path}"
+    await ended.get()
+    server.close()
+
+
+async def test_a_server_of_another_version(tmp_path: Path) -> None:
+    newer = {"version": VERSION + 1, "log": {}}
+    async with stranger(tmp_path / "a", PREAMBLE, *encode(Kind.DONE, 0, newer)) as address:
+        with pytest.raises(FormatVersionError):
+            await connect(address)
+    async with stranger(tmp_path / "b", b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
+        with pytest.raises(StorageUnavailableError, match="no walstore server"):
+            await connect(address)
+    async with stranger(tmp_path / "c") as address:
+        with pytest.raises(StorageUnavailableError, match="within"):
+            await connect(address, connect_seconds=0.05)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) -> None:
+    """Whole messages with random heads, and bytes with random changes."""
+    chance = random.Random(seed)
+    names = ("trim", "fence", "append_group", "begin", "add", "commit", "open_cursor", "move_cursor", "x")
+
+    def value(depth: int = 0) -> Any:
+        kinds: list[Any] = [None, True, -1, 0, 1, 1 << 63, 1.5, "disk", "", b"", b"\0\0\0\0", bytes(8)]
+        if depth < 3 and chance.random() < 0.4:
+            return [value(depth + 1) for _ in range(chance.randrange(6))]
+        return {"a": "b"} if chance.random() < 0.05 else chance.choice(kinds)
+
+    async with serving(tmp_path / "log", SMALL) as served, served.connect() as remote:
+        for _ in range(25):
+            async with raw(served) as client:
+                for number in range(2, 22):
+                    kind = chance.choice((Kind.APPEND, Kind.READ, Kind.CALL, Kind.CALL, Kind.CANCEL))
+                    head = [chance.choice(names), value()] if kind == Kind.CALL else value()
+                    data = bytearray(b"".join(encode(kind, number, head, [b"x" * chance.randrange(9)])))
+                    if chance.random() < 0.1:
+                        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+                    client.send(bytes(data))
+        offset = await remote.append(b"well")
+        async with remote.reader(offset, follow=False) as reader:
+            assert (await anext(reader)).value == b"well"
