@@ -56,6 +56,7 @@ def _all(life: Life) -> range:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.slow
 def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace: bool) -> None:
     life = record_life(tmp_path, seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
     assert _try([life], 3, tmp_path / "failures", _a_share).tried >= 80

@@ -22,6 +22,7 @@ def _bases(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
 
 
 @pytest.mark.parametrize("share", SHARES)
+@pytest.mark.slow
 def test_damaged_and_forged_logs_are_refused_with_typed_errors(
     share: int, bases: list[Base], tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def _buckets(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
 
 
 @pytest.mark.parametrize("share", BUCKET_SHARES)
+@pytest.mark.slow
 def test_damaged_and_hostile_buckets_are_refused_with_typed_errors(
     share: int, buckets: list[Base], tmp_path: Path
 ) -> None:

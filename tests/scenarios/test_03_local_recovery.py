@@ -68,6 +68,7 @@ def frame_starts(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("hints", ["with hints", "without hints"])
 @pytest.mark.parametrize("tail", ["cut", pytest.param("zeroed", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_L8_torn_tail_at_every_byte(scratch: Path, hints, tail) -> None:
     """Cut anywhere in the last three batches; reopen, append, reread: the prefix plus the new."""
     values = [b"first", b"second", b"third" * 5, b"4", b"fifth" * 3]
@@ -197,6 +198,7 @@ def test_L12_L13_a_flipped_bit_in_every_byte_is_found(
 
 
 @pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_L12_L13_readers_of_the_files_alone_find_it_too(
     small_log: Path, scratch: Path, which: int
 ) -> None:

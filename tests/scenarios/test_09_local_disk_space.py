@@ -157,6 +157,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
+@pytest.mark.slow
 async def test_on_a_real_disk_the_line_holds(small_disk: Path) -> None:
     """Busy producers meet DiskFullError, not a failed log; a big file goes away and they go on."""
     settings = Settings(min_free_bytes=1 * MIB, segment_bytes=256 * KIB, batch_bytes=16 * KIB)

@@ -138,6 +138,7 @@ async def check_sealed(directory: Path, acknowledged: dict[int, bytes]) -> None:
         await wal.append(b"after")
 
 
+@pytest.mark.slow
 async def test_S16_again_and_again_a_little_room(tmp_path: Path, faulty: FaultyFileSystem) -> None:
     """Each opening acknowledges what it can; in the end all of that is there."""
     directory = tmp_path / "log"

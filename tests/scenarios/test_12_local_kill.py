@@ -130,6 +130,7 @@ async def test_L10_kill_9_at_random_points(tmp_path: Path) -> None:
     assert sum(acknowledged for _, acknowledged in lanes) > 1000
 
 
+@pytest.mark.slow
 async def test_L10_a_few_kills(tmp_path: Path) -> None:
     victim = Victim(tmp_path / "log")
     acknowledged = 0

@@ -344,6 +344,7 @@ async def strike(directory: Path, error: type[Exception], call: int) -> bool:
 
 
 @pytest.mark.parametrize("error", DEFECTS)
+@pytest.mark.slow
 async def test_S12_whatever_a_call_raises_every_request_ends(
     scratch: Path, error: type[Exception]
 ) -> None:

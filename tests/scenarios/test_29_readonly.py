@@ -146,6 +146,7 @@ async def run_lives(directory: Path, *, lives: int, records: int) -> Life:
 
 
 @pytest.mark.kill
+@pytest.mark.slow
 async def test_a_reader_survives_its_writers(tmp_path: Path) -> None:
     """Rotations, deletions behind the reader, kills and restarts."""
     life = await run_lives(tmp_path / "log", lives=2, records=200)
@@ -190,6 +191,7 @@ async def test_a_slow_reader_is_told_what_retention_took(tmp_path: Path) -> None
 
 
 @pytest.mark.kill
+@pytest.mark.slow
 async def test_latency_from_append_to_another_process(tmp_path: Path) -> None:
     """Generous here, since other tests may run beside it; ``bench`` has the figures."""
     directory = tmp_path / "log"

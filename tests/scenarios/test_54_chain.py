@@ -86,6 +86,7 @@ async def test_a_local_log_ships_to_a_chain(log_directory: Path) -> None:
         assert isinstance(log._root, ChainRoot)
 
 
+@pytest.mark.slow
 async def test_the_tools_do_not_care(tmp_path: Path) -> None:
     """Collected, scrubbed, restored, forked, sealed and destroyed like any other log."""
     store = MemoryStore("a chain for all tools")

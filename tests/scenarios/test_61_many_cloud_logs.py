@@ -30,6 +30,7 @@ def threads() -> int:
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_tiers_of_a_store_share_their_threads(tmp_path: Path, count: int) -> None:
     """With all of them shipping at the same time."""
 
@@ -74,6 +75,7 @@ print("read")
 """
 
 
+@pytest.mark.slow
 async def test_a_child_process_has_threads_of_its_own(tmp_path: Path) -> None:
     """A store of the parent's says so instead of waiting for threads that are not there."""
     running = await asyncio.create_subprocess_exec(

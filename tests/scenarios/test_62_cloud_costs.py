@@ -130,6 +130,7 @@ async def test_many_logs_of_one_bucket_are_probed_once(tmp_path: Path) -> None:
     assert all(store.count("delete").requests == 0 for store in stores[1:])
 
 
+@pytest.mark.slow
 async def test_requests_for_much_data(log_directory: Path, store) -> None:
     """A put for every eight megabytes, and at most a swap for each."""
     value = os.urandom(64 << 10)

@@ -20,6 +20,7 @@ from walstore.errors import UpperMismatchError
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs; odd seeds have upsert collections."""
     for seed in range(first, first + (20 if first else 3)):
@@ -30,6 +31,7 @@ LISTS: dict[str, Any] = {"lists": True, "shards": 1, "writers": 3, "cancels": 0.
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_transactions_on_lists(first: int) -> None:
     """They are strictly serializable, whatever fails."""
     for seed in range(first, first + (20 if first else 3)):
@@ -79,6 +81,7 @@ def test_a_compaction_beyond_what_readers_hold_is_found(monkeypatch: pytest.Monk
     broken({"fails-for-a-cause", "as-of"}, range(6), **BUSY)
 
 
+@pytest.mark.slow
 def test_a_collector_that_asks_no_reader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def careless(session: Any, head: Head, *, delete_after_seconds: float) -> Any:
         return await plan_sweep(
@@ -94,6 +97,7 @@ def _any_floors(head: Head, *, epoch: int, gc_floor: int, purged: int) -> Head:
     return dataclasses.replace(head, gc_floor=gc_floor, purged=purged)
 
 
+@pytest.mark.slow
 def test_a_compaction_that_drops_updates_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     merge = controller.merge
 
@@ -106,6 +110,7 @@ def test_a_compaction_that_drops_updates_is_found(monkeypatch: pytest.MonkeyPatc
     broken({"as-of", "acknowledged"}, range(4), **BUSY)
 
 
+@pytest.mark.slow
 def test_a_listener_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def greedy(self: Any) -> None:
         self.frontier = self._session.head.seen.head.upper + 5
@@ -136,6 +141,7 @@ def test_an_append_that_takes_whatever_place_there_is_is_found(
     broken({"serializable"}, range(6), **LISTS)
 
 
+@pytest.mark.slow
 def test_reads_of_what_is_no_longer_the_newest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     upper = collection_reader.CollectionReader.upper
 

@@ -11,6 +11,7 @@ from walstore.records import Record
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
     for seed in range(first, 3 * first + 8):

@@ -541,6 +541,7 @@ async def test_collected_while_it_reads(store, worker) -> None:
     pytest.fail("it never got to its end")
 
 
+@pytest.mark.slow
 async def test_rolled_up_and_appended_to_while_it_reads(store, worker) -> None:
     for nth in range(1, 80):
         inner = MemoryStore()

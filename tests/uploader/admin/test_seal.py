@@ -536,6 +536,7 @@ class BusyStranger(Stranger):
         return (await elsewhere.get(made.path)).data
 
 
+@pytest.mark.slow
 async def test_beside_a_writer_that_never_pauses(worker) -> None:
     """Before each call of the sealer it has put what comes next, and has published something."""
     store = FaultyStore(MemoryStore())

@@ -313,6 +313,7 @@ async def test_a_snapshot_that_another_collector_deleted_is_not(place: Place) ->
 
 
 @pytest.mark.usefixtures("inline")
+@pytest.mark.slow
 async def test_two_collectors_wherever_the_other_comes_in(place: Place) -> None:
     """One runs from start to end before any one call of the other (wal3 #4834: wrong garbage deleted)."""
     for nth in range(1, 200):

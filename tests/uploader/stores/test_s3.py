@@ -166,6 +166,7 @@ async def test_stores_on_one_server_share_a_client(s3_server, s3_bucket, monkeyp
     assert not _shared[asyncio.get_running_loop()]
 
 
+@pytest.mark.slow
 async def test_a_short_listing_is_one_short_page(s3_url, monkeypatch):
     """Who stops early was not sent a thousand objects."""
     asked = []

@@ -288,6 +288,7 @@ async def test_a_missing_version_is_named():
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
+@pytest.mark.slow
 async def test_compaction_and_collection_killed_at_every_call(fault, step: int):
     """Whatever a controller did before it died, the content is the same, and the next one cleans up."""
     for nth in range(1, 200, step):
@@ -422,6 +423,7 @@ async def test_a_compaction_ends_while_a_writer_is_faster():
         assert (await keeper.compact()).upper == 4, "what was there when the first pass was planned"
 
 
+@pytest.mark.slow
 async def test_random_collections_agree_with_a_model():
     chance = random.Random(7)
     site = Site()
@@ -472,6 +474,7 @@ async def test_a_closed_controller_says_so():
             await other.compact(engine="spark")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 async def test_a_cancelled_compaction_leaves_the_collection_whole():
     for steps in range(0, 60, 7):
         site = Site()

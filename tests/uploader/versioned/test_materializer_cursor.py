@@ -62,6 +62,7 @@ async def test_trimming_a_local_log_never_passes_the_collection(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
+@pytest.mark.slow
 async def test_collecting_a_stored_log_never_passes_the_collection(fault):
     """The process dies as it puts its cursor, or just after that."""
     site, store = Site(), MemoryStore()

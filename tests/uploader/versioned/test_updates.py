@@ -74,6 +74,7 @@ def model(batches: Any, schema: CollectionSchema, as_of: int) -> Any:
     more=st.integers(0, 20),
     first=st.integers(0, 2),
 )
+@pytest.mark.slow
 def test_compaction_in_two_stages_changes_no_content_from_since_on(
     schema: CollectionSchema, batches: Any, since: int, more: int, first: int
 ) -> None:

@@ -116,6 +116,7 @@ def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     program = "import sys; sys.modules[{!r}] = None; from walstore.__main__ import main; main()"
     url = tmp_path.as_uri()
@@ -134,6 +135,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_verbs_on_directories_need_no_cloud_extra(log: Path) -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = sys.modules['aioboto3'] = sys.modules['pyspark'] = None\n"
@@ -143,6 +145,7 @@ def test_verbs_on_directories_need_no_cloud_extra(log: Path) -> None:
     assert _python(program, str(log)).stdout.splitlines()[-1] == "[0, 0, 0, 0]"
 
 
+@pytest.mark.slow
 def test_a_reader_of_stdout_that_goes_away_is_no_error(log: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "walstore.cli", "tail", "-f", str(log), "--from", "earliest"],

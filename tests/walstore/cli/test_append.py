@@ -135,6 +135,7 @@ def test_input_that_is_not_length_prefixed(cli: Cli, log_directory: Path) -> Non
     assert "the input ends within record 1" in done.err
 
 
+@pytest.mark.slow
 def test_a_log_that_is_open_elsewhere(cli: Cli, log: Path) -> None:
     async def hold() -> int:
         async with Wal.open(log):

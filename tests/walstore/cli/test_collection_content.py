@@ -93,6 +93,7 @@ async def _follow(url: str, *options: str) -> asyncio.subprocess.Process:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 async def test_follows_until_a_signal_and_releases_its_reader(people: str, number: int) -> None:
     process = await _follow(people, "--json")
     assert process.stdout is not None

@@ -116,6 +116,7 @@ def test_a_damaged_log_and_a_newer_one(cli: Cli, damaged: Path, tmp_path: Path) 
     assert "newer version" in done.error
 
 
+@pytest.mark.slow
 def test_a_log_that_is_open(log: Path, tmp_path: Path) -> None:
     async def hold() -> tuple[int | None, bytes]:
         async with Wal.open(log):
@@ -139,6 +140,7 @@ def test_a_store_that_cannot_be_written(cli: Cli, log: Path) -> None:
 
 
 @pytest.mark.s3
+@pytest.mark.slow
 def test_s3(cli: Cli, log: Path, s3_url: str) -> None:
     assert cli("upload", log, s3_url).code == 0
     assert cli("dump", s3_url).out == cli("dump", log).out
@@ -266,6 +268,7 @@ def test_a_directory_in_use(cli: Cli, stored: str, tmp_path: Path) -> None:
     assert done.code == 4
 
 
+@pytest.mark.slow
 def test_interrupted_it_is_no_log(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     """SIGINT while the store does not answer: code 1, no log yet; the same command makes it."""
     new = tmp_path / "new"

@@ -76,6 +76,7 @@ def test_locks_of_others_are_not_taken_for_ours(log: Path, tmp_path: Path) -> No
     assert find_holder(log, locks=tmp_path / "none") is None
 
 
+@pytest.mark.slow
 def test_the_writer_and_the_tier_are_shown(cli: Cli, log: Path, stored: str) -> None:
     async def look() -> tuple[bytes, bytes]:
         async with Wal.open(log):

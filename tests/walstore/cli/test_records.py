@@ -90,6 +90,7 @@ async def test_follows_one_stream(log_directory: Path) -> None:
         await _stop(process, signal.SIGINT)
 
 
+@pytest.mark.slow
 async def test_follows_a_store(log_directory: Path, tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
     tier = CloudTier(url, settings=UploadSettings(fragment_age_seconds=0.01))

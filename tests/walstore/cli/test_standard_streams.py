@@ -55,7 +55,11 @@ def test_stdout_that_is_closed_or_full(log: Path, tmp_path: Path) -> None:
         (f"append {tmp_path}/new", "&-", "stdout is closed; "),
         (f"dump {log}", "/dev/full", "stdout cannot be written: no space left on device"),
         (f"inspect {log}", "/dev/full", "stdout cannot be written: no space left on device"),
-        (f"segments {log} --json", "/dev/full", '{"error":"stdout cannot be written: no space left'),
+        (
+            f"segments {log} --json",
+            "/dev/full",
+            '{"error":"stdout cannot be written: no space left',
+        ),
         ("--help", "/dev/full", "no space left on device"),
     ):
         code, _, err = _shell(f"walstore {verb} >{target}", tmp_path)

@@ -77,6 +77,7 @@ async def test_it_takes_no_lock_and_changes_nothing(log_directory: Path) -> None
     assert open_descriptors(log_directory) == []
 
 
+@pytest.mark.slow
 async def test_everything_there_is_any_way_it_is_read(log_directory: Path) -> None:
     """Random positions, limits and sizes, in sealed segments and the active one."""
     async with Wal.open(log_directory, settings=SMALL) as wal:

@@ -627,6 +627,7 @@ def test_plans_survive_their_encoding(log: Path) -> None:
     mask=st.integers(0, 255),
     keep=st.sampled_from(["before", "after"]),
 )
+@pytest.mark.slow
 def test_any_flipped_byte_or_cut(
     name: str, place: float, mask: int, keep: Keep, pristine: Path, tmp_path: Path
 ) -> None:

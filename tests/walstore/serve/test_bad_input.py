@@ -78,7 +78,9 @@ async def raw(served: Served, *, greets: bool = True) -> AsyncIterator[Raw]:
         writer.transport.abort()
 
 
-async def test_bytes_that_are_no_message_end_the_connection(served: Served, remote: RemoteWal) -> None:
+async def test_bytes_that_are_no_message_end_the_connection(
+    served: Served, remote: RemoteWal
+) -> None:
     for why, wrong in (
         ("another protocol", b"GET / HTTP/1.1\r\n\r\n"),
         ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
@@ -164,7 +166,13 @@ async def test_requests_before_the_greeting_wait_for_it(served: Served) -> None:
 async def test_a_client_that_stops_half_way_is_disconnected(tmp_path: Path) -> None:
     async with serving(tmp_path / "log", serve=QUICK) as served, served.connect() as remote:
         message = b"".join(encode(Kind.APPEND, 2, [None, b"\x05\0\0\0", None], [b"value"]))
-        for sent in (b"", PREAMBLE[:4], PREAMBLE, PREAMBLE + HELLO[:7], PREAMBLE + HELLO + message[:20]):
+        for sent in (
+            b"",
+            PREAMBLE[:4],
+            PREAMBLE,
+            PREAMBLE + HELLO[:7],
+            PREAMBLE + HELLO + message[:20],
+        ):
             with case(sent):
                 async with raw(served, greets=False) as client:
                     client.send(sent)
@@ -173,7 +181,9 @@ async def test_a_client_that_stops_half_way_is_disconnected(tmp_path: Path) -> N
         assert await read_values(served.wal) == [b"well"]
 
 
-async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(tmp_path: Path) -> None:
+async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(
+    tmp_path: Path,
+) -> None:
     limits = ServeSettings(stall_seconds=0.3, write_buffer_bytes=1 << 16, read_bytes=1 << 20)
     async with serving(tmp_path / "log", serve=limits) as served, served.connect() as remote:
         for _ in range(8):
@@ -205,7 +215,9 @@ async def test_the_same_number_twice_ends_the_connection(served: Served) -> None
         assert "two requests" in str((await asyncio.wait_for(client.end(), 10))[-1].head)
 
 
-async def test_a_request_of_a_client_that_died_is_done_and_its_transaction_is_not(served: Served) -> None:
+async def test_a_request_of_a_client_that_died_is_done_and_its_transaction_is_not(
+    served: Served,
+) -> None:
     sizes = (1).to_bytes(4, "little")
     async with raw(served) as client:
         client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
@@ -382,10 +394,33 @@ async def test_a_server_of_another_version(tmp_path: Path) -> None:
 async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) -> None:
     """Whole messages with random heads, and bytes with random changes."""
     chance = random.Random(seed)
-    names = ("trim", "fence", "append_group", "begin", "add", "commit", "open_cursor", "move_cursor", "x")
+    names = (
+        "trim",
+        "fence",
+        "append_group",
+        "begin",
+        "add",
+        "commit",
+        "open_cursor",
+        "move_cursor",
+        "x",
+    )
 
     def value(depth: int = 0) -> Any:
-        kinds: list[Any] = [None, True, -1, 0, 1, 1 << 63, 1.5, "disk", "", b"", b"\0\0\0\0", bytes(8)]
+        kinds: list[Any] = [
+            None,
+            True,
+            -1,
+            0,
+            1,
+            1 << 63,
+            1.5,
+            "disk",
+            "",
+            b"",
+            b"\0\0\0\0",
+            bytes(8),
+        ]
         if depth < 3 and chance.random() < 0.4:
             return [value(depth + 1) for _ in range(chance.randrange(6))]
         return {"a": "b"} if chance.random() < 0.05 else chance.choice(kinds)
@@ -394,9 +429,13 @@ async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) 
         for _ in range(25):
             async with raw(served) as client:
                 for number in range(2, 22):
-                    kind = chance.choice((Kind.APPEND, Kind.READ, Kind.CALL, Kind.CALL, Kind.CANCEL))
+                    kind = chance.choice(
+                        (Kind.APPEND, Kind.READ, Kind.CALL, Kind.CALL, Kind.CANCEL)
+                    )
                     head = [chance.choice(names), value()] if kind == Kind.CALL else value()
-                    data = bytearray(b"".join(encode(kind, number, head, [b"x" * chance.randrange(9)])))
+                    data = bytearray(
+                        b"".join(encode(kind, number, head, [b"x" * chance.randrange(9)]))
+                    )
                     if chance.random() < 0.1:
                         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
                     client.send(bytes(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,7 +75,8 @@ async def test_a_producer_appends_once_however_often_the_answer_is_lost(
 ) -> None:
     producer = remote.producer("p")
     for number in range(1, 6):
-        call = await lose_the_answer_of(lambda: producer.append(b"%d" % number), proxy, remote)
+        append = partial(producer.append, b"%d" % number)
+        call = await lose_the_answer_of(append, proxy, remote)
         assert await call == number
     call = await lose_the_answer_of(lambda: producer.append(b"6", sequence=1), proxy, remote)
     assert await call == 6
@@ -95,7 +97,9 @@ async def test_appends_of_a_producer_side_by_side_survive_losses_in_order(
     assert await read_values(served.wal) == [b"%d" % n for n in range(200)]
 
 
-async def test_a_refused_append_of_a_producer_leaves_no_gap(remote: RemoteWal, served: Served) -> None:
+async def test_a_refused_append_of_a_producer_leaves_no_gap(
+    remote: RemoteWal, served: Served
+) -> None:
     await remote.open_stream("s")
     await remote.close_stream("s")
     producer = remote.producer("p")
@@ -150,6 +154,7 @@ async def test_a_transaction_ends_with_its_connection(
                 await txn.append(b"y" * 60_000)
     assert await read_values(served.wal) == []
     await until(lambda: served.wal.statistics().transactions_rolled_back == 1)
+
     async def commit() -> None:
         async with remote.transaction(update={"r": "1"}) as txn:
             await txn.append(b"v")
@@ -261,7 +266,9 @@ async def test_closing_waits_for_appends_on_their_way(served: Served) -> None:
     assert [await call for call in calls] == list(range(1, 11))
 
 
-async def test_a_cancelled_append_is_written_nevertheless(served: Served, remote: RemoteWal) -> None:
+async def test_a_cancelled_append_is_written_nevertheless(
+    served: Served, remote: RemoteWal
+) -> None:
     call = asyncio.ensure_future(remote.append(b"v"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

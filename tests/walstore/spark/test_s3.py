@@ -24,6 +24,7 @@ from walstore.errors import InvalidSettingsError, LogNotFoundError
 pytestmark = pytest.mark.s3
 
 
+@pytest.mark.slow
 def test_a_log_in_a_bucket(log_directory, s3_url, s3_server):  # noqa: F811
     tier = CloudTier(s3_url, settings=UploadSettings(fragment_bytes=65_536))
     records = asyncio.run(fill(log_directory, settings=local.SMALL, tier=tier))

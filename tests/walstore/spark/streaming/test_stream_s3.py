@@ -20,6 +20,7 @@ pytestmark = pytest.mark.s3
 
 
 @pytest.mark.parametrize("layout", ["swap", "chain"])
+@pytest.mark.slow
 def test_each_record_once_as_they_come(s3_url, layout):  # noqa: F811
     append(s3_url, 10, layout=layout)
     query = Query(s3_url, cursorName="etl", startingOffsets="latest", maxOffsetsPerTrigger=4)
