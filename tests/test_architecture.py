@@ -140,7 +140,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/cursors/queue.py CursorQueue.put": "ends when the queue is empty; aclose() waits for it",
     "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",
     "walstore/remote/client.py Client._reconnect": "aclose() ends it",
-    "walstore/serve/connection.py Connection._spawn": "the server waits for it when it stops",
+    "walstore/serve/client_connection.py ClientConnection._spawn": "the server waits for it when it stops",
     "walstore/serve/server.py Server.__init__": "aclose() ends it",
     "walstore/serve/server.py Server.aclose": "the closing itself; aclose() waits for it",
     "walstore/store/wal_store.py WalStore.__init__": "aclose() ends it",

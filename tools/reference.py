@@ -71,6 +71,15 @@ PAGES = [
         {"walstore": "WalStore StoreStatistics"},
     ),
     Page(
+        "serving",
+        "Serving a log, and connecting to it",
+        "`connect`, and the server. [serving.md](../serving.md) explains both.",
+        {
+            "walstore": "connect RemoteWal",
+            "walstore.serve": "Server ServeSettings",
+        },
+    ),
+    Page(
         "messages",
         "Transactions over several logs",
         "`walstore.messages`.",
@@ -181,6 +190,7 @@ INSIDE = "Not for callers"
 MADE_HERE = {
     "Reader",
     "ReadonlyWal",
+    "RemoteWal",
     "Consumer",
     "CloudWriter",
     "CloudLog",
@@ -197,7 +207,7 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial",
     "How-tos": (
-        "web_application several_processes work_queue transactions streams readonly consumers messages "
+        "web_application several_processes serving work_queue transactions streams readonly consumers messages "
         "retention store cloud_writer cloud_reading collection integrity restore versioned_collections "
         "open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "

@@ -51,8 +51,12 @@ change at 5: bid 100, gone
 change at 6: ask 100, size 1
 the log could begin at 7
 """,
+    "web_workers": """\
+acknowledged 300 by several workers: True
+missing 0
+""",
 }
-WITHOUT_SPARK = {"order_book"}
+WITHOUT_SPARK = {"order_book", "web_workers"}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from tests.cases import case
 from walstore import errors
 from walstore.errors import (
+    AccessDeniedError,
     CollectionNotFoundError,
     CollectionRefusedError,
     ContentionError,
@@ -72,6 +73,7 @@ PARENTS = {
     CollectionRefusedError: WalError,
     LogNotFoundError: WalError,
     LogSealedError: WalError,
+    AccessDeniedError: WalError,
     UnsupportedStoreError: WalError,
     UpperMismatchError: ExpectationError,
     CollectionNotFoundError: WalError,
@@ -108,6 +110,7 @@ EXAMPLES = [
     ContentionError("moved"),
     CollectionRefusedError("it would remove 99 % of the log"),
     LogNotFoundError("none", location="s3://bucket/orders"),
+    AccessDeniedError("no"),
     LogSealedError("sealed", location="s3://bucket/orders"),
     UnsupportedStoreError("no conditional puts"),
     UpperMismatchError("it ends elsewhere", expected=5, actual=9),

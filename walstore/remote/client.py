@@ -21,7 +21,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.ports import Clock
-from walstore.remote.link import Link, check_version, connect_link
+from walstore.remote.server_connection import ServerConnection, check_version, connect_to
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.wire.address import Address
@@ -48,7 +48,7 @@ class Fate(Enum):
     """StorageUnavailableError: what it was part of ended with the connection."""
 
 
-class Request:
+class PendingRequest:
     """A request that has no answer yet."""
 
     __slots__ = ("fate", "future", "is_sent", "is_write", "kind", "message", "number")
@@ -102,8 +102,8 @@ class Client:
         self.make_tag = make_tag
         """Returns eight bytes that no other client has."""
         self._numbers = count(1)
-        self._requests: dict[int, Request] = {}
-        self._link: Link | None = None
+        self._requests: dict[int, PendingRequest] = {}
+        self._link: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._failure: WalError | None = None
         self.reconnects = 0
@@ -112,8 +112,21 @@ class Client:
         abandon_in_children(self)
 
     async def connect(self) -> None:
-        """Make the first connection; raises as :func:`walstore.remote.link.connect_link`."""
-        self._join(*await self._new_link())
+        """Make the first connection; raises as :func:`walstore.remote.server_connection.connect_to`.
+
+        Tries again for ``connect_seconds``: the server may be starting, too.
+        """
+        deadline = self._clock.monotonic() + self._connect_seconds
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                self._join(*await self._new_link(deadline - self._clock.monotonic()))
+                return
+            except WalError as error:
+                if not error.retriable or self._clock.monotonic() + pause_seconds >= deadline:
+                    raise
+            await self._clock.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def check_home(self) -> None:
         """Raise the error that ended this client, or WrongLoopError for another event loop or thread."""
@@ -141,11 +154,11 @@ class Client:
         *,
         fate: Fate = Fate.REPEATED,
         is_write: bool = False,
-    ) -> Request:
+    ) -> PendingRequest:
         """Send a request now, or with the next connection. Its future gets the answer or the error."""
         self.check_home()
         number = next(self._numbers)
-        request = Request(
+        request = PendingRequest(
             number, kind, encode(kind, number, head, payload), fate, is_write=is_write
         )
         self._requests[number] = request
@@ -156,7 +169,7 @@ class Client:
             self._reconnect()
         return request
 
-    async def wait(self, request: Request) -> Answer:
+    async def wait(self, request: PendingRequest) -> Answer:
         """Return the answer of a request. If cancelled, the server is told that nobody waits."""
         try:
             return await request.future
@@ -181,7 +194,7 @@ class Client:
             return (await asyncio.shield(request.future))[0]
         return (await self.wait(request))[0]
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """Drop a request whose answer nobody wants; it must not change the log."""
         was_there = self._requests.pop(request.number, None) is not None
         if was_there and request.is_sent and self._link is not None:
@@ -216,20 +229,20 @@ class Client:
 
     # -- connections -------------------------------------------------------------------------
 
-    async def _new_link(self) -> tuple[Link, dict[str, Any]]:
-        made: list[Link] = []
+    async def _new_link(self, seconds: float) -> tuple[ServerConnection, dict[str, Any]]:
+        made: list[ServerConnection] = []
 
         def lost(why: str) -> None:
             self._on_lost(made, why)
 
-        link, welcome = await connect_link(
+        link, welcome = await connect_to(
             self.address,
             token=self._token,
             log=self._log,
             tls=self._tls,
             on_message=self._on_message,
             on_lost=lost,
-            seconds=self._connect_seconds,
+            seconds=seconds,
         )
         made.append(link)
         try:
@@ -247,7 +260,7 @@ class Client:
             raise
         return link, welcome
 
-    def _join(self, link: Link, welcome: dict[str, Any]) -> None:
+    def _join(self, link: ServerConnection, welcome: dict[str, Any]) -> None:
         """Use a new connection: first for what has no answer yet, in the order in which it was asked."""
         self.welcome = welcome
         self.on_welcome(welcome)
@@ -256,7 +269,7 @@ class Client:
             request.is_sent = True
             link.send(request.message)
 
-    def _on_lost(self, made: Sequence[Link], why: str) -> None:
+    def _on_lost(self, made: Sequence[ServerConnection], why: str) -> None:
         if self._link is None or self._link not in made:
             return
         self._link = None
@@ -283,7 +296,7 @@ class Client:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                link, welcome = await self._new_link()
+                link, welcome = await self._new_link(self._connect_seconds)
             except WalError as error:
                 if not error.retriable:
                     self._fail(error)
@@ -303,12 +316,12 @@ class Client:
         """Fail what waits for a connection; what is asked later tries again."""
         self._fail_requests(lambda request: self._lost(request, str(cause), cause))
 
-    def _fail_requests(self, error: Callable[[Request], WalError]) -> None:
+    def _fail_requests(self, error: Callable[[PendingRequest], WalError]) -> None:
         requests, self._requests = self._requests, {}
         for request in requests.values():
             _set_error(request.future, error(request))
 
-    def _lost(self, request: Request, why: str, cause: WalError | None) -> WalError:
+    def _lost(self, request: PendingRequest, why: str, cause: WalError | None) -> WalError:
         """Return the error of a request that gets no answer."""
         error: WalError
         if request.is_sent and request.is_write:

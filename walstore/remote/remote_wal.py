@@ -60,7 +60,8 @@ def connect(
     ``await wal.aclose()``. The address is ``unix:///PATH``, ``tcp://127.0.0.1:PORT`` or
     ``tls://HOST:PORT``. ``log`` names the log of a served store; ``?log=NAME`` at the end of the address
     does so, too. ``token`` is that of the server. ``tls`` is for servers whose certificate the system does
-    not trust. The server has ``connect_seconds`` to answer.
+    not trust. One that cannot be reached is
+    tried again for ``connect_seconds``: it may be starting, too.
 
     A lost connection is made again. Requests wait for that up to ``reconnect_seconds``, then they raise
     StorageUnavailableError; later ones try again. What may be repeated is sent again. An append that

@@ -26,7 +26,7 @@ from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
-from walstore.serve.connection import Connection
+from walstore.serve.client_connection import ClientConnection
 from walstore.serve.settings import ServeSettings
 from walstore.store.wal_store import WalStore
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
@@ -116,7 +116,7 @@ class Server:
         self._logs = logs
         self._clock = clock or SystemClock()
         self._servers: list[asyncio.AbstractServer] = []
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._socket: tuple[Path, int] | None = None
         self._is_stopping = False
         loop = asyncio.get_running_loop()
@@ -160,14 +160,14 @@ class Server:
             raise WalClosedError("the served log is closed")
         return wal
 
-    def joined(self, connection: Connection) -> bool:
+    def joined(self, connection: ClientConnection) -> bool:
         """Take a connection in; False if there are too many, or the server stops."""
         if len(self._connections) >= self.settings.connections or self._is_stopping:
             return False
         self._connections.add(connection)
         return True
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ClientConnection) -> None:
         """Forget a connection that is lost."""
         self._connections.discard(connection)
 
@@ -233,7 +233,9 @@ class Server:
                 f"cannot listen at {path}: {error.strerror or error}", retriable=False
             ) from error
         self._servers.append(
-            await loop.create_unix_server(lambda: Connection(self), sock=bound, backlog=_BACKLOG)
+            await loop.create_unix_server(
+                lambda: ClientConnection(self), sock=bound, backlog=_BACKLOG
+            )
         )
         self._socket = (found, inode)
         self.addresses.append(Address("unix", str(found)))
@@ -242,7 +244,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
-                lambda: Connection(self),
+                lambda: ClientConnection(self),
                 host,
                 port,
                 ssl=tls,
@@ -271,7 +273,7 @@ class Server:
 
 
 def _bind(path: str) -> tuple[socket.socket, Path, int]:
-    """Return a socket bound to a path, its absolute path and inode; OSError if a server is there. Blocking."""
+    """Return a socket bound to a path, the absolute path and its inode; OSError if one is there. Blocking."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(OSError):  # Linux: its file never has another mode

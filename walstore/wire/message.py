@@ -34,21 +34,19 @@ class Kind(IntEnum):
 
     HELLO = 1
     """Client: its version and token. The first message."""
-    WELCOME = 2
-    """Server: its limits. The answer to HELLO."""
-    APPEND = 3
+    APPEND = 2
     """Client: records, each of them an append of its own."""
-    READ = 4
+    READ = 3
     """Client: records from a position, or as soon as there are some."""
-    CALL = 5
+    CALL = 4
     """Client: anything else, by the name of a method."""
-    CANCEL = 6
+    CANCEL = 5
     """Client: the answer with that id is no longer wanted. Has no answer."""
-    DONE = 7
+    DONE = 6
     """Server: the answer of a request that succeeded."""
-    FAILED = 8
+    FAILED = 7
     """Server: the error of a request that failed."""
-    GOODBYE = 9
+    GOODBYE = 8
     """Server: it takes no more requests, and closes once those in progress are answered."""
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from walstore import RemoteWal, Settings, Wal, connect
 from walstore.serve import Server, ServeSettings
@@ -58,7 +58,7 @@ class Proxy:
         """Set when an answer is held."""
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
         return self
 

@@ -228,6 +228,20 @@ async def test_requests_wait_for_a_server_that_comes_back(tmp_path: Path) -> Non
             await remote.aclose()
 
 
+async def test_a_client_may_start_before_its_server(tmp_path: Path) -> None:
+    socket = tmp_path / "s.sock"
+    async with Wal.open(tmp_path / "log") as wal:
+        connecting = asyncio.ensure_future(client(f"unix://{socket}"))
+        await asyncio.sleep(0)
+        async with Server.open(wal, unix=socket):
+            assert await connecting == 1
+
+
+async def client(address: str) -> int:
+    async with connect(address, connect_seconds=20) as remote:
+        return await remote.append(b"v")
+
+
 async def test_requests_fail_when_no_server_comes_back(tmp_path: Path) -> None:
     socket = tmp_path / "s.sock"
     async with Wal.open(tmp_path / "log") as wal:

@@ -1,4 +1,4 @@
-"""Link: one connection of a client. It knows messages and no log; ``client.py`` replaces one that is lost."""
+"""ServerConnection: one connection of a client. It knows no log; ``client.py`` replaces one that is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CLOSED: Final = "the server closed the connection"
 _MOST_ANSWER_BYTES: Final = 1 << 30
 
 
-class Link(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """A connection to a server. Belongs to one event loop."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Link(asyncio.Protocol):
             self._welcome.exception()
 
 
-async def connect_link(
+async def connect_to(
     address: Address,
     *,
     token: str | None,
@@ -120,17 +120,17 @@ async def connect_link(
     on_message: Callable[[Message], None],
     on_lost: Callable[[str], None],
     seconds: float,
-) -> tuple[Link, dict[str, Any]]:
+) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
     """
     loop = asyncio.get_running_loop()
-    link: Link | None = None
+    link: ServerConnection | None = None
 
-    def make() -> Link:
-        return Link(on_message, on_lost)
+    def make() -> ServerConnection:
+        return ServerConnection(on_message, on_lost)
 
     try:
         async with asyncio.timeout(seconds):
@@ -152,7 +152,7 @@ async def connect_link(
         if isinstance(error, ssl.SSLError):
             raise AccessDeniedError(f"no trusted connection to {address}: {error}") from error
         if isinstance(error, TimeoutError):
-            text = f"no server answered at {address} within {seconds:g} s"
+            text = f"no server answered at {address} within {seconds:.3g} s"
             raise StorageUnavailableError(text) from error
         if isinstance(error, OSError):
             text = f"no server at {address}: {error.strerror or error}; start one with 'walstore serve'"

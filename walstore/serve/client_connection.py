@@ -1,4 +1,4 @@
-"""Connection: one client of a server, from its greeting to its end.
+"""ClientConnection: one client of a server, from its greeting to its end.
 
 Appends of one client are accepted in the order in which they arrive. All else runs side by side, each
 request in a task of its own. Nothing here waits for a client: what it may have in progress is bounded, and
@@ -66,14 +66,14 @@ class ConnectionOwner(Protocol):
     async def log(self, name: str | None) -> Wal:
         """Return the log of that name."""
 
-    def joined(self, connection: Connection) -> bool:
+    def joined(self, connection: ClientConnection) -> bool:
         """Take a connection in; False if there are too many."""
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ClientConnection) -> None:
         """Forget a connection that is lost."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """The server's side of one connection. Belongs to the event loop of the server."""
 
     def __init__(self, owner: ConnectionOwner) -> None:

@@ -1,0 +1,138 @@
+"""walstore serve, as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import case
+from tests.local import contents
+from tests.walstore.cli.conftest import Cli
+from walstore import Wal, connect
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def serving(
+    *arguments: object, **environment: str
+) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """Run the verb until the block ends; yield what it says of itself."""
+    command = [sys.executable, "-m", "walstore", "serve", *map(str, arguments), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment})
+    with process:
+        assert process.stdout is not None
+        try:
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+async def test_serves_until_it_is_told_to_stop(tmp_path: Path, cli: Cli) -> None:
+    log = tmp_path / "orders"
+    with serving(log) as (process, said):
+        assert said == {
+            "serving": str(log), "store": False, "addresses": [f"unix://{log}/serve.sock"],
+        }  # fmt: skip
+        remote = await connect(said["addresses"][0], reconnect_seconds=0)
+        assert await remote.append(b"v") == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        await remote.aclose()
+    assert not (log / "serve.sock").exists()
+    assert [record.value for record in await contents(log)] == [b"v"]
+
+
+@pytest.mark.slow
+async def test_the_files_of_a_served_log_are_looked_at_as_ever(tmp_path: Path, cli: Cli) -> None:
+    log = tmp_path / "orders"
+    with serving(log) as (process, said):
+        async with connect(said["addresses"][0]) as remote:
+            await remote.append_many([b"a", b"b"])
+        for verb in ("inspect", "verify", "segments", "cursors", "dump"):
+            with case(verb):
+                assert (await asyncio.to_thread(cli, verb, log)).code == 0
+        second = subprocess.run(
+            [sys.executable, "-m", "walstore", "serve", str(log)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 4
+        assert f"serves it at unix://{log}/serve.sock" in second.stderr
+        process.kill()
+        process.wait()
+        with serving(log) as (_, again):  # what a killed server left behind is in nobody's way
+            async with connect(again["addresses"][0]) as remote:
+                assert await remote.append(b"c") == 3
+
+
+@pytest.mark.slow
+async def test_a_store_at_a_port_with_a_token(tmp_path: Path) -> None:
+    arguments = (tmp_path / "store", "--store", "--tcp", "127.0.0.1:0", "--unix", tmp_path / "s")
+    with serving(*arguments, WALSTORE_TOKEN="t") as (process, said):
+        unix, tcp = said["addresses"]
+        assert (said["store"], unix) == (True, f"unix://{tmp_path}/s")
+        async with (
+            connect(tcp, log="eu", token="t") as one,
+            connect(f"{unix}?log=us", token="t") as two,
+        ):
+            assert (await one.append(b"1"), await two.append(b"2")) == (1, 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    with serving(tmp_path / "store", "--unix", tmp_path / "s") as (_, said):
+        assert said["store"]
+
+
+@pytest.mark.slow
+async def test_a_server_ships(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    with serving(tmp_path / "log", "--tier", url) as (process, said):
+        async with connect(said["addresses"][0]) as remote:
+            assert await remote.append(b"v", durability="cloud") == 1
+            assert remote.uploaded_limit in (1, 2)
+            await remote.refresh()
+            assert remote.uploaded_limit == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_mistakes(tmp_path: Path, cli: Cli) -> None:
+    for arguments, word in (
+        (["s3://bucket/x"], "log directory"),
+        ([tmp_path / "l", "--tcp", "0.0.0.0:1"], "tls"),
+        ([tmp_path / "l", "--tcp", "nowhere"], "HOST:PORT"),
+        ([tmp_path / "l", "--unix", "x" * 200], "socket"),
+        ([tmp_path / "l", "--tls-cert", "a"], "belong together"),
+        ([tmp_path / "l", "--tls-cert", "a", "--tls-key", "b"], "--tcp"),
+        (
+            [tmp_path / "l", "--tcp", "127.0.0.1:0", "--tls-cert", "a", "--tls-key", "b"],
+            "cannot use",
+        ),
+        ([tmp_path / "l", "--take-over"], "--tier"),
+        ([tmp_path / "l", "--tier", "memory://x"], "memory://"),
+    ):
+        with case(*arguments):
+            done = cli("serve", *arguments)
+            assert done.code == 1
+            assert word in done.error
+
+
+async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log"):
+        done = subprocess.run(
+            [sys.executable, "-m", "walstore", "serve", str(tmp_path / "log")],
+            capture_output=True,
+            check=False,
+        )
+    assert done.returncode == 4
