@@ -134,6 +134,9 @@ TASKS_WITHOUT_A_GROUP = {
     "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
     "walstore/cursors/consumer.py CursorKeeper.start": "stop() ends it",
+    "walstore/groups/coordinator.py GroupCoordinator.open": "aclose() ends it",
+    "walstore/groups/coordinator.py GroupCoordinator.take": "aclose() waits for it",
+    "walstore/groups/coordinator.py GroupCoordinator._write": "aclose() waits for it",
     "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",

@@ -71,6 +71,12 @@ PAGES = [
         {"walstore": "WalStore StoreStatistics"},
     ),
     Page(
+        "groups",
+        "Groups",
+        "`Group` and `Job`. [work_queue.md](../work_queue.md) explains them.",
+        {"walstore": "Group Job GroupStatistics"},
+    ),
+    Page(
         "serving",
         "Serving a log, and connecting to it",
         "`connect`, and the server. [serving.md](../serving.md) explains both.",
@@ -199,6 +205,7 @@ MADE_HERE = {
     "CollectionReader",
     "CoordinatedTransaction",
     "Cursor",
+    "Group",
 }
 """Classes whose objects come from methods of others."""
 PORTS = (ObjectStore, FileSystem)
@@ -207,9 +214,9 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial",
     "How-tos": (
-        "web_application several_processes serving work_queue transactions streams readonly consumers messages "
-        "retention store cloud_writer cloud_reading collection integrity restore versioned_collections "
-        "open_tables repair operations testing "
+        "web_application several_processes serving work_queue transactions streams readonly consumers "
+        "messages retention store cloud_writer cloud_reading collection integrity restore "
+        "versioned_collections open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "
         "spark_collections"
     ),

@@ -43,6 +43,8 @@ from walstore.errors import (
     WrongLoopError,
 )
 from walstore.format.ledger import StreamInfo
+from walstore.groups.coordinator import GroupStatistics
+from walstore.groups.group import Group, Job
 from walstore.log.appenders import Fence, Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
@@ -65,6 +67,9 @@ __all__ = [
     "CursorInfo",
     "Durability",
     "Fence",
+    "Group",
+    "GroupStatistics",
+    "Job",
     "Producer",
     "Reader",
     "ReadonlyWal",

@@ -24,6 +24,7 @@ from walstore.cursors.store import CursorStore
 from walstore.errors import StreamClosedError, WalClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
+from walstore.groups.group_mixin import GroupParts, OwnedGroups
 from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine
 from walstore.log.engine_start import open_engine
@@ -44,7 +45,7 @@ from walstore.settings import Settings
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 
 
-class Wal(CursorMixin):
+class Wal(CursorMixin, OwnedGroups):
     """A write-ahead log in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread
@@ -538,6 +539,8 @@ class Wal(CursorMixin):
         cause chained if the log had failed, since then accepted records may be lost. Open transactions
         can no longer commit.
         """
+        self._engine.check_home()
+        await self._close_groups()
         await self._engine.close()
 
     async def __aenter__(self) -> Self:
@@ -545,6 +548,13 @@ class Wal(CursorMixin):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _group_parts(self) -> GroupParts:
+        engine = self._engine
+        engine.check_home()
+        if engine.is_closing:
+            raise copy_error(engine.writer.failure or WalClosedError("the log is closed"))
+        return GroupParts(engine.fs, engine.clock, lambda: engine.spilling)
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine

@@ -17,6 +17,8 @@ from walstore.cursors.consumer_transaction import OutputLog
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
+from walstore.groups.group_mixin import GroupMixin
+from walstore.groups.settings import GroupSettings
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
@@ -29,6 +31,7 @@ from walstore.remote.appenders import (
 )
 from walstore.remote.client import Client
 from walstore.remote.cursors import RemoteCursor, RemoteCursors
+from walstore.remote.group import RemoteGroup
 from walstore.remote.outbox import Outbox
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.remote.transaction import RemoteTransaction, check_size
@@ -101,7 +104,7 @@ def connect(
     return Opening(connect_it)
 
 
-class RemoteWal:
+class RemoteWal(GroupMixin):
     """A log in another process, over a connection. Made by :func:`walstore.connect`.
 
     It has the methods of :class:`walstore.Wal`, with the same arguments, results and errors. Different is
@@ -431,6 +434,10 @@ class RemoteWal:
 
     def __repr__(self) -> str:
         return f"<RemoteWal {self.client.address} [{self.head}, {self.tail})>"
+
+    async def _find_group(self, name: str, settings: GroupSettings) -> RemoteGroup:
+        self.client.check_home()
+        return RemoteGroup(self.client, name, settings)
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
         about = _about(welcome)

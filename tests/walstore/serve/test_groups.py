@@ -1,0 +1,311 @@
+"""Groups of an opened log and of a served one: each test runs on both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases import case
+from tests.local import SMALL
+from tests.waiting import until
+from tests.walstore.serve.served import Proxy, serving
+from walstore import InvalidSettingsError, LeaseExpiredError, Wal, WalClosedError, connect
+from walstore.serve import Server
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def append(log: Any, *values: bytes, **options: Any) -> None:
+    for value in values:
+        await log.append(value, **options)
+
+
+async def dead_letters(log: Any, stream: str) -> list[Any]:
+    async with log.reader(stream=stream, follow=False) as reader:
+        return [record async for record in reader]
+
+
+async def test_members_share_the_records(log: Any) -> None:
+    await append(log, *(b"%d" % n for n in range(40)))
+    seen: Counter[bytes] = Counter()
+
+    async def member() -> None:
+        async with log.group("workers") as group:
+            while jobs := await group.fetch(3, max_wait=0.2):
+                for job in jobs:
+                    assert job.deliveries == 1
+                    seen[job.value] += 1
+                    await job.ack()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(member())
+    assert seen == Counter({b"%d" % n: 1 for n in range(40)})
+    async with log.group("workers") as group:
+        found = await group.statistics()
+        assert (found.floor, found.pending, found.unsettled, found.lag) == (41, 0, 0, 0)
+        assert await group.fetch(max_wait=0) == []
+
+
+async def test_a_job_has_all_parts_of_its_record(log: Any) -> None:
+    await log.append(b"v", b"k", "s", {"h": b"1"})
+    async with log.group("g", stream="s") as group:
+        job = await anext(aiter(group))
+        assert (job.offset, job.value, job.key, job.stream, dict(job.headers)) == (
+            1,
+            b"v",
+            b"k",
+            "s",
+            {"h": b"1"},
+        )
+        assert job.timestamp_us == await log.timestamp_at(1)
+        assert job.timestamp == job.record.timestamp
+        assert repr(job) == "<Job 1, delivery 1>"
+
+
+async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
+    await append(log, b"a", b"b", b"c", b"d")
+    async with log.group("g", ack_wait_seconds=0.15) as group:
+        a, b, c, d = await group.fetch(4, max_wait=5)
+        await a.ack()
+        await b.nak()
+        await c.nak(delay=0.05)
+        again = await group.fetch(1)
+        assert [(job.value, job.deliveries) for job in again] == [(b"b", 2)]
+        assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"c", 2)]
+        assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"d", 2)]
+        with pytest.raises(LeaseExpiredError):
+            await d.in_progress()
+        await d.ack()  # late, and done nevertheless
+        await group.ack(again)
+        found = await group.statistics()
+        assert (found.floor, found.redelivered) == (3, 3)
+
+
+async def test_in_progress_keeps_a_job(log: Any) -> None:
+    await append(log, b"a")
+    async with log.group("g", ack_wait_seconds=0.4) as group:
+        (job,) = await group.fetch()
+        for _ in range(5):
+            assert await group.fetch(max_wait=0.15) == []
+            await job.in_progress()
+        await job.ack()
+        assert await group.fetch(max_wait=0.5) == []
+
+
+async def test_what_a_member_leaves_behind_comes_at_once(log: Any) -> None:
+    await append(log, b"a", b"b")
+    async with log.group("g") as first, log.group("g") as second:
+        assert len(await first.fetch(2, max_wait=5)) >= 1
+        waiting = asyncio.ensure_future(second.fetch(2))
+        await asyncio.sleep(0)
+        await first.__aexit__(None, None, None)
+        assert [job.value for job in await waiting][:1] == [b"a"]
+        with pytest.raises(WalClosedError):
+            await first.fetch()
+
+
+async def test_a_poison_record_becomes_a_dead_letter(log: Any) -> None:
+    await log.append(b"poison", b"k", "in", {"h": b"1"})
+    await append(log, b"fine", stream="in")
+    async with log.group("g", max_deliver=3) as group:
+        handled = []
+        while jobs := await group.fetch(max_wait=0.3):
+            for job in jobs:
+                if job.value == b"poison":
+                    await job.nak()
+                else:
+                    handled.append(job.value)
+                    await job.ack()
+        assert handled == [b"fine"]
+        (letter,) = await dead_letters(log, "g.dead")
+        assert (letter.value, letter.key) == (b"poison", b"k")
+        assert dict(letter.headers) == {
+            "h": b"1", "walstore.group": b"g", "walstore.offset": b"1", "walstore.deliveries": b"3",
+            "walstore.stream": b"in",
+        }  # fmt: skip
+        assert (await group.statistics()).dead == 1
+        assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
+        assert (await group.statistics()).floor >= 3
+
+
+async def test_a_job_that_is_dropped_leaves_no_letter(log: Any) -> None:
+    await append(log, b"a")
+    async with log.group("g", max_deliver=1, dead_letters="morgue") as group:
+        (job,) = await group.fetch()
+        await job.term()
+        assert await group.fetch(max_wait=0.1) == []
+        assert await dead_letters(log, "morgue") == []
+
+
+async def test_jobs_of_a_key_keep_their_order(log: Any) -> None:
+    for n in range(30):
+        await log.append(b"%d" % n, key=b"%d" % (n % 3))
+    done: list[int] = []
+    busy: set[bytes] = set()
+
+    async def member(number: int) -> None:
+        async with log.group("g", is_ordered=True) as group:
+            while jobs := await group.fetch(5, max_wait=0.3):
+                for job in jobs:
+                    assert job.key not in busy
+                    busy.add(job.key)
+                for job in jobs:
+                    await asyncio.sleep(0)
+                    done.append(int(job.value))
+                    busy.discard(job.key)
+                    await job.ack()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(4):
+            tasks.create_task(member(number))
+    for key in range(3):
+        assert [n for n in done if n % 3 == key] == list(range(key, 30, 3))
+
+
+async def test_only_so_many_are_with_members(log: Any) -> None:
+    await append(log, b"a", b"b", b"c")
+    async with log.group("g", max_ack_pending=2) as group:
+        jobs = await group.fetch(3, max_wait=5)
+        jobs += await group.fetch(3, max_wait=0.1) if len(jobs) < 2 else []
+        assert len(jobs) == 2
+        assert await group.fetch(max_wait=0.05) == []
+        await jobs[0].ack()
+        assert [job.value for job in await group.fetch()] == [b"c"]
+
+
+async def test_options_and_names_that_are_none(log: Any) -> None:
+    for wrong in (
+        {"ack_wait_seconds": 0}, {"ack_wait_seconds": float("inf")}, {"max_deliver": 0},
+        {"max_ack_pending": 0}, {"stream": "s", "dead_letters": "s"},
+    ):  # fmt: skip
+        with case(wrong), pytest.raises(InvalidSettingsError):
+            log.group("g", **wrong)
+    for name in ("", "..", "a/b", "a\0", "x" * 101):
+        with case(name), pytest.raises(ValueError, match="name"):
+            log.group(name)
+    with pytest.raises(TypeError):
+        log.group(None)
+    async with log.group("g") as group:
+        with pytest.raises(InvalidSettingsError, match="other options"):
+            async with log.group("g", max_deliver=3):
+                pass
+        for wrong in (0, 10_001):
+            with pytest.raises(InvalidSettingsError):
+                await group.fetch(wrong)
+        await append(log, b"a")
+        (job,) = await group.fetch()
+        for delay in (-1, float("inf")):
+            with pytest.raises(ValueError, match="delay"):
+                await job.nak(delay=delay)
+    with pytest.raises(WalClosedError):
+        await log.group("g").fetch()
+
+
+async def test_it_holds_retention_back(log: Any) -> None:
+    await append(log, b"a", b"b", b"c")
+    async with log.group("g") as group:
+        jobs = await group.fetch(3, max_wait=5)
+        assert await log.trim(4) == 1
+        await group.ack(jobs)
+    assert [(info.name, info.position) for info in await log.cursors()] == [("group.g", 1)]
+
+
+async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+        await append(wal, *(b"%d" % n for n in range(10)))
+        async with wal.group("g", max_deliver=5) as group:
+            jobs = await group.fetch(8, max_wait=5)
+            await group.ack(jobs[1::2])
+    for deliveries in (2, 3):
+        async with (
+            Wal.open(tmp_path / "log", settings=SMALL) as wal,
+            wal.group("g", max_deliver=5) as group,
+        ):
+            again = await group.fetch(20, max_wait=5)
+            assert [(job.offset, job.deliveries) for job in again if job.offset < 9] == [
+                (offset, deliveries) for offset in (1, 3, 5, 7)
+            ]
+    async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+        async with wal.group("g", max_deliver=5) as group:
+            await group.ack(await group.fetch(20, max_wait=5))
+        assert await wal.cursors()
+    async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+        assert (await wal.cursor("group.g")).position == 11
+
+
+async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("walstore.groups.coordinator.MOST_JOURNAL_BYTES", 4000)
+    async with Wal.open(tmp_path / "log") as wal:
+        await wal.append_many([b"x"] * 5000)
+        async with wal.group("g") as group:
+            first = await group.fetch()
+            done = 1
+            while done < 4990:
+                jobs = await group.fetch(100, max_wait=5)
+                await group.ack(jobs)
+                done += len(jobs)
+            await first[0].nak(delay=1000)
+    assert (tmp_path / "log" / "groups" / "g").stat().st_size < 40_000
+    async with Wal.open(tmp_path / "log") as wal, wal.group("g") as group:
+        jobs = await group.fetch(100, max_wait=5)
+        assert jobs[0].offset == 1
+        assert len(jobs) == 5000 - done + 1
+
+
+async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path / "log") as served, Proxy(served.address) as proxy:
+        await append(served.wal, b"a", b"b")
+        async with (
+            connect(proxy.address) as remote,
+            served.wal.group("g", ack_wait_seconds=0.5) as here,
+            remote.group("g", ack_wait_seconds=0.5) as there,
+        ):
+            (job,) = await there.fetch()
+            proxy.lose()
+            assert [one.value for one in await here.fetch(5, max_wait=0.1)] == [b"b"]
+            await job.ack()  # over the next connection
+            assert (await there.statistics()).floor == 2
+
+
+async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> None:
+    socket = tmp_path / "s.sock"
+    remote = None
+    async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
+        await append(wal, b"a", b"b")
+        remote = await connect(f"unix://{socket}")
+        group = remote.group("g", ack_wait_seconds=0.6)
+        await group.__aenter__()
+        (job,) = await group.fetch()
+    async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
+        async with wal.group("g", ack_wait_seconds=0.6) as here:
+            others = await here.fetch(5, max_wait=0.2)
+            assert [one.value for one in others] == [b"b"]
+            await here.ack(others)
+            assert [(one.value, one.deliveries) for one in await here.fetch(5)] == [(b"a", 2)]
+            await job.ack()
+            assert (await here.statistics()).unsettled == 0
+        await group.__aexit__(None, None, None)
+        await remote.aclose()
+
+
+async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log") as wal:
+        group = wal.group("g")
+        await group.__aenter__()
+        waiting = asyncio.ensure_future(group.fetch())
+        await until(lambda: not waiting.done())
+        await asyncio.sleep(0)
+    with pytest.raises(WalClosedError):
+        await waiting
+    with contextlib.suppress(WalClosedError):
+        await group.__aexit__(None, None, None)
+    with pytest.raises(WalClosedError):
+        await wal.group("g").__aenter__()

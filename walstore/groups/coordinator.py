@@ -1,0 +1,462 @@
+"""GroupCoordinator: one group of an open log: reads the log, leases jobs to members, keeps the journal.
+
+It belongs to the process that owns the log. Members are in the same process, or clients of its server;
+there is one coordinator for all of them, made for the first and closed with the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from walstore.cursors.cursor import Cursor
+from walstore.errors import (
+    InvalidSettingsError,
+    LeaseExpiredError,
+    OffsetNotWrittenError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.groups.journal import MOST_JOURNAL_BYTES, EntryKind, GroupJournal, Remembered, entry
+from walstore.groups.settings import GroupSettings
+from walstore.groups.state import GroupState
+from walstore.ports import Clock, FileSystem
+from walstore.read.reader import Reader
+from walstore.records import Record
+from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.threads import Lane
+from walstore.runtime.watermark import Watermark
+
+logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
+
+_READ_RECORDS: Final = 512
+_READ_BYTES: Final = 1 << 20
+_SAVE_SECONDS: Final = 1.0
+"""How far the cursor, and with it what may be trimmed, may lag behind the floor."""
+_BYTES_PER_JOB: Final = 24
+
+
+class GroupLog(Protocol):
+    """What a group needs of its log. Belongs to the event loop."""
+
+    @property
+    def path(self) -> Path:
+        """The log's directory."""
+
+    @property
+    def visible_limit(self) -> int:
+        """Offset after the last record that readers see."""
+
+    @property
+    def reader(self) -> Callable[..., Reader]:
+        """Makes a reader of durable records."""
+
+    @property
+    def cursor(self) -> Callable[..., Awaitable[Cursor]]:
+        """Opens a cursor."""
+
+    async def append_letter(self, producer: str, number: int, letter: Record, stream: str) -> None:
+        """Append a dead letter once, whatever is done twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """A group at one moment."""
+
+    name: str
+    floor: int
+    """Offset of the first record that is not settled."""
+    pending: int
+    """Records that are leased to a member."""
+    unsettled: int
+    """Records that the group has read and nobody has settled, leased ones included."""
+    lag: int
+    """Records of the log that the group has not read yet, whatever their stream."""
+    delivered: int
+    """Deliveries since the log was opened."""
+    redelivered: int
+    """Those of them that were not the first of their record."""
+    dead: int
+    """Dead letters since the log was opened."""
+
+
+class GroupCoordinator:
+    """One group. Belongs to the event loop of the log."""
+
+    def __init__(
+        self,
+        log: GroupLog,
+        name: str,
+        settings: GroupSettings,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        lane: Callable[[], Lane],
+    ) -> None:
+        """``lane()`` returns the thread for the journal; :meth:`open` makes the group usable."""
+        self.name = name
+        """Name of the group."""
+        self.settings = settings
+        """As the first member gave them."""
+        self._log = log
+        self._clock = clock
+        self._lane = lane
+        self._journal = GroupJournal(fs, log.path, name)
+        self._cursor: Cursor | None = None
+        self._reader: Reader | None = None
+        self._state: GroupState | None = None
+        self._letters = 0
+        self._burials: dict[int, int] = {}
+        """Numbers of the dead letters that are being appended, by offset."""
+        self._failure: WalError | None = None
+        self._opening = asyncio.Lock()
+        self._burying: asyncio.Task[None] | None = None
+        # Set when there may be a job, or a reason to read; each waiting member looks again.
+        self._changed = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        # The journal: what waits to be written, and how much of what was asked for is durable.
+        self._entries = bytearray()
+        self._asked = 0
+        self._durable = Watermark(0, asyncio.get_running_loop())
+        self._writing: asyncio.Task[None] | None = None
+        self._wants_sync = False
+        self._delivered = self._redelivered = self._dead = 0
+        # A group of all streams does not read its own dead letters.
+        self._skipped = settings.letters_of(name) if settings.stream is None else None
+
+    # -- opening and closing -----------------------------------------------------------------
+
+    def check_settings(self, settings: GroupSettings) -> None:
+        """Raise InvalidSettingsError unless a further member wants what the first one wanted."""
+        if settings != self.settings:
+            raise InvalidSettingsError(
+                f"group {self.name!r} is in use with other options: {self.settings}, not {settings}"
+            )
+
+    async def open(self) -> None:
+        """Load what the group remembers, once; raises as :meth:`walstore.Wal.cursor` and for the disk."""
+        async with self._opening:
+            if self._failure is not None:
+                raise copy_error(self._failure)
+            if self._state is not None:
+                return
+            self._cursor = await self._log.cursor(f"group.{self.name}", start=self.settings.start)
+            found = await self._blocking(self._journal.load, self._cursor.position)
+            self._letters = found.letters
+            position = max(found.position, self._cursor.position)
+            now = self._clock.monotonic()
+            leased = dict.fromkeys(found.away, now + self.settings.ack_wait_seconds)
+            self._state = GroupState(
+                position,
+                settled=found.settled_offsets(),
+                deliveries=found.deliveries,
+                leased_until=leased,
+                ack_wait_seconds=self.settings.ack_wait_seconds,
+                max_deliver=self.settings.max_deliver,
+                is_ordered=self.settings.is_ordered,
+            )
+            self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
+            await self._bury_again(found)
+            self._pump = asyncio.get_running_loop().create_task(
+                self._run(self._state, self._reader), name=f"walstore group {self.name}"
+            )
+
+    async def aclose(self) -> None:
+        """End the group in this process: what is acknowledged is durable. Twice is allowed."""
+        if self._failure is None:
+            self._failure = WalClosedError("the log is closed")
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.cancel()
+            await asyncio.wait([pump])
+        for task in (self._burying, self._writing):
+            if task is not None:
+                await asyncio.wait([task])
+        self._changed.set()
+        if self._cursor is not None and self._state is not None:
+            try:
+                await self._save(self._state, self._cursor)
+            except WalError:
+                return  # the journal knows more than the cursor
+            finally:
+                await self._blocking(self._journal.close)
+
+    # -- for members -------------------------------------------------------------------------
+
+    async def take(
+        self, member: bytes, most: int, max_wait: float | None, *, is_away: bool = False
+    ) -> list[tuple[Record, int]]:
+        """Lease up to ``most`` jobs to a member; wait up to ``max_wait`` seconds for the first.
+
+        ``is_away`` says that the member may survive this process.
+        """
+        deadline = None if max_wait is None else self._clock.monotonic() + max_wait
+        while True:
+            state = self._entered()
+            taken = self._take(state, member, most, is_away=is_away)
+            if state.dead and self._burying is None:
+                self._burying = asyncio.get_running_loop().create_task(
+                    self._bury(state), name=f"walstore dead letters of group {self.name}"
+                )
+            if taken:
+                return taken
+            self._changed.clear()
+            left = self._seconds_left(state, deadline)
+            if left is not None and left <= 0 and deadline is not None:
+                if self._clock.monotonic() >= deadline:
+                    return []
+                continue
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def settle(self, offsets: Iterable[int]) -> None:
+        """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
+        state = self._entered()
+        limit = self._log.visible_limit
+        for offset in offsets:
+            if not 0 < offset < limit:
+                raise OffsetNotWrittenError(
+                    "no job has that offset", requested=offset, head=state.floor, tail=limit
+                )
+            if state.settle(offset):
+                self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+        self._changed.set()
+        await self._sync()
+
+    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
+        """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
+        state = self._entered()
+        if state.give_back(offset, deliveries, self._clock.monotonic(), delay_seconds):
+            self._changed.set()
+
+    async def extend(self, offset: int, deliveries: int) -> None:
+        """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
+        if not self._entered().extend(offset, deliveries, self._clock.monotonic()):
+            raise LeaseExpiredError(
+                f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
+                reader=self.name,
+            )
+
+    async def leave(self, member: bytes) -> None:
+        """Give back at once all that a member holds."""
+        if self._state is not None and self._failure is None:
+            self._state.leave(member, self._clock.monotonic())
+            self._changed.set()
+
+    async def statistics(self) -> GroupStatistics:
+        """Return the group at this moment."""
+        state = self._entered()
+        return GroupStatistics(
+            name=self.name,
+            floor=state.floor,
+            pending=state.leased,
+            unsettled=state.outstanding,
+            lag=max(0, self._log.visible_limit - state.position),
+            delivered=self._delivered,
+            redelivered=self._redelivered,
+            dead=self._dead,
+        )
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def _entered(self) -> GroupState:
+        if self._failure is not None:
+            raise copy_error(self._failure)
+        if self._state is None:
+            raise WalClosedError("the group is not open; use it within 'async with'")
+        return self._state
+
+    def _take(
+        self, state: GroupState, member: bytes, most: int, *, is_away: bool
+    ) -> list[tuple[Record, int]]:
+        now = self._clock.monotonic()
+        taken: list[tuple[Record, int]] = []
+        kind = EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED
+        state.pass_time(now)
+        while len(taken) < most and state.leased < self.settings.max_ack_pending:
+            job = state.take(member, now, is_away=is_away)
+            if job is None:
+                break
+            record, deliveries = job
+            self._note(entry(kind, record.offset, count=deliveries))
+            self._redelivered += deliveries > 1
+            taken.append(job)
+        self._delivered += len(taken)
+        if taken:
+            self._write()
+        return taken
+
+    def _seconds_left(self, state: GroupState, deadline: float | None) -> float | None:
+        """Return how long a member may sleep: until its time is over, or a job may be due."""
+        moments = [at for at in (deadline, state.next_moment) if at is not None]
+        return max(0.0, min(moments) - self._clock.monotonic()) if moments else None
+
+    async def _run(self, state: GroupState, reader: Reader) -> None:
+        """Read ahead of the members, as far as the group may have unsettled records."""
+        saved = self._clock.monotonic()
+        assert self._cursor is not None
+        try:
+            while True:
+                while state.outstanding >= self.settings.most_unsettled:
+                    await self._changed.wait()
+                    self._changed.clear()
+                is_behind = state.outstanding or state.floor > self._cursor.position
+                batch = await reader.fetch(
+                    max_records=_READ_RECORDS,
+                    max_bytes=_READ_BYTES,
+                    max_wait=_SAVE_SECONDS if is_behind else None,
+                )
+                if batch.limit > state.position:
+                    state.offer(batch, self._skipped)
+                    self._changed.set()
+                if self._clock.monotonic() >= saved + _SAVE_SECONDS:
+                    saved = self._clock.monotonic()
+                    await self._save(state, self._cursor)
+        except WalError as error:
+            self._fail(error)
+
+    async def _save(self, state: GroupState, cursor: Cursor) -> None:
+        """Move the cursor to the floor, once what it rests on is durable."""
+        floor = state.floor
+        if floor > cursor.position:
+            if self._failure is None:
+                await self._sync()
+            await cursor.commit(floor)
+
+    def _fail(self, error: WalError) -> None:
+        if self._failure is None:
+            self._failure = error
+        failure = self._failure
+        self._durable.fail(lambda _: copy_error(failure))
+        self._changed.set()
+
+    # -- dead letters ------------------------------------------------------------------------
+
+    async def _bury(self, state: GroupState) -> None:
+        """Append the dead letters that are due, each once, and settle their jobs."""
+        try:
+            while state.dead:
+                record, deliveries = state.dead[0]
+                number = self._burials.get(record.offset)
+                if number is None:
+                    self._letters = number = self._letters + 1
+                    self._burials[record.offset] = number
+                await self._bury_one(record, deliveries, number)
+                state.dead.popleft()
+                await self.settle((record.offset,))
+                del self._burials[record.offset]
+                self._dead += 1
+        except WalError as error:
+            if not error.retriable:
+                self._fail(error)
+            else:
+                logger.warning(
+                    "a dead letter of group %s will be appended later: %s", self.name, error
+                )
+        finally:
+            self._burying = None
+
+    async def _bury_one(self, record: Record, deliveries: int, number: int) -> None:
+        stream = self.settings.letters_of(self.name)
+        self._note(entry(EntryKind.BURIED, record.offset, number))
+        await self._sync()  # from now on this letter has this number
+        origin = {
+            "walstore.group": self.name.encode(),
+            "walstore.offset": b"%d" % record.offset,
+            "walstore.deliveries": b"%d" % deliveries,
+            "walstore.stream": (record.stream or "").encode(),
+        }
+        letter = record._replace(headers={**record.headers, **origin})
+        await self._log.append_letter(f"group.{self.name}", number, letter, stream)
+
+    async def _bury_again(self, found: Remembered) -> None:
+        """Append the letters again whose jobs a crash left unsettled; their numbers keep them single."""
+        assert self._state is not None
+        for offset, number in sorted(found.buried.items(), key=lambda pair: pair[1]):
+            if found.is_settled(offset) or offset < self._state.position:
+                continue
+            async with self._log.reader(offset, stop=offset + 1, follow=False) as reader:
+                async for record in reader:
+                    await self._bury_one(record, found.deliveries.get(offset, 0), number)
+                    self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+                    self._state.settle(offset)
+        await self._sync()
+
+    # -- the journal -------------------------------------------------------------------------
+
+    def _note(self, packed: bytes) -> None:
+        self._entries += packed
+        self._asked += 1
+
+    async def _sync(self) -> None:
+        """Return when everything noted so far is durable."""
+        self._wants_sync = True
+        self._write()
+        await self._durable.wait(self._asked)
+
+    def _write(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(
+                self._write_all(), name=f"walstore journal of group {self.name}"
+            )
+
+    async def _write_all(self) -> None:
+        """Write what was noted, all of it with one sync, until nothing is left."""
+        try:
+            while self._entries or (self._wants_sync and self._durable.value < self._asked):
+                entries, self._entries = bytes(self._entries), bytearray()
+                asked, syncs, self._wants_sync = self._asked, self._wants_sync, False
+                size = await self._blocking(self._append, entries, syncs)
+                if syncs:
+                    self._durable.advance(asked)
+                if size > MOST_JOURNAL_BYTES and size > 4 * _BYTES_PER_JOB * self._unsettled:
+                    await self._rewrite()
+        except WalError as error:
+            self._fail(error)
+        finally:
+            self._writing = None
+
+    def _append(self, entries: bytes, syncs: bool) -> int:  # noqa: FBT001 - called through a lane
+        return self._journal.append(entries, syncs=syncs)
+
+    async def _rewrite(self) -> None:
+        """Replace the journal by one that says what is so now; entries noted meanwhile follow."""
+        state = self._state
+        assert state is not None
+        entries = [entry(EntryKind.POSITION, state.floor)]
+        entries += [entry(EntryKind.SETTLED, low, high) for low, high in state.settled_ranges()]
+        entries += [
+            entry(
+                EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED,
+                offset,
+                count=deliveries,
+            )
+            for offset, deliveries, is_away in state.delivered()
+        ]
+        entries.append(entry(EntryKind.BURIED, 0, self._letters))
+        entries += [entry(EntryKind.BURIED, at, number) for at, number in self._burials.items()]
+        asked = self._asked
+        self._entries.clear()  # they are in the state that is written
+        await self._blocking(self._journal.rewrite, entries)
+        self._durable.advance(asked)
+
+    @property
+    def _unsettled(self) -> int:
+        return 0 if self._state is None else self._state.outstanding
+
+    async def _blocking(self, call: Callable[..., _T], *args: object) -> _T:
+        try:
+            return await self._lane().run(call, *args)
+        except OSError as error:
+            text = f"the journal of group {self.name!r} cannot be read or written: {error}"
+            raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error

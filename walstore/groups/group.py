@@ -1,0 +1,210 @@
+"""Group and Job: a member of a group, and what it is given to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from walstore.errors import WalClosedError, WalError
+from walstore.groups.coordinator import GroupStatistics
+from walstore.records import Record
+from walstore.validation.arguments import as_count, as_seconds
+
+_TAG_BYTES: Final = 8
+_MOST_DELAY_SECONDS: Final = 30 * 86_400
+
+
+class GroupBackend(Protocol):
+    """What a member needs of its group: the coordinator itself, or the way to it over a connection."""
+
+    async def open(self) -> None:
+        """Make the group usable."""
+
+    async def take(
+        self, member: bytes, most: int, max_wait: float | None
+    ) -> list[tuple[Record, int]]:
+        """Lease jobs to a member."""
+
+    async def settle(self, offsets: Sequence[int]) -> None:
+        """Settle jobs durably."""
+
+    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
+        """End a lease early."""
+
+    async def extend(self, offset: int, deliveries: int) -> None:
+        """Begin a lease anew."""
+
+    async def leave(self, member: bytes) -> None:
+        """Give back all that a member holds."""
+
+    async def statistics(self) -> GroupStatistics:
+        """Return the group at this moment."""
+
+
+class Job:
+    """A record that one member of a group has for a time, its lease. Has the fields of a :class:`Record`.
+
+    End it by one of :meth:`ack`, :meth:`nak` and :meth:`term`. Without that it comes again, to any
+    member, once ``ack_wait_seconds`` are over.
+    """
+
+    __slots__ = ("_backend", "deliveries", "record")
+
+    def __init__(self, backend: GroupBackend, record: Record, deliveries: int) -> None:
+        """Not for callers; see :class:`Group`."""
+        self._backend = backend
+        self.record = record
+        """The record."""
+        self.deliveries = deliveries
+        """How often it has been delivered, this time included: 1 the first time."""
+
+    @property
+    def offset(self) -> int:
+        """Position in the log."""
+        return self.record.offset
+
+    @property
+    def value(self) -> bytes:
+        """What was appended."""
+        return self.record.value
+
+    @property
+    def key(self) -> bytes | None:
+        """Its key, if any."""
+        return self.record.key
+
+    @property
+    def stream(self) -> str | None:
+        """The stream it was appended to, if any."""
+        return self.record.stream
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """Application headers."""
+        return self.record.headers
+
+    @property
+    def timestamp_us(self) -> int:
+        """Microseconds since 1970 UTC."""
+        return self.record.timestamp_us
+
+    @property
+    def timestamp(self) -> datetime:
+        """``timestamp_us`` as an aware datetime in UTC."""
+        return self.record.timestamp
+
+    async def ack(self) -> None:
+        """Say that the work is done: the job never comes again. Durable when this returns.
+
+        Acknowledgements of many tasks share a sync. Twice is allowed, and so is being late: if the lease has
+        ended, the work counts as done nevertheless, unless another member has done it. If cancelled, or after
+        OutcomeUnknownError or StorageUnavailableError, it may or may not be recorded.
+        """
+        await self._backend.settle((self.record.offset,))
+
+    async def nak(self, delay: float = 0.0) -> None:
+        """Give the job back: it comes again to any member, after ``delay`` seconds, 0 to 30 days.
+
+        Nothing happens if the lease has ended. A delay is forgotten when the log is closed.
+        """
+        seconds = as_seconds(delay, "delay")
+        if not 0 <= seconds <= _MOST_DELAY_SECONDS:
+            raise ValueError(f"delay must be 0 to 30 days, not {delay!r}")
+        await self._backend.give_back(self.record.offset, self.deliveries, seconds)
+
+    async def in_progress(self) -> None:
+        """Begin the lease anew: another ``ack_wait_seconds`` from now.
+
+        LeaseExpiredError if it has ended; another member may have the job by now.
+        """
+        await self._backend.extend(self.record.offset, self.deliveries)
+
+    async def term(self) -> None:
+        """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
+        await self._backend.settle((self.record.offset,))
+
+    def __repr__(self) -> str:
+        return f"<Job {self.record.offset}, delivery {self.deliveries}>"
+
+
+class Group:
+    """One member of a group. Made by :meth:`walstore.Wal.group`.
+
+    Use it with ``async with``, and in that ``async for job in group`` or :meth:`fetch`; several tasks may
+    do so at once. Leaving the block gives back at once what the member has not ended. Raises
+    WalClosedError when the log is closed, and what :class:`walstore.Reader` and
+    :meth:`walstore.Wal.cursor` raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: Callable[[], Awaitable[GroupBackend]],
+        *,
+        make_tag: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """Not for callers; see :meth:`walstore.Wal.group`."""
+        self.name = name
+        """Name of the group."""
+        self._find = backend
+        self._member = make_tag(_TAG_BYTES)
+        self._backend: GroupBackend | None = None
+        self._has_left = False
+
+    async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
+        """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
+
+        Waits up to ``max_wait`` seconds for the first; then the list is empty. If cancelled, jobs that
+        were about to be returned come again after ``ack_wait_seconds``.
+        """
+        most = as_count(max_jobs, "max_jobs", high=10_000)
+        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        backend = self._entered()
+        taken = await backend.take(self._member, most, seconds)
+        return [Job(backend, record, deliveries) for record, deliveries in taken]
+
+    async def ack(self, jobs: Iterable[Job]) -> None:
+        """Say that the work of several jobs is done, in one step: the fastest way. As :meth:`Job.ack`."""
+        await self._entered().settle([job.offset for job in jobs])
+
+    async def statistics(self) -> GroupStatistics:
+        """Return how far the group is: its floor, what is pending, its lag."""
+        return await self._entered().statistics()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Job:
+        return (await self.fetch())[0]
+
+    async def __aenter__(self) -> Self:
+        if self._backend is not None:
+            raise RuntimeError("a member enters its group once; make another")
+        backend = await self._find()
+        await backend.open()
+        self._backend = backend
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._has_left = True
+        if self._backend is not None:
+            try:
+                await self._backend.leave(self._member)
+            except WalError:
+                return  # what it holds comes again after ack_wait_seconds
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r}>"
+
+    def _entered(self) -> GroupBackend:
+        if self._backend is None or self._has_left:
+            raise WalClosedError("the member is not in its group; use it within 'async with'")
+        return self._backend

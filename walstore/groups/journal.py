@@ -1,0 +1,181 @@
+"""GroupJournal: the file in which a group remembers what is settled and how often the rest was delivered.
+
+``groups/NAME`` in the log's directory, written only by the owner of the log: a header, then entries of 24
+bytes, each with its CRC. Settling appends one and syncs; delivering appends one and does not, so a crash
+of the machine may forget a delivery, never an acknowledgement. The file ends at the first entry that is
+damaged: what was acknowledged after it is delivered again. A file that has grown is replaced by one with
+the present state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from crc32c import crc32c
+
+from walstore.errors import CorruptionError, FormatVersionError
+from walstore.format.packed import MOST_OFFSET
+from walstore.ports import File, FileSystem
+
+DIRECTORY_NAME: Final = "groups"
+SPARE_NAME: Final = ".next"
+MAGIC: Final = b"WALGRP\r\n"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sI4x")
+ENTRY: Final = struct.Struct("<IBxHQQ")
+MOST_JOURNAL_BYTES: Final = 4 << 20
+"""A file that is longer, and four times as long as its content needs, is written anew."""
+_MOST_DELIVERIES: Final = (1 << 16) - 1
+
+
+class EntryKind(IntEnum):
+    """What an entry says. Numbers are part of the format and never re-used."""
+
+    POSITION = 1
+    """All below the first number is settled."""
+    SETTLED = 2
+    """All from the first number to below the second is settled."""
+    DELIVERED = 3
+    """The record at the first number was delivered so often, to a member in the owner's process."""
+    DELIVERED_AWAY = 4
+    """The same, to a member in another process, which may survive the owner."""
+    BURIED = 5
+    """The record at the first number is appended as the second number's dead letter."""
+
+
+def entry(kind: EntryKind, first: int, second: int = 0, count: int = 0) -> bytes:
+    """Return an entry."""
+    packed = ENTRY.pack(0, kind, min(count, _MOST_DELIVERIES), first, second)
+    return crc32c(packed[4:]).to_bytes(4, "little") + packed[4:]
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What a journal says."""
+
+    position: int = 1
+    settled: list[tuple[int, int]] = field(default_factory=list)
+    deliveries: dict[int, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    """Offsets whose last delivery went to another process."""
+    buried: dict[int, int] = field(default_factory=dict)
+    """Dead letters that were begun: their numbers by offset."""
+    letters: int = 0
+    """The highest number of a dead letter."""
+    end: int = HEADER.size
+    """Where the valid entries end."""
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether an entry settles an offset."""
+        return offset < self.position or any(low <= offset < high for low, high in self.settled)
+
+    def settled_offsets(self) -> Iterator[int]:
+        """Yield what is settled at or above the position, maybe twice."""
+        for low, high in self.settled:
+            yield from range(max(low, self.position), high)
+
+
+def decode(data: bytes, path: str) -> Remembered:
+    """Parse a journal; CorruptionError if it is none, FormatVersionError if it is newer."""
+    found = Remembered()
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        raise CorruptionError(
+            "this is no journal of a group; delete it, and the group begins at its cursor",
+            path=path,
+        )
+    _, version = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise FormatVersionError(
+            "the journal of the group is newer", path=path, found=version, supported=VERSION
+        )
+    for at in range(HEADER.size, len(data) - ENTRY.size + 1, ENTRY.size):
+        crc, kind, count, first, second = ENTRY.unpack_from(data, at)
+        if crc32c(data[at + 4 : at + ENTRY.size]) != crc or max(first, second) > MOST_OFFSET:
+            break
+        found.end = at + ENTRY.size
+        match kind:
+            case EntryKind.POSITION:
+                found.position = max(found.position, first)
+            case EntryKind.SETTLED:
+                found.settled.append((first, second))
+            case EntryKind.DELIVERED | EntryKind.DELIVERED_AWAY:
+                found.deliveries[first] = max(count, found.deliveries.get(first, 0))
+                (found.away.add if kind == EntryKind.DELIVERED_AWAY else found.away.discard)(first)
+            case EntryKind.BURIED:
+                found.buried[first] = second
+                found.letters = max(found.letters, second)
+            case _:
+                raise FormatVersionError(
+                    "the journal of the group is newer",
+                    path=path,
+                    found=f"entry {kind}",
+                    supported=VERSION,
+                )
+    return found
+
+
+class GroupJournal:
+    """The open file of one group. Every method blocks; only called on a worker's thread, one at a time."""
+
+    def __init__(self, fs: FileSystem, directory: Path, name: str) -> None:
+        """``directory`` is the log's."""
+        self._fs = fs
+        self._directory = directory / DIRECTORY_NAME
+        self._path = self._directory / name
+        self._file: File | None = None
+        self._end = 0
+
+    def load(self, position: int) -> Remembered:
+        """Open the file, or make it for a group that begins at ``position``; return what it says."""
+        self._fs.make_directory(self._directory)
+        try:
+            self._file = self._fs.open(self._path, "r+")
+        except FileNotFoundError:
+            self.rewrite([entry(EntryKind.POSITION, position)])
+            return Remembered(position, end=self._end)
+        size = self._file.size()
+        found = decode(self._file.pread(size, 0), str(self._path))
+        if found.end < size:
+            self._file.truncate(found.end)  # a torn write: nothing after it was acknowledged
+            self._file.datasync()
+        self._end = found.end
+        return found
+
+    def append(self, entries: bytes, *, syncs: bool) -> int:
+        """Append entries, and make them durable with ``syncs``; return the length of the file."""
+        assert self._file is not None
+        self._file.pwrite([entries], self._end)
+        self._end += len(entries)
+        if syncs:
+            self._file.datasync()
+        return self._end
+
+    def rewrite(self, entries: Iterable[bytes]) -> None:
+        """Replace the file by one with these entries; durable when this returns."""
+        spare = self._directory / SPARE_NAME
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.remove(spare)
+        data = HEADER.pack(MAGIC, VERSION) + b"".join(entries)
+        file = self._fs.open(spare, "x")
+        try:
+            file.pwrite([data], 0)
+            file.datasync()
+            self._fs.replace(spare, self._path)
+            self._fs.sync_directory(self._directory)
+        except BaseException:
+            file.close()
+            raise
+        self.close()
+        self._file, self._end = file, len(data)
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

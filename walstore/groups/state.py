@@ -1,0 +1,272 @@
+"""GroupState: which jobs of a group are waiting, leased or settled. Pure: time comes with each call.
+
+A record that the group has read and nobody has settled is outstanding. All below the first outstanding one is
+settled: that is the floor, and the only thing that the log has to keep is what lies above it.
+
+Invariants (tests/walstore/groups/test_state.py)
+  G1  No job is leased to two members while the first lease holds.
+  G2  A settled job is never delivered again.
+  G3  With order by key, a job is delivered only when those of the same key before it are settled.
+  G4  No job is delivered more than ``max_deliver`` times; then it is dead.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from walstore.batches.batch import Batch
+from walstore.records import Record
+
+
+class _Outstanding:
+    """A record that is not settled."""
+
+    __slots__ = ("deadline", "deliveries", "is_away", "is_leased", "member", "record")
+
+    def __init__(self, record: Record, deliveries: int) -> None:
+        self.record = record
+        self.deliveries = deliveries
+        self.is_leased = False
+        self.is_away = False
+        """Whether the member that has it may survive this process."""
+        self.deadline: float | None = None
+        """When the lease ends, or when a job that waits is due; None for neither."""
+        self.member = b""
+
+
+class GroupState:
+    """The jobs of one group. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        position: int,
+        *,
+        settled: Iterable[int] = (),
+        deliveries: dict[int, int] | None = None,
+        leased_until: dict[int, float] | None = None,
+        ack_wait_seconds: float,
+        max_deliver: int | None,
+        is_ordered: bool,
+    ) -> None:
+        """Continue at ``position``, below which all is settled.
+
+        ``settled`` are offsets above it that are settled, too; ``deliveries`` says how often others were
+        delivered; ``leased_until`` until when members that may be alive still hold some.
+        """
+        self.position = position
+        """Where reading continues."""
+        self.leased = 0
+        """How many jobs are leased."""
+        self.dead: deque[tuple[Record, int]] = deque()
+        """Jobs that were delivered too often, with their deliveries. They stay outstanding until settled."""
+        self._settled = {offset for offset in settled if offset >= position}
+        self._deliveries = deliveries or {}
+        self._leased_until = leased_until or {}
+        self._ack_wait_seconds = ack_wait_seconds
+        self._max_deliver = max_deliver
+        self._is_ordered = is_ordered
+        self._outstanding: OrderedDict[int, _Outstanding] = OrderedDict()
+        self._fresh: deque[int] = deque()
+        # Moments at which a lease ends or a job is due, some of them no longer true.
+        self._moments: list[tuple[float, int]] = []
+        self._due: deque[int] = deque()
+        # With order by key: what waits behind an outstanding job of the same key.
+        self._behind: dict[bytes, deque[int]] = {}
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def floor(self) -> int:
+        """Everything below it is settled."""
+        return next(iter(self._outstanding), self.position)
+
+    @property
+    def outstanding(self) -> int:
+        """How many records were read and are not settled."""
+        return len(self._outstanding)
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether a member could be given a job now, as far as is known."""
+        return bool(self._due or self._fresh)
+
+    @property
+    def next_moment(self) -> float | None:
+        """When a lease ends or a job is due next; None if nothing of the kind will happen."""
+        return self._moments[0][0] if self._moments else None
+
+    def settled_ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield what is settled at or above the floor, as half-open intervals in order."""
+        marks = [self.floor - 1, *self._outstanding, self.position]
+        for before, after in pairwise(marks):
+            if after > before + 1:
+                yield before + 1, after
+        for offset in sorted(self._settled):
+            yield offset, offset + 1
+
+    def delivered(self) -> Iterator[tuple[int, int, bool]]:
+        """Yield offset and deliveries of each outstanding job that was delivered, and whether a member
+        that may survive this process has it."""
+        for offset, job in self._outstanding.items():
+            if job.deliveries:
+                yield offset, job.deliveries, job.is_leased and job.is_away
+
+    # -- records -----------------------------------------------------------------------------
+
+    def offer(self, batch: Batch, skipped_stream: str | None = None) -> None:
+        """Take the next records of the log; those of ``skipped_stream`` count as settled."""
+        for record in batch.records():
+            offset = record.offset
+            if offset in self._settled:
+                self._settled.discard(offset)
+            elif skipped_stream is None or record.stream != skipped_stream:
+                self._add(record)
+        self.position = batch.limit
+
+    def _add(self, record: Record) -> None:
+        offset = record.offset
+        job = self._outstanding[offset] = _Outstanding(record, self._deliveries.pop(offset, 0))
+        until = self._leased_until.pop(offset, None)
+        if self._is_ordered and record.key is not None:
+            behind = self._behind.get(record.key)
+            if behind is not None:
+                behind.append(offset)
+                return
+            self._behind[record.key] = deque()
+        if until is not None:
+            job.is_leased = job.is_away = True
+            self.leased += 1
+            self._at(job, until)
+        elif self._is_spent(job):
+            self.dead.append((record, job.deliveries))
+        else:
+            self._fresh.append(offset)
+
+    # -- members -----------------------------------------------------------------------------
+
+    def take(
+        self, member: bytes, now: float, *, is_away: bool = False
+    ) -> tuple[Record, int] | None:
+        """Lease a job to a member: the record, and how often it has been delivered, this time included."""
+        self.pass_time(now)
+        for queue in (self._due, self._fresh):
+            while queue:
+                job = self._outstanding.get(queue.popleft())
+                if job is None or job.is_leased:
+                    continue
+                job.is_leased = True
+                job.is_away = is_away
+                job.member = member
+                job.deliveries += 1
+                self.leased += 1
+                self._at(job, now + self._ack_wait_seconds)
+                return job.record, job.deliveries
+        return None
+
+    def settle(self, offset: int) -> bool:
+        """Settle a job, whoever holds it: the work is done. False if it was settled before.
+
+        After a restart of the owner it may be one that is still to be read.
+        """
+        job = self._outstanding.pop(offset, None)
+        if job is None:
+            if offset < self.position or offset in self._settled:
+                return False
+            self._settled.add(offset)
+            self._leased_until.pop(offset, None)
+            return True
+        self.leased -= job.is_leased
+        key = job.record.key
+        if self._is_ordered and key is not None:
+            behind = self._behind[key]
+            if (
+                offset in behind
+            ):  # settled before its turn, by an acknowledgement from before a restart
+                behind.remove(offset)
+            elif behind:
+                self._release_first(behind)
+            else:
+                del self._behind[key]
+        return True
+
+    def _release_first(self, behind: deque[int]) -> None:
+        """Make the next job of a key available."""
+        job = self._outstanding[behind.popleft()]
+        if self._is_spent(job):
+            self.dead.append((job.record, job.deliveries))
+        else:
+            self._fresh.appendleft(job.record.offset)
+
+    def give_back(self, offset: int, deliveries: int, now: float, delay_seconds: float) -> bool:
+        """End a lease early; the job is due after a delay. False if the lease is another's by now."""
+        job = self._leased_job(offset, deliveries)
+        if job is None:
+            if not self._is_held_unread(offset, deliveries):
+                return False
+            self._leased_until[offset] = now + delay_seconds
+            return True
+        self._end_lease(job, now + delay_seconds)
+        if delay_seconds <= 0:
+            self.pass_time(now)
+        return True
+
+    def extend(self, offset: int, deliveries: int, now: float) -> bool:
+        """Begin a lease anew; False if it is another's by now, or the job is settled."""
+        job = self._leased_job(offset, deliveries)
+        if job is None and self._is_held_unread(offset, deliveries):
+            self._leased_until[offset] = now + self._ack_wait_seconds
+            return True
+        if job is None or job.deadline is None or job.deadline <= now:
+            return False
+        self._at(job, now + self._ack_wait_seconds)
+        return True
+
+    def leave(self, member: bytes, now: float) -> None:
+        """Give back all that a member holds, at once."""
+        held = [job for job in self._outstanding.values() if job.is_leased and job.member == member]
+        for job in held:
+            self._end_lease(job, now)
+        self.pass_time(now)
+
+    def pass_time(self, now: float) -> None:
+        """End the leases that have run out, and make due what waited until now."""
+        while self._moments and self._moments[0][0] <= now:
+            moment, offset = heapq.heappop(self._moments)
+            job = self._outstanding.get(offset)
+            if job is None or job.deadline != moment:
+                continue  # settled, extended or given back meanwhile
+            job.deadline = None
+            if job.is_leased:
+                job.is_leased = False
+                self.leased -= 1
+            if self._is_spent(job):
+                self.dead.append((job.record, job.deliveries))
+            else:
+                self._due.append(offset)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _at(self, job: _Outstanding, moment: float) -> None:
+        job.deadline = moment
+        heapq.heappush(self._moments, (moment, job.record.offset))
+
+    def _end_lease(self, job: _Outstanding, due: float) -> None:
+        job.is_leased = False
+        self.leased -= 1
+        self._at(job, due)
+
+    def _is_spent(self, job: _Outstanding) -> bool:
+        return self._max_deliver is not None and job.deliveries >= self._max_deliver
+
+    def _is_held_unread(self, offset: int, deliveries: int) -> bool:
+        """Whether a member from before a restart holds a job that is still to be read."""
+        return offset in self._leased_until and self._deliveries.get(offset) == deliveries
+
+    def _leased_job(self, offset: int, deliveries: int) -> _Outstanding | None:
+        job = self._outstanding.get(offset)
+        if job is None or not job.is_leased or job.deliveries != deliveries:
+            return None
+        return job

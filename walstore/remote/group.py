@@ -1,0 +1,63 @@
+"""RemoteGroup: the way of a client's members to a group of a served log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from walstore.groups.coordinator import GroupStatistics
+from walstore.groups.settings import GroupSettings
+from walstore.records import Record
+from walstore.remote.client import Client
+from walstore.wire.groups import pack_settings, unpack_jobs
+
+_WAIT_SECONDS: Final = 30.0
+"""How long the server waits for a job before it answers without any."""
+
+
+class RemoteGroup:
+    """A group at the server. Keeps nothing: each call says which group it is about."""
+
+    def __init__(self, client: Client, name: str, settings: GroupSettings) -> None:
+        self._client = client
+        self._group = [name, pack_settings(settings)]
+
+    async def open(self) -> None:
+        """Make the group usable; raises as the server's."""
+        await self._call("open")
+
+    async def take(
+        self, member: bytes, most: int, max_wait: float | None
+    ) -> list[tuple[Record, int]]:
+        """Lease jobs to a member. Jobs whose answer is lost come again after their lease."""
+        left = max_wait
+        while True:
+            seconds = _WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS)
+            jobs = unpack_jobs(await self._call("take", member, most, seconds))
+            if left is not None:
+                left -= seconds
+            if jobs or (left is not None and left <= 0):
+                return jobs
+
+    async def settle(self, offsets: Sequence[int]) -> None:
+        """Settle jobs durably; sent again if the connection is lost."""
+        await self._call("settle", list(offsets), is_write=True)
+
+    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
+        """End a lease early."""
+        await self._call("give_back", offset, deliveries, delay_seconds, is_write=True)
+
+    async def extend(self, offset: int, deliveries: int) -> None:
+        """Begin a lease anew."""
+        await self._call("extend", offset, deliveries, is_write=True)
+
+    async def leave(self, member: bytes) -> None:
+        """Give back all that a member holds."""
+        await self._call("leave", member, is_write=True)
+
+    async def statistics(self) -> GroupStatistics:
+        """Return the group at this moment."""
+        return GroupStatistics(**await self._call("statistics"))
+
+    async def _call(self, verb: str, *arguments: object, is_write: bool = False) -> Any:
+        return await self._client.call("group", verb, *self._group, *arguments, is_write=is_write)
