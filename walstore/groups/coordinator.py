@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
+    DiskFullError,
     InvalidSettingsError,
     LeaseExpiredError,
     OffsetNotWrittenError,
@@ -28,7 +30,7 @@ from walstore.groups.state import GroupState
 from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
 from walstore.records import Record
-from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.error_mapping import copy_error, is_full
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
 
@@ -416,7 +418,13 @@ class GroupCoordinator:
             while self._entries or (self._wants_sync and self._durable.value < self._asked):
                 entries, self._entries = bytes(self._entries), bytearray()
                 asked, syncs, self._wants_sync = self._asked, self._wants_sync, False
-                size = await self._blocking(self._append, entries, syncs)
+                try:
+                    size = await self._blocking(self._append, entries, syncs)
+                except DiskFullError as error:
+                    # What could not be written is written with what comes next.
+                    self._entries[:0] = entries
+                    self._durable.fail_waiting(partial(_full, error))
+                    return
                 if syncs:
                     self._durable.advance(asked)
                 if size > MOST_JOURNAL_BYTES and size > 4 * _BYTES_PER_JOB * self._unsettled:
@@ -458,5 +466,15 @@ class GroupCoordinator:
         try:
             return await self._lane().run(call, *args)
         except OSError as error:
+            if is_full(error):
+                raise DiskFullError(
+                    f"no space for the journal of group {self.name!r}: {error}; free some and try again",
+                    outcome="unknown",
+                    retriable=True,
+                ) from error
             text = f"the journal of group {self.name!r} cannot be read or written: {error}"
             raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error
+
+
+def _full(error: WalError, _: int) -> WalError:
+    return copy_error(error)

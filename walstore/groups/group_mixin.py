@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
-from walstore.errors import SequenceMismatchError
+from walstore.errors import SequenceMismatchError, WalError
 from walstore.groups.coordinator import GroupCoordinator, GroupLog
 from walstore.groups.group import Group, GroupBackend
 from walstore.groups.settings import GroupSettings, check_group_name
@@ -112,8 +113,10 @@ class OwnedGroups(GroupMixin):
         return made
 
     async def _close_groups(self) -> None:
+        """Close the groups. One that fails only forgets what nobody was told is remembered."""
         for group in list((self._groups or {}).values()):
-            await group.aclose()
+            with contextlib.suppress(WalError):
+                await group.aclose()
 
     async def append_letter(self, producer: str, number: int, letter: Record, stream: str) -> None:
         """Not for callers: append a group's dead letter once, whatever is done twice."""

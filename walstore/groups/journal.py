@@ -19,7 +19,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import File, FileSystem
 
@@ -148,12 +148,20 @@ class GroupJournal:
         return found
 
     def append(self, entries: bytes, *, syncs: bool) -> int:
-        """Append entries, and make them durable with ``syncs``; return the length of the file."""
+        """Append entries, and make them durable with ``syncs``; return the length of the file.
+
+        OSError if they cannot be written: they may be appended again. StorageUnavailableError if the sync
+        failed: then nobody knows what is on the disk, and no later sync would tell.
+        """
         assert self._file is not None
         self._file.pwrite([entries], self._end)
         self._end += len(entries)
         if syncs:
-            self._file.datasync()
+            try:
+                self._file.datasync()
+            except OSError as error:
+                text = f"the journal {self._path} cannot be synced: {error}; open the log again"
+                raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error
         return self._end
 
     def rewrite(self, entries: Iterable[bytes]) -> None:

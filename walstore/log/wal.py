@@ -540,8 +540,10 @@ class Wal(CursorMixin, OwnedGroups):
         can no longer commit.
         """
         self._engine.check_home()
-        await self._close_groups()
-        await self._engine.close()
+        try:
+            await self._close_groups()
+        finally:
+            await self._engine.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,23 @@ from tests.cases import case
 from tests.local import SMALL
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
-from walstore import InvalidSettingsError, LeaseExpiredError, Wal, WalClosedError, connect
+from walstore import (
+    DiskFullError,
+    InvalidSettingsError,
+    LeaseExpiredError,
+    StorageUnavailableError,
+    Wal,
+    WalClosedError,
+    WalError,
+    connect,
+)
+from walstore.files.posix import PosixFileSystem
 from walstore.serve import Server
+from walstore.testing import FaultyFileSystem
 
 pytestmark = pytest.mark.timeout(60)
+JOURNAL = ".next"
+"""The name with which a new journal is opened."""
 
 
 async def append(log: Any, *values: bytes, **options: Any) -> None:
@@ -294,6 +308,47 @@ async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> No
             assert (await here.statistics()).unsettled == 0
         await group.__aexit__(None, None, None)
         await remote.aclose()
+
+
+async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    async with Wal.open(tmp_path / "log", fs=fs) as wal:
+        await append(wal, b"a", b"b")
+        async with wal.group("g") as group:
+            jobs = await group.fetch(2, max_wait=5)
+            fs.fail("pwrite", errno.ENOSPC, name=JOURNAL, times=3, written_bytes=10)
+            refusals = 0
+            while refusals < 4:
+                try:
+                    await group.ack(jobs)
+                    break
+                except DiskFullError as error:
+                    refusals += error.retriable
+            assert 1 <= refusals <= 3
+    async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
+        assert await group.fetch(max_wait=0.1) == []
+
+
+async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    wal = await Wal.open(tmp_path / "log", fs=fs)
+    await append(wal, b"a", b"b")
+    async with wal.group("g") as group:
+        jobs = await group.fetch(2, max_wait=5)
+        fs.fail("datasync", name=JOURNAL)
+        with pytest.raises(StorageUnavailableError) as failed:
+            await jobs[0].ack()
+        assert failed.value.outcome == "unknown"
+        with pytest.raises(WalError):
+            await group.fetch()
+    assert await wal.append(b"c") == 3  # the log itself is well
+    closing = asyncio.ensure_future(wal.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
+        assert {job.value for job in await group.fetch(5, max_wait=5)} >= {b"b", b"c"}
 
 
 async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
