@@ -332,6 +332,17 @@ class Consumer(Generic[OutputT]):
             return self._register.durable_position
         return self._entered().cursor.position
 
+    @property
+    def lag(self) -> int:
+        """How many records that are visible now have not been delivered, whatever their stream."""
+        return self._reader.lag
+
+    @property
+    def pending(self) -> int:
+        """How many records were delivered and are not processed, whatever their stream."""
+        position = self._reader.position
+        return self._undone.count if self._undone is not None else position - self._processed()
+
     def __aiter__(self) -> Self:
         return self
 

@@ -37,6 +37,11 @@ class UndoneRecords:
         """Whether :func:`run_handlers` hands the records out."""
 
     @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._offsets)
+
+    @property
     def first(self) -> int | None:
         """Offset of the first; None if all that was delivered is done."""
         return next(iter(self._offsets), None)

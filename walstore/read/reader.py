@@ -184,6 +184,11 @@ class Reader:
         """
         return self.position >= self._source.limit
 
+    @property
+    def lag(self) -> int:
+        """How many records that are visible now have not been delivered, whatever their stream."""
+        return max(0, self._source.limit - self.position)
+
     def seek(self, start: Start | str | int | datetime) -> None:
         """Continue at another place: an offset, ``"earliest"``, ``"latest"``, or an aware datetime.
 

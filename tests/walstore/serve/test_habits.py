@@ -294,6 +294,20 @@ async def test_a_consumer_goes_on_where_it_ended(log: Any) -> None:
         assert [record async for record in consumer] == []
 
 
+async def test_a_consumer_knows_its_lag_and_what_is_pending(log: Any) -> None:
+    await log.append_many([b"%d" % n for n in range(10)])
+    async with log.consumer("c") as consumer:
+        assert (consumer.lag, consumer.pending) == (10, 0)
+        batch = await consumer.fetch(max_records=4)
+        assert (consumer.lag, consumer.pending) == (6, len(batch))
+        await anext(consumer)
+        assert (consumer.lag, consumer.pending) == (5, 1)
+    async with log.consumer("d", concurrency=3) as consumer:
+        records = [await anext(consumer) for _ in range(3)]
+        consumer.done(records[1])
+        assert (consumer.lag, consumer.pending) == (7, 2)
+
+
 async def test_a_consumer_with_its_output_in_the_log(log: Any) -> None:
     await log.append_many([b"1", b"2"], stream="in")
     async with log.consumer("sum", stream="in", follow=False, output=log) as consumer:
