@@ -14,7 +14,13 @@ from tests.test_docs import ROOT
 from tools.reference import DOCS, PAGES, SECTIONS, pages, public_errors
 
 MODULES = ["walstore", "uploader", "uploader.stores", "walstore.messages", "walstore.metrics"]
-MODULES += ["walstore.serve", "walstore.spark", "walstore.testing", "uploader.testing"]
+MODULES += [
+    "walstore.serve",
+    "walstore.sync",
+    "walstore.spark",
+    "walstore.testing",
+    "uploader.testing",
+]
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,15 @@ PAGES = [
         {"walstore": "WalStore StoreStatistics"},
     ),
     Page(
+        "sync",
+        "Threads and scripts",
+        "`walstore.sync`: the same log without an event loop.",
+        {
+            "walstore.sync": "open connect BlockingLog BlockingReader BlockingCursor BlockingTransaction "
+            "BlockingGroup BlockingJob"
+        },
+    ),
+    Page(
         "groups",
         "Groups",
         "`Group` and `Job`. [work_queue.md](../work_queue.md) explains them.",

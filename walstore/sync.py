@@ -1,0 +1,419 @@
+"""Logs for threads, scripts and Flask: the calls of :class:`walstore.Wal`, each waiting for its result.
+
+``with walstore.sync.open("data/orders") as log: log.append(b"v")``. The log lives on an event loop in a
+thread of its own. Any thread may call it, and calls of several threads share commits, as tasks do. Not
+for programs with an event loop: there a call raises WrongLoopError, since it would stop the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from asyncio import _get_running_loop
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from walstore.batches.batch import Batch
+from walstore.cursors.consumer import ConsumedCursor
+from walstore.cursors.directory import CursorInfo
+from walstore.errors import WalClosedError, WrongLoopError
+from walstore.groups.coordinator import GroupStatistics
+from walstore.groups.group import Group, Job
+from walstore.log.transaction import Transaction
+from walstore.log.wal import Wal
+from walstore.read.reader import MIB, Reader
+from walstore.records import AnyDurability, Record, Start
+from walstore.remote.remote_wal import RemoteWal
+from walstore.remote.remote_wal import connect as connect_remote
+from walstore.remote.transaction import RemoteTransaction
+from walstore.runtime.resource import Opening
+from walstore.runtime.statistics import Statistics
+
+__all__ = [
+    "BlockingCursor",
+    "BlockingGroup",
+    "BlockingJob",
+    "BlockingLog",
+    "BlockingReader",
+    "BlockingTransaction",
+    "connect",
+    "open",
+]
+
+_T = TypeVar("_T")
+_FETCH_RECORDS: Final = 500
+
+
+def open(path: str | os.PathLike[str], **options: Any) -> BlockingLog:  # noqa: A001 - as in shelve and gzip
+    """Open the log in directory ``path``; options and errors are those of :meth:`walstore.Wal.open`.
+
+    Use it with ``with``, or call :meth:`BlockingLog.close` at the end.
+    """
+    return BlockingLog(Wal.open(path, **options))
+
+
+def connect(address: str, **options: Any) -> BlockingLog:
+    """Connect to a served log; options and errors are those of :func:`walstore.connect`."""
+    return BlockingLog(connect_remote(address, **options))
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        _check_no_loop()
+        self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="walstore sync", daemon=True)
+        self._thread.start()
+
+    def run(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a coroutine and return its result. An exception of the caller's own, such as Ctrl-C,
+        cancels it."""
+        if self._process != os.getpid():
+            raise WalClosedError(
+                f"opened in process {self._process}, of which this process is a fork; open it again here"
+            )
+        _check_no_loop()
+        if self._loop.is_closed():
+            raise WalClosedError("the log is closed")
+        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._process == os.getpid() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+class BlockingLog:
+    """A log, opened here or at a server. Made by :func:`open` and :func:`connect`; any thread may use it."""
+
+    def __init__(self, opening: Opening[Wal] | Opening[RemoteWal]) -> None:
+        """Not for callers; see :func:`open`."""
+        self._loop = _LoopThread()
+        try:
+            self._log: Any = self._loop.run(lambda: _opened(opening))
+        except BaseException:
+            self._loop.stop()
+            raise
+
+    def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record and return its offset; as :meth:`walstore.Wal.append`."""
+        offset: int = self._run(
+            lambda: self._log.append(value, key, stream, headers, timestamp_us, durability)
+        )
+        return offset
+
+    def append_many(self, values: Iterable[bytes], **options: Any) -> range:
+        """Append records as one atomic group; as :meth:`walstore.Wal.append_many`."""
+        kept = list(values)  # here: the caller's iterator may not be for another thread
+        span: range = self._run(lambda: self._log.append_many(kept, **options))
+        return span
+
+    def append_once(
+        self, producer_id: str, sequence: int, values: Iterable[bytes], **options: Any
+    ) -> range:
+        """Append a group once, with a number of yours; as :meth:`walstore.Producer.append_many`."""
+        kept = list(values)
+        span: range = self._run(
+            lambda: self._log.producer(producer_id).append_many(kept, sequence=sequence, **options)
+        )
+        return span
+
+    def transaction(self, **options: Any) -> BlockingTransaction:
+        """Return a transaction for ``with``; as :meth:`walstore.Wal.transaction`."""
+        return BlockingTransaction(self._loop, self._log.transaction(**options))
+
+    def reader(
+        self, start: Start | str | int | datetime = Start.EARLIEST, **options: Any
+    ) -> BlockingReader:
+        """Return a reader for ``for``; as :meth:`walstore.Wal.reader`. One that follows waits for ever."""
+        return BlockingReader(self._loop, self._call(lambda: self._log.reader(start, **options)))
+
+    def cursor(self, name: str, **options: Any) -> BlockingCursor:
+        """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""
+        return BlockingCursor(self._loop, self._run(lambda: self._log.cursor(name, **options)))
+
+    def cursors(self) -> list[CursorInfo]:
+        """Return all cursors of the log by name."""
+        found: list[CursorInfo] = self._run(self._log.cursors)
+        return found
+
+    def group(self, name: str, **options: Any) -> BlockingGroup:
+        """Return a member of a group for ``with``; as :meth:`walstore.Wal.group`."""
+        return BlockingGroup(self._loop, self._call(lambda: self._log.group(name, **options)))
+
+    def flush(self) -> None:
+        """Return when everything accepted before the call is on disk."""
+        self._run(self._log.flush)
+
+    def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
+        """Return when the record at ``offset`` is as safe as ``durability`` says."""
+        self._run(lambda: self._log.wait_durable(offset, durability))
+
+    def trim(self, before: int) -> int:
+        """Remove all records below ``before`` from disk and return the new head."""
+        head: int = self._run(lambda: self._log.trim(before))
+        return head
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+        return int(self._log.head)
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned; of a served log, as last heard."""
+        return int(self._log.tail)
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is on disk; of a served log, as last heard."""
+        return int(self._log.durable_limit)
+
+    @property
+    def registers(self) -> Mapping[str, str]:
+        """The durable state of the registers; of a served log, as last heard."""
+        return dict(self._log.registers)
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of the log's counters."""
+        found: Statistics = self._run(lambda: _awaited(self._log.statistics()))
+        return found
+
+    def close(self) -> None:
+        """Close the log, or the connection, as ``aclose()`` does. Twice is allowed."""
+        try:
+            if not self._log.is_closing:
+                self._run(self._log.aclose)
+        finally:
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<BlockingLog {self._log!r}>"
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        return self._loop.run(call)
+
+    def _call(self, call: Callable[[], _T]) -> _T:
+        """Make a call that does not wait, in the log's thread."""
+
+        async def make() -> _T:
+            return call()
+
+        return self._loop.run(make)
+
+
+class BlockingReader:
+    """Reads records in offset order, each once. Made by :meth:`BlockingLog.reader`; one thread at a time."""
+
+    def __init__(self, loop: _LoopThread, reader: Reader) -> None:
+        """Not for callers; see :meth:`BlockingLog.reader`."""
+        self._loop = loop
+        self._reader = reader
+
+    def fetch(
+        self,
+        *,
+        max_records: int = _FETCH_RECORDS,
+        max_bytes: int = MIB,
+        max_wait: float | None = None,
+    ) -> Batch:
+        """Return the next records as one batch; as :meth:`walstore.Reader.fetch`."""
+        return self._loop.run(
+            lambda: self._reader.fetch(
+                max_records=max_records, max_bytes=max_bytes, max_wait=max_wait
+            )
+        )
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield records; :attr:`position` is then after those fetched together, up to 500."""
+        while batch := self.fetch():
+            yield from batch.records()
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to be fetched."""
+        return self._reader.position
+
+    def seek(self, start: Start | str | int | datetime) -> None:
+        """Continue at another place; as :meth:`walstore.Reader.seek`."""
+
+        async def seek() -> None:
+            self._reader.seek(start)
+
+        self._loop.run(seek)
+
+
+class BlockingCursor:
+    """A named, durable position. Made by :meth:`BlockingLog.cursor`; as :class:`walstore.Cursor`."""
+
+    def __init__(self, loop: _LoopThread, cursor: ConsumedCursor) -> None:
+        """Not for callers; see :meth:`BlockingLog.cursor`."""
+        self._loop = loop
+        self._cursor = cursor
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to read."""
+        return self._cursor.position
+
+    def commit(self, offset: int) -> None:
+        """Move to ``offset``; durable when it returns."""
+        self._loop.run(lambda: self._cursor.commit(offset))
+
+    def rewind(self, offset: int) -> None:
+        """Move to ``offset``, also backwards."""
+        self._loop.run(lambda: self._cursor.rewind(offset))
+
+    def refresh(self) -> int:
+        """Read the cursor again, which others may have moved, and return its position."""
+        return self._loop.run(self._cursor.refresh)
+
+
+class BlockingTransaction:
+    """Records that enter the log together or not at all. Made by :meth:`BlockingLog.transaction`."""
+
+    def __init__(self, loop: _LoopThread, transaction: Transaction | RemoteTransaction) -> None:
+        """Not for callers; see :meth:`BlockingLog.transaction`."""
+        self._loop = loop
+        self._transaction = transaction
+
+    @property
+    def span(self) -> range | None:
+        """Offsets of the records once they are committed; None before."""
+        return self._transaction.span
+
+    def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Add a record and return its place in the transaction, counted from 0."""
+        return self._loop.run(
+            lambda: self._transaction.append(value, key, stream, headers, timestamp_us)
+        )
+
+    def rollback(self) -> None:
+        """Drop everything now; leaving the block then does nothing."""
+        self._loop.run(self._transaction.rollback)
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._transaction.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.run(lambda: self._transaction.__aexit__(kind, error, trace))
+
+
+class BlockingJob:
+    """A record that one member of a group has for a time; as :class:`walstore.Job`."""
+
+    def __init__(self, loop: _LoopThread, job: Job) -> None:
+        """Not for callers; see :class:`BlockingGroup`."""
+        self._loop = loop
+        self._job = job
+        self.record: Record = job.record
+        """The record."""
+        self.deliveries = job.deliveries
+        """How often it has been delivered, this time included."""
+
+    @property
+    def value(self) -> bytes:
+        """What was appended."""
+        return self.record.value
+
+    def ack(self) -> None:
+        """Say that the work is done; durable when this returns."""
+        self._loop.run(self._job.ack)
+
+    def nak(self, delay: float = 0.0) -> None:
+        """Give the job back: it comes again after ``delay`` seconds."""
+        self._loop.run(lambda: self._job.nak(delay))
+
+    def in_progress(self) -> None:
+        """Begin the lease anew; LeaseExpiredError if it has ended."""
+        self._loop.run(self._job.in_progress)
+
+    def term(self) -> None:
+        """Drop the job: it never comes again."""
+        self._loop.run(self._job.term)
+
+
+class BlockingGroup:
+    """A member of a group, for ``with``; ``for job in group`` waits for ever. As :class:`walstore.Group`."""
+
+    def __init__(self, loop: _LoopThread, group: Group) -> None:
+        """Not for callers; see :meth:`BlockingLog.group`."""
+        self._loop = loop
+        self._group = group
+
+    def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[BlockingJob]:
+        """Return up to ``max_jobs`` jobs; wait up to ``max_wait`` seconds for the first."""
+        jobs = self._loop.run(lambda: self._group.fetch(max_jobs, max_wait))
+        return [BlockingJob(self._loop, job) for job in jobs]
+
+    def statistics(self) -> GroupStatistics:
+        """Return how far the group is."""
+        return self._loop.run(self._group.statistics)
+
+    def __iter__(self) -> Iterator[BlockingJob]:
+        while True:
+            yield from self.fetch()
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._group.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(lambda: self._group.__aexit__(None, None, None))
+
+
+def _check_no_loop() -> None:
+    if _get_running_loop() is not None:
+        raise WrongLoopError("walstore.sync would stop this event loop; use walstore.Wal here")
+
+
+async def _opened(opening: Opening[Any]) -> Any:
+    return await opening
+
+
+async def _awaited(found: Any) -> Any:
+    return await found if asyncio.iscoroutine(found) else found
