@@ -57,6 +57,7 @@ class ServerConnection(asyncio.Protocol):
                 self._take(message)
         except ProtocolViolationError as error:
             self._why = f"it is no walstore server of this version: it sent {error}"
+            self._fail_greeting(StorageUnavailableError(self._why, retriable=False))
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -64,8 +65,7 @@ class ServerConnection(asyncio.Protocol):
         if error is not None:
             self._why = f"the connection failed: {error}"
         if not self._welcome.done():
-            self._welcome.set_exception(StorageUnavailableError(self._why))
-            self._welcome.exception()
+            self._fail_greeting(StorageUnavailableError(self._why))
         else:
             self._on_lost(self._why)
 
@@ -104,11 +104,14 @@ class ServerConnection(asyncio.Protocol):
         elif message.kind == Kind.DONE:
             self._welcome.set_result(message.head)
         elif message.kind == Kind.FAILED and message.head is not None:
-            self._welcome.set_exception(unpack_error(message.head))
-            self._welcome.exception()
+            self._fail_greeting(unpack_error(message.head))
         else:
-            self._welcome.set_exception(StorageUnavailableError("the server is stopping"))
-            self._welcome.exception()
+            self._fail_greeting(StorageUnavailableError("the server is stopping"))
+
+    def _fail_greeting(self, error: Exception) -> None:
+        if not self._welcome.done():
+            self._welcome.set_exception(error)
+            self._welcome.exception()  # the caller may have given up
 
 
 async def connect_to(

