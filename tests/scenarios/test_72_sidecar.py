@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import subprocess
 import urllib.request
@@ -177,7 +178,10 @@ def test_of_two_with_the_same_checkpoint_one_ends(tmp_path):
         place.append(1)
         ended, running = first_to_end(one, other)
         assert ended.end() == 1
-        assert "another query runs with the same checkpoint" in ended.said[-1]
+        # Rarely, Spark stumbles over a file of the checkpoint that the other one is writing.
+        assert re.search(
+            r"another query runs with the same checkpoint|_checkpoint/", ended.said[-1]
+        )
         running.signal(signal.SIGTERM)
         assert running.end() == 0, running.err
     with place.run("--once") as running:

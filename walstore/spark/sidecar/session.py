@@ -196,6 +196,8 @@ _GONE: Final = (
     "error while trying to connect to the Java server",
     "Connection refused",
 )
+_QUERY: Final = re.compile(r"^\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
+"""Names a query, which tells users nothing, before the reason."""
 _MOST_CHARS: Final = 300
 
 
@@ -228,7 +230,7 @@ def _say(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [found.strip() for found in _CAUSE.findall(text) if found.strip()]
     said = (causes or lines or ["nothing"])[-1] if causes else (lines or ["nothing"])[0]
-    return said[:_MOST_CHARS]
+    return _QUERY.sub("", said)[:_MOST_CHARS]
 
 
 @contextmanager
