@@ -178,9 +178,10 @@ class GroupCoordinator:
         if pump is not None:
             pump.cancel()
             await asyncio.wait([pump])
-        for task in (self._burying, self._writing):
-            if task is not None:
-                await asyncio.wait([task])
+        if self._burying is not None:
+            await asyncio.wait([self._burying])
+        while self._writing is not None:  # burying may have begun another
+            await asyncio.wait([self._writing])
         self._changed.set()
         if self._cursor is not None and self._state is not None:
             try:
@@ -454,8 +455,12 @@ class GroupCoordinator:
         entries.append(entry(EntryKind.BURIED, 0, self._letters))
         entries += [entry(EntryKind.BURIED, at, number) for at, number in self._burials.items()]
         asked = self._asked
-        self._entries.clear()  # they are in the state that is written
-        await self._blocking(self._journal.rewrite, entries)
+        noted, self._entries = self._entries, bytearray()  # they are in the state that is written
+        try:
+            await self._blocking(self._journal.rewrite, entries)
+        except DiskFullError:
+            self._entries[:0] = noted  # the old file goes on
+            raise
         self._durable.advance(asked)
 
     @property

@@ -165,7 +165,11 @@ class GroupJournal:
         return self._end
 
     def rewrite(self, entries: Iterable[bytes]) -> None:
-        """Replace the file by one with these entries; durable when this returns."""
+        """Replace the file by one with these entries; durable when this returns.
+
+        OSError if nothing was replaced: the old file goes on. StorageUnavailableError if it was, and nobody
+        knows which of the two a crash would leave: then no entry may be appended to either.
+        """
         spare = self._directory / SPARE_NAME
         with contextlib.suppress(FileNotFoundError):
             self._fs.remove(spare)
@@ -174,8 +178,12 @@ class GroupJournal:
         try:
             file.pwrite([data], 0)
             file.datasync()
-            self._fs.replace(spare, self._path)
-            self._fs.sync_directory(self._directory)
+            try:
+                self._fs.replace(spare, self._path)
+                self._fs.sync_directory(self._directory)
+            except OSError as error:
+                text = f"the journal {self._path} cannot be replaced: {error}; open the log again"
+                raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error
         except BaseException:
             file.close()
             raise

@@ -108,8 +108,14 @@ class GroupState:
             yield offset, offset + 1
 
     def delivered(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield offset and deliveries of each outstanding job that was delivered, and whether a member
-        that may survive this process has it."""
+        """Yield offset and deliveries of each unsettled job that was delivered, also of those still to be
+        read.
+
+        And whether a member that may survive this process has it.
+        """
+        for offset, deliveries in self._deliveries.items():
+            if offset >= self.position and offset not in self._settled:
+                yield offset, deliveries, offset in self._leased_until
         for offset, job in self._outstanding.items():
             if job.deliveries:
                 yield offset, job.deliveries, job.is_leased and job.is_away

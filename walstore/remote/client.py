@@ -202,20 +202,22 @@ class Client:
 
     # -- closing -----------------------------------------------------------------------------
 
-    async def aclose(self, *, drain: bool = True) -> None:
+    async def aclose(self) -> None:
         """End the connection, once requests in progress are answered. Twice is allowed."""
-        if drain and self._failure is None:
+        try:
             waiting = [request.future for request in self._requests.values() if request.is_write]
-            if waiting:
+            if waiting and self._failure is None:
                 await asyncio.wait(waiting)
-        self._fail(WalClosedError("the connection is closed"))
-        connecting, self._connecting = self._connecting, None
+        finally:  # also if the caller does not wait any longer
+            self._fail(WalClosedError("the connection is closed"))
+            connecting, self._connecting = self._connecting, None
+            if connecting is not None:
+                connecting.cancel()
+            link, self._link = self._link, None
+            if link is not None:
+                link.close()
         if connecting is not None:
-            connecting.cancel()
             await asyncio.wait([connecting])
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from walstore.errors import WalError, WouldBlock
 from walstore.log.wal import Wal
 from walstore.records import Durability
 from walstore.wire.errors import pack_error
 from walstore.wire.message import Message, ProtocolViolationError
-from walstore.wire.records import unpack_header, unpack_options, unpack_values
-
-_PLAIN: Final = (None, None, None, None)
+from walstore.wire.records import NO_OPTIONS, unpack_header, unpack_options, unpack_values
 
 
 class Appender:
@@ -62,7 +60,7 @@ class Appender:
         append = self._wal.append_nowait
         for at in range(len(outcomes), len(values)):
             try:
-                outcomes.append(append(values[at], *(_PLAIN if rows is None else rows[at])))
+                outcomes.append(append(values[at], *(NO_OPTIONS if rows is None else rows[at])))
             except WouldBlock:
                 break
             except (WalError, ValueError, TypeError) as error:
@@ -80,7 +78,7 @@ class Appender:
             async with self._turn:
                 while self._accept(values, rows, outcomes) < len(values):
                     at = len(outcomes)
-                    key, stream, headers, time_us = _PLAIN if rows is None else rows[at]
+                    key, stream, headers, time_us = NO_OPTIONS if rows is None else rows[at]
                     try:
                         offset = await self._wal.append(
                             values[at], key, stream, headers, time_us, Durability.MEMORY

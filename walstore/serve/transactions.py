@@ -10,9 +10,7 @@ from walstore.errors import LimitExceededError, WalClosedError
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.wire.message import ProtocolViolationError
-from walstore.wire.records import unpack_options, unpack_values
-
-_NOTHING = (None, None, None, None)
+from walstore.wire.records import NO_OPTIONS, unpack_options, unpack_values
 
 
 class _Open:
@@ -87,7 +85,7 @@ class ServedTransactions:
             rows = None if options is None else list(unpack_options(options, len(values)))
             try:
                 for at, value in enumerate(values):
-                    await one.transaction.append(value, *(_NOTHING if rows is None else rows[at]))
+                    await one.transaction.append(value, *(NO_OPTIONS if rows is None else rows[at]))
             except BaseException:
                 self._open.pop(number, None)
                 await one.transaction.rollback()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from tests.cases import case
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
 from walstore.files.posix import PosixFileSystem
 from walstore.groups.journal import (
     ENTRY,
@@ -19,6 +20,7 @@ from walstore.groups.journal import (
     decode,
     entry,
 )
+from walstore.testing import FaultyFileSystem
 
 ENTRIES = [
     entry(EntryKind.POSITION, 3),
@@ -82,6 +84,34 @@ def test_what_is_no_journal_or_a_newer_one_is_refused() -> None:
     for data in (HEADER.pack(MAGIC, 2), HEADER.pack(MAGIC, 1) + entry(99, 1)):  # type: ignore[arg-type]
         with case(data), pytest.raises(FormatVersionError):
             decode(data, "g")
+
+
+@pytest.mark.parametrize("call", ["replace", "sync_directory"])
+def test_after_a_replacement_that_may_have_happened_nothing_is_appended(
+    tmp_path: Path, call: str
+) -> None:
+    """Else it might go to a file that has lost its name."""
+    fs = FaultyFileSystem(PosixFileSystem())
+    made = GroupJournal(fs, tmp_path, "g")
+    made.load(1)
+    fs.fail(call, errno.ENOSPC, happened=True)
+    with pytest.raises(StorageUnavailableError) as failed:
+        made.rewrite([entry(EntryKind.POSITION, 9)])
+    assert not failed.value.retriable
+    made.close()
+    assert journal(tmp_path).load(1).position == 9
+
+
+def test_without_room_for_a_replacement_the_old_file_goes_on(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    made = GroupJournal(fs, tmp_path, "g")
+    made.load(1)
+    fs.fail("pwrite", errno.ENOSPC, name=".next")
+    with pytest.raises(OSError, match="space"):
+        made.rewrite([entry(EntryKind.POSITION, 9)])
+    made.append(ENTRIES[1], syncs=True)
+    made.close()
+    assert journal(tmp_path).load(1).settled == [(5, 8)]
 
 
 def test_made_appended_to_replaced_and_loaded(tmp_path: Path) -> None:

@@ -133,6 +133,14 @@ def test_after_a_restart_a_member_ends_what_is_still_to_be_read() -> None:
     assert (state.floor, taken(state, 11.0), taken(state, 11.0)) == (2, (2, 3), (3, 2))
 
 
+def test_what_is_still_to_be_read_is_remembered() -> None:
+    state = make(deliveries={1: 3, 2: 1, 3: 2}, leased_until={3: 4.0})
+    state.settle(2)
+    assert list(state.delivered()) == [(1, 3, False), (3, 2, True)]
+    offer(state, 1, "---")
+    assert list(state.delivered()) == [(1, 3, False), (3, 2, True)]
+
+
 def test_jobs_of_a_key_one_after_the_other() -> None:
     state = make(keys="aab-a", is_ordered=True)
     assert [taken(state) for _ in range(4)] == [(1, 1), (3, 1), (4, 1), None]
