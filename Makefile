@@ -119,7 +119,7 @@ fuzz: $(DEV) ## Open 5 000 damaged and forged logs and 1 500 buckets in every wa
 	PYTHONPATH=. $(VENV)/bin/python -m tests.fuzz $(ARGS)
 
 .PHONY: mutants
-mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and see which the quick tests catch: ARGS="tail cas"
+mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and see which the tests catch: ARGS="tail cas"
 	@$(VENV)/bin/python -m tests.mutants $(ARGS)
 
 .PHONY: check

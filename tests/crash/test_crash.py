@@ -116,6 +116,7 @@ def test_recordings_of_the_format_as_it_was_keep_their_promises(tmp_path: Path) 
     _try([load(GOLDEN / "life.xz"), load(GOLDEN / "life-restart.xz")], 1, tmp_path, _a_share)
 
 
+@pytest.mark.slow
 def test_the_recorded_disk_is_the_real_one(tmp_path: Path, can_trace: bool) -> None:
     """What programs see by the recorded calls alone is what is in the directory."""
     if not can_trace:

@@ -35,6 +35,7 @@ def test_damaged_and_forged_logs_are_refused_with_typed_errors(
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_logs_that_nobody_damaged_have_no_problems(bases: list[Base], tmp_path: Path) -> None:
     for base in bases:
         assert worker.open_input(tmp_path, inputs.undamaged(base)) == []

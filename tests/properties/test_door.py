@@ -274,6 +274,7 @@ def test_a_record_is_refused_at_once_or_in_the_log_as_given(
         assert record.timestamp_us >= latest
 
 
+@pytest.mark.slow
 @given(
     expect=optional(REGISTERS),
     update=optional(REGISTERS),

@@ -51,6 +51,7 @@ async def test_a_large_transaction_that_never_reached_the_disk_leaves_no_open_fi
     assert list(log_directory.glob("transaction-*")) == []
 
 
+@pytest.mark.slow
 def test_a_log_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         LogMachine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None)

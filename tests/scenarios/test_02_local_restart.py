@@ -23,6 +23,7 @@ async def test_L1_a_clean_restart_continues_at_the_next_offset(log_directory: Pa
     assert [record.value for record in records] == [b"%d" % n for n in range(101)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [5])
 async def test_L2_also_with_many_rotated_files(log_directory: Path, restarts: int) -> None:
     count = 0

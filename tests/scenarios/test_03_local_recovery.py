@@ -188,6 +188,7 @@ def check_flips(small_log: Path, scratch: Path, which: int, *, hints: bool, ever
     return harmless, len(whole), torn_from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hints", [True, False])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_L12_L13_a_flipped_bit_in_every_byte_is_found(

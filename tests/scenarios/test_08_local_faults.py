@@ -143,6 +143,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 async def test_L9_some_calls_fail(scratch: Path, how: str) -> None:
     await fail_each(scratch, 3, 7, **HOW[how])

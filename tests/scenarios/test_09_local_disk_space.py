@@ -190,6 +190,7 @@ async def test_on_a_real_disk_the_line_holds(small_disk: Path) -> None:
         check_contiguous(await read_all(wal))
 
 
+@pytest.mark.slow
 async def test_without_the_line_a_full_disk_fails_the_log(small_disk: Path) -> None:
     """What the watermark is for; see also L9 in test_08_local_faults.py."""
     settings = Settings(min_free_bytes=0, segment_bytes=256 * KIB, batch_bytes=16 * KIB)

@@ -78,6 +78,7 @@ async def go_through(
 # -- without room for a byte more ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [200, 260, 333, 390])
 @pytest.mark.parametrize("how", ["closed", "killed"])
 async def test_S16_a_log_on_a_full_disk_opens_again(

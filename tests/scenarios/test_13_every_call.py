@@ -89,6 +89,7 @@ class Workload:
             self.acknowledged[offset] = b"group"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
@@ -105,6 +106,7 @@ async def test_any_call_may_fail(fault: str, stride: int, tmp_path: Path) -> Non
     assert nth > 50
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("stride", STRIDES)
 async def test_the_power_may_go_before_any_call(stride: int, tmp_path: Path) -> None:

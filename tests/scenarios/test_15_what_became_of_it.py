@@ -171,6 +171,7 @@ async def live(directory: Path, fs: FaultyFileSystem, program: str, sync: Any, f
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -194,6 +195,7 @@ async def test_S11_every_call_of_a_commit_fails_and_every_outcome_is_true(
         await told.check(directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_S11_durable_is_still_there_when_the_power_goes_and_not_written_never_is(

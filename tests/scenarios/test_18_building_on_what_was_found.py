@@ -137,6 +137,7 @@ def harmed(directory: Path, fs: FaultyFileSystem, promises: Promises, life: int)
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["commit", "rotate"])
 @pytest.mark.parametrize("harm", HARMS)
 def test_S3_harmed_within_a_commit_or_a_rotation(
@@ -194,6 +195,7 @@ def live_twice(root: Path, harm: Callable, nth: int, cut_at: int) -> tuple[bool,
     return is_harmed, is_cut
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("harm", HARMS)
@@ -349,6 +351,7 @@ async def test_S16_synced_offsets_that_are_gone_are_logged(
 # -- S15: a large ledger ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_S15_fifty_tiny_appends_to_a_log_with_a_large_ledger_make_no_segment_each(
     scratch: Path,
 ) -> None:

@@ -205,6 +205,7 @@ async def test_nothing_hangs_that_was_under_way_at_the_fork(log_directory: Path,
     assert [record.value for record in found] == [b"1", b"2", b"3"]
 
 
+@pytest.mark.slow
 async def test_the_log_can_be_opened_again_while_a_child_lives(log_directory: Path) -> None:
     wal = await Wal.open(log_directory, settings=SMALL)
     await wal.append(b"1")

@@ -210,6 +210,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDINGS)
 def test_S8_all_that_was_accepted_is_on_disk_however_the_program_ends(
     log_directory: Path, how: str
@@ -258,6 +259,7 @@ async def test_S8_cancelled_right_behind_opening(log_directory: Path, rounds: in
     assert [record.value for record in await contents(log_directory)] == [b"accepted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", KINDS)
 async def test_S1_cancelled_at_any_turn_of_an_opening(tmp_path: Path, opening: Callable) -> None:
     """Then nobody holds the lock or a descriptor, and the next opening works."""

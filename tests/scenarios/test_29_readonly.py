@@ -162,6 +162,7 @@ async def test_a_reader_survives_many_writers(tmp_path: Path) -> None:
     assert life.largest_head > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.kill
 async def test_a_slow_reader_is_told_what_retention_took(tmp_path: Path) -> None:
     """A small budget for a fast writer: the reader is overtaken, goes on at the head, and never

@@ -64,6 +64,7 @@ async def test_parked_logs_survive_a_crash(scratch: Path, tmp_path: Path) -> Non
             assert await read_values(await store.wal(str(n))) == [b"0", b"1", b"2"]
 
 
+@pytest.mark.slow
 async def test_parked_logs_survive_a_power_loss(scratch: Path, tmp_path: Path) -> None:
     (scratch / "store").mkdir()
     power = PowerLossFileSystem(scratch / "store", PosixFileSystem())

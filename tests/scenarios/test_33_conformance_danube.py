@@ -298,6 +298,7 @@ async def test_C10_a_cursor_does_not_pass_over_records_that_take_the_place_of_lo
         ]
 
 
+@pytest.mark.slow
 async def test_C12_readers_pass_over_nothing_on_their_way_to_what_is_whole(
     log_directory: Path,
 ) -> None:

@@ -261,6 +261,7 @@ async def _outcome(appending: Awaitable[int]) -> object:
         return error
 
 
+@pytest.mark.slow
 async def test_uploaded_segments_leave_the_local_disk(log_directory: Path) -> None:
     """With a local budget, sealed segments go once they are uploaded; readers find them in the cloud."""
     store = FaultyStore(MemoryStore())

@@ -65,6 +65,7 @@ async def pass_time(clock: ManualClock, task: asyncio.Future[object]) -> None:
     assert task.done(), "nothing arrives"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["swap", "chain"])
 @pytest.mark.parametrize("parallel_puts", [False, True])
 async def test_a_writer_with_many_fragments(

@@ -157,6 +157,7 @@ async def test_the_same_segments_as_appending_makes(tmp_path: Path) -> None:
     assert await records_of(tmp_path / "new") == expected
 
 
+@pytest.mark.slow
 async def test_up_to_an_offset_it_is_another_log(tmp_path: Path) -> None:
     """It may not ship to the prefix, where other records have its offsets; elsewhere it may."""
     store = MemoryStore()
@@ -423,6 +424,7 @@ async def test_compressed_and_in_larger_segments(tmp_path: Path) -> None:
     assert await records_of(tmp_path / "new") == expected
 
 
+@pytest.mark.slow
 async def test_little_fragments_do_not_make_little_batches(tmp_path: Path) -> None:
     store = MemoryStore()
     manifest = Manifest.initial("w")
@@ -476,6 +478,7 @@ async def test_a_sealed_log(tmp_path: Path) -> None:
     assert await records_of(tmp_path / "new") == expected
 
 
+@pytest.mark.slow
 async def test_through_snapshots_and_after_a_collection(tmp_path: Path) -> None:
     """What older manifests named one by one is found through the tree, from where the log begins."""
     store = MemoryStore()

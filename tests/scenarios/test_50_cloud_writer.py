@@ -452,6 +452,7 @@ async def test_sealed_under_way(kind: str) -> None:
     await ledger.check(inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 async def test_cancelled_callers(kind: str) -> None:
     """A caller that goes away at any moment takes nothing with it: neither puts nor other appends."""

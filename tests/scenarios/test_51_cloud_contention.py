@@ -187,6 +187,7 @@ async def test_the_same_directory_opened_twice(tmp_path: Path, inner: MemoryStor
     assert await cloud_values(inner) == expected
 
 
+@pytest.mark.slow
 async def test_a_copy_of_the_directory_races_the_original(
     tmp_path: Path, inner: MemoryStore
 ) -> None:

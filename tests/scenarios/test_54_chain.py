@@ -63,6 +63,7 @@ class MemoryStoreWithout(MemoryStore):
         raise self._error
 
 
+@pytest.mark.slow
 async def test_resharding_and_another_alpha() -> None:
     store = MemoryStore()
     expected: list[bytes] = []
@@ -120,6 +121,7 @@ async def test_the_tools_do_not_care(tmp_path: Path) -> None:
     assert all(key.startswith("manifest/") for key in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
 async def test_killed_at_every_call_of_the_store(fault: type[Fault]) -> None:
     """Whatever was acknowledged is read back, in order, once, when the next writer has opened."""

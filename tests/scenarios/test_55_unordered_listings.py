@@ -33,6 +33,7 @@ def open_chain(store):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_writers_of_a_chain_take_turns(seed: int) -> None:
     """With more manifests than prove an order."""
@@ -47,6 +48,7 @@ async def test_writers_of_a_chain_take_turns(seed: int) -> None:
     assert await cloud_values(shuffled(memory, seed + 100)) == expected
 
 
+@pytest.mark.slow
 async def test_an_order_by_parts_is_found_out() -> None:
     """Each part proves an order, and the newest manifest is in the last one."""
 
@@ -67,6 +69,7 @@ async def test_an_order_by_parts_is_found_out() -> None:
                 assert reader.tail == len(expected) + 1
 
 
+@pytest.mark.slow
 async def test_two_writers_and_a_reader_at_once() -> None:
     """Nothing is lost, doubled or missed by who looks meanwhile."""
     memory = MemoryStore()
@@ -168,6 +171,7 @@ def test_an_order_is_proven_by_many_keys_alone() -> None:
     assert not order.is_proven
 
 
+@pytest.mark.slow
 async def test_an_ordered_listing_is_left_early() -> None:
     """As many names as recovery needs, however long the chain is."""
 

@@ -301,6 +301,7 @@ async def test_keep_seconds_goes_by_the_records_time() -> None:
 # -- a local log with a tier -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_local_log_ships_on_beside_a_collector(log_directory: Path) -> None:
     """Its next publishing finds the head moved; nothing is shipped twice and nothing is lost."""
     store = MemoryStore()
@@ -322,6 +323,7 @@ async def test_a_local_log_ships_on_beside_a_collector(log_directory: Path) -> N
     await check_log(store, 56, 62)
 
 
+@pytest.mark.slow
 async def test_a_local_log_whose_tier_has_lost_its_beginning(log_directory: Path) -> None:
     """Records that only the cloud had, and that were collected, are trimmed; the rest is there."""
     store = MemoryStore()

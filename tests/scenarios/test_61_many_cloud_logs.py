@@ -85,6 +85,7 @@ async def test_a_child_process_has_threads_of_its_own(tmp_path: Path) -> None:
     assert said.strip() == b"read"
 
 
+@pytest.mark.slow
 async def test_writers_share_their_threads() -> None:
     async with AsyncExitStack() as stack:
         for _ in range(100):

@@ -67,6 +67,7 @@ def test_a_store_that_ignores_conditions_is_found() -> None:
     broken({"one-history", "offsets"}, range(6, 9), lies=True, others=("read",), **FINE)
 
 
+@pytest.mark.slow
 def test_a_collector_that_takes_what_is_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def highest(cursors: Sequence[CloudCursor], now_us: int) -> CloudCursor | None:
         return max(cursors, key=lambda cursor: cursor.position, default=None)
@@ -78,6 +79,7 @@ def test_a_collector_that_takes_what_is_held_is_found(monkeypatch: pytest.Monkey
     broken({"held"}, range(4, 12, 2), others=others, **plan)
 
 
+@pytest.mark.slow
 def test_a_seal_that_seals_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(found: object) -> None:
         pass

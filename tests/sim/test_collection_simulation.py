@@ -39,6 +39,7 @@ def test_transactions_on_lists(first: int) -> None:
         assert happened["transactions ok"] > 0
 
 
+@pytest.mark.slow
 def test_a_seed_is_always_the_same_history() -> None:
     traces = []
     for _ in range(2):
@@ -72,6 +73,7 @@ BUSY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_compaction_beyond_what_readers_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def greatest(head: Head) -> Head:
         most = max([head.since, *(hold.frontier for hold in head.readers.values())])
@@ -119,6 +121,7 @@ def test_a_listener_that_holds_nothing_is_found(monkeypatch: pytest.MonkeyPatch)
     broken({"fails-for-a-cause", "as-of", "listen"}, range(6), **BUSY)
 
 
+@pytest.mark.slow
 def test_an_append_that_takes_whatever_place_there_is_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

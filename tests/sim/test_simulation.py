@@ -18,6 +18,7 @@ def test_histories(first: int) -> None:
         simulate(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 11, 24])
 def test_a_seed_is_always_the_same_history(seed: int) -> None:
     traces = []
@@ -98,6 +99,7 @@ def test_lost_records_are_found() -> None:
     assert broken(written(1, 2), []) == "durable-survives"
 
 
+@pytest.mark.slow
 def test_half_a_group_is_found() -> None:
     book = written(1)
     book.submit("many", [20, 20])

@@ -116,6 +116,7 @@ async def test_in_an_event_loop_it_refuses(tmp_path: Path) -> None:
         walstore.sync.open(tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_refused(tmp_path: Path) -> None:
     program = """
 import os, sys, walstore.sync

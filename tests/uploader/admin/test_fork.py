@@ -171,6 +171,7 @@ async def test_an_empty_fork_from_the_middle(source, target, worker) -> None:
     assert (done.start, done.limit, done.next_seq_no) == (4, 4, 2)
 
 
+@pytest.mark.slow
 async def test_82_deep_trees(source, target, worker) -> None:
     """The fork's own tree need not be that of the source."""
     log = await begin(source, worker, fragments=40)
@@ -204,6 +205,7 @@ async def test_82_several_forks_are_independent(source, worker) -> None:
     assert await pins(source) == []
 
 
+@pytest.mark.slow
 async def test_85_forks_of_a_log_that_is_written(source, worker) -> None:
     """Each is a beginning of it."""
     log = await begin(source, worker, fragments=1)

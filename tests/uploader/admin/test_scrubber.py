@@ -85,6 +85,7 @@ async def test_a_sound_log(store, worker, fragments) -> None:
     assert report.snapshots >= len(log.manifest.snapshots)
 
 
+@pytest.mark.slow
 async def test_70_a_hundred_appends_of_ten_records_rolled_up_by_twos(store) -> None:
     """wal3's case: a deep tree made by a writer at work."""
     settings = WriterSettings(interval_seconds=0.0, roll_up=TINY)
@@ -521,6 +522,7 @@ async def test_so_many_at_once(store, worker) -> None:
 # -- beside others -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_collected_while_it_reads(store, worker) -> None:
     """At whichever call: what is gone was collected, and that is no fault."""
     for nth in range(1, 60):

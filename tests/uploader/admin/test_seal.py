@@ -556,6 +556,7 @@ async def test_beside_a_writer_that_never_pauses(worker) -> None:
     assert (await store.inner.get(layout.fragment_path(found.next_seq_no))).data == blocker(end)
 
 
+@pytest.mark.slow
 async def test_beside_a_writer_that_does_not_know_the_mark(worker) -> None:
     """It puts before one call of the sealer, and swaps before the same one or a later one."""
     for puts_at, swaps_at in itertools.combinations_with_replacement(range(1, 10), 2):
@@ -578,6 +579,7 @@ async def test_beside_a_writer_that_does_not_know_the_mark(worker) -> None:
 # -- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_killed_at_every_call_and_called_again(worker, fault: type[Fault]) -> None:
     for nth in range(1, 50):

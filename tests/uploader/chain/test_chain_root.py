@@ -425,6 +425,7 @@ async def test_resharding_is_closing_and_opening(store, opened) -> None:
 # -- roll-ups ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_chain_is_rolled_up_as_it_grows(store, opened) -> None:
     log = opened(alpha=8)
     await log.load_or_create("w")

@@ -171,6 +171,7 @@ def test_an_author_alone_lets_nothing_expire() -> None:
         assert link.kept == (Kept(1, 1, 5),)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 300), st.randoms(use_true_random=False))
 def test_what_is_kept_takes_little_room(count: int, random) -> None:
     """Under contention ranges are joined; none of the takeovers is forgotten."""

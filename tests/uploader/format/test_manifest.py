@@ -108,6 +108,7 @@ def test_a_manifest_with_a_snapshot() -> None:
     assert (manifest.oldest_offset, manifest.next_offset, manifest.next_seq_no) == (1, 4, 4)
 
 
+@pytest.mark.slow
 @given(MANIFESTS)
 def test_any_manifest_reads_back_as_it_was(manifest: Manifest) -> None:
     data = manifest.serialise()

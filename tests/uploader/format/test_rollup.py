@@ -95,6 +95,7 @@ THRESHOLDS = st.tuples(st.integers(1, 100), st.integers(2, 100))
 # -- the algebra -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 9), THRESHOLDS, st.booleans()), min_size=1, max_size=12),
     st.data(),

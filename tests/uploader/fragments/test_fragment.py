@@ -56,6 +56,7 @@ def inspect(data: bytes) -> Fragment:
 # -- ours --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(record_lists(), st.data())
 def test_every_record_comes_back_as_it_was(records: list[Record], data: st.DataObject) -> None:
     limit = records[-1].offset + 1
@@ -93,6 +94,7 @@ def test_the_setsum_covers_the_fragments_time_not_the_records() -> None:
     assert encode(records).setsum.hexdigest() == setsum_hex(items)
 
 
+@pytest.mark.slow
 def test_a_fragment_of_many_batches_and_row_groups() -> None:
     values = [os.urandom(1500) for _ in range(7000)]
     batches = [
@@ -335,6 +337,7 @@ def test_a_missing_tail_shows() -> None:
             )
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_record_unseen() -> None:
     """Without hashing: the page checksums, and for the footer its structure, must do."""
     records = [
@@ -393,6 +396,7 @@ def test_it_shows_what_a_local_batch_shows(records: list[Record], data: st.DataO
     assert not found.may_hold_stream("no such stream")
 
 
+@pytest.mark.slow
 @given(record_lists(), st.data())
 def test_the_records_of_a_stream(records: list[Record], data: st.DataObject) -> None:
     streams = data.draw(st.lists(st.sampled_from(["a", "b", None]), min_size=20, max_size=20))
@@ -419,6 +423,7 @@ def test_a_fragment_of_one_stream_is_left_as_it_is() -> None:
     assert whole.select_stream("eu") is whole
 
 
+@pytest.mark.slow
 @given(record_lists(), st.data())
 def test_slices_are_slices(records: list[Record], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=2)))

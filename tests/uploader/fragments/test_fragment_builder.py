@@ -99,6 +99,7 @@ def cut_up(draw: st.DrawFn) -> tuple[list[Record], list[list[Batch]]]:
 # -- parts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both_ways
 @settings(max_examples=25)
 @given(cut=cut_up(), is_all_added=st.booleans())
@@ -124,6 +125,7 @@ def test_parts_make_the_same_fragment(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(cut_up())
 def test_either_way_of_ending_it_gives_the_same(
@@ -314,6 +316,7 @@ def test_batches_that_are_refused_change_nothing() -> None:
     assert (found.start, found.limit, found.setsum) == (1, 3, expected.setsum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [0, 64], ids=["column by column", "record by record"])
 @given(records=record_lists(), data=st.data())
 def test_the_columns_are_those_of_the_batches(few: int, records: list[Record], data) -> None:

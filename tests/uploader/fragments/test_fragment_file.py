@@ -191,6 +191,7 @@ def test_short_values_beside_a_long_one_are_read_in_steps() -> None:
         assert fragment_file.read(data, path="p").records.column("value").to_pylist() == bodies
 
 
+@pytest.mark.slow
 def test_every_file_that_a_writer_makes_is_within_bounds() -> None:
     """The longest fragments with the fewest bytes: zeros, and empty values."""
     for size, rows in ((0, 1_000_000), (1 << 20, 64), (16 << 20, 4)):

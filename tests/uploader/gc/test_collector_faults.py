@@ -32,6 +32,7 @@ from walstore.errors import (
 # -- dying, and lost answers -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
 async def test_killed_at_every_call(fault: Callable[[], Fault]) -> None:
     """The log is sound at every moment, and the next collector finishes."""

@@ -118,6 +118,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.dictionaries(st.sampled_from(["a", "b"]), JSON) | JSON | st.binary(), max_size=4)
 )

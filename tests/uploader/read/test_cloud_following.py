@@ -103,6 +103,7 @@ async def test_faults_and_deletion_show_as_ever(clock) -> None:
             await log.refresh()
 
 
+@pytest.mark.slow
 async def test_a_time_in_a_deep_tree() -> None:
     """256 fragments under snapshots of four, four levels deep: about log2 of them are looked at."""
     store = FaultyStore(MemoryStore())

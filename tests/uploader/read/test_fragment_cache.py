@@ -108,6 +108,7 @@ async def test_nothing_is_kept_without_room(directory, clock) -> None:
         FragmentCache(directory, max_bytes=-1)
 
 
+@pytest.mark.slow
 async def test_several_processes_share_it(cache, directory, clock) -> None:
     """Each may exceed the budget by an eighth before it looks what the others did."""
     other = FragmentCache(directory, max_bytes=1000, clock=clock)

@@ -75,6 +75,7 @@ async def test_columns_are_those_of_the_whole(store, reader, count, names):
         assert found.to_arrow().column(name).equals(whole.column(name))
 
 
+@pytest.mark.slow
 async def test_only_what_is_wanted_is_fetched(store, reader):
     entry = await put(store, records(10_000))
     assert entry.num_bytes > 20_000_000

@@ -255,6 +255,7 @@ async def test_who_goes_on_is_recognised(store, fragments, manifest) -> None:
     await until(lambda: fetched(store) > 3 + MOST_FRAGMENTS + 5)
 
 
+@pytest.mark.slow
 async def test_many_readers_are_served(store, fragments, manifest) -> None:
     """Ahead of four at most, in turn."""
     readers = ReadersAhead(fragments, max_bytes=1 << 20, most=4)

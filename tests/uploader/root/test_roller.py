@@ -305,6 +305,7 @@ async def test_a_store_that_takes_no_snapshots_for_a_while(store, opened, caplog
     assert await named(store) == list(range(1, 45))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_killed_at_every_store_call_and_restarted(impatient, opened, fault) -> None:
     """The next writer goes on with what is there; nothing is lost, and every snapshot named is there."""
@@ -356,6 +357,7 @@ async def test_runs_of_many_fragments_are_kept_up_with(store, opened) -> None:
     assert await named(store) == list(range(1, 201))
 
 
+@pytest.mark.slow
 async def test_the_defaults_suit_a_large_log(store, opened) -> None:
     settings = RollUpSettings()
     log = opened(settings.fragments_per_snapshot, settings.snapshots_per_snapshot)

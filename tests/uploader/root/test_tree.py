@@ -135,6 +135,7 @@ async def test_the_end_of_the_manifest_is_the_limit(store, tree) -> None:
     assert numbers(await tree.entries(manifest, 95)) == list(range(10, 24))
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 60),
     st.integers(1, 5),
@@ -287,6 +288,7 @@ def reaching(offset: int, looks: list[Fragment]) -> Callable[[Fragment], Awaitab
     return reaches
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(2, 5), st.integers(-5, 620))
 def test_the_first_that_reaches_is_found_in_any_tree(
     count: int, low: int, high: int, offset: int

@@ -48,6 +48,7 @@ def deletes(path: Path) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_nobody_deletes_past_the_gate() -> None:
     found = []
     for path in sorted(ROOT.rglob("*.py")):

@@ -94,6 +94,7 @@ def test_a_batch_without_updates() -> None:
     assert (footer.rows, found.num_rows, footer.digest) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_changed_byte_is_found_or_harmless() -> None:
     data = made(some(), DIFF)
     expected = batch_file.decode(data, path="p")
@@ -180,6 +181,7 @@ def test_forged_columns_are_found() -> None:
         updates.upgrade(batch_file.decode(forged(other, entry()), path="p")[1], DIFF, path="p")
 
 
+@pytest.mark.slow
 def test_a_file_that_would_take_gigabytes_is_refused() -> None:
     rows, value = 1 << 17, "x" * (1 << 16)
     values = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([value]))

@@ -159,6 +159,7 @@ async def test_the_same_batch_that_arrives_late_is_known_to_be_merged():
         assert await now(collection) == [(1, "a", 1)]
 
 
+@pytest.mark.slow
 async def test_more_merges_than_are_remembered_leave_the_outcome_unknown():
     site = Site()
     program = site.program()
@@ -516,6 +517,7 @@ async def test_objects_of_other_programs_neither_go_nor_stop_a_deletion():
     assert set(strange) < set(await site.keys())
 
 
+@pytest.mark.slow
 async def test_an_append_is_remembered_until_64_others_were_merged_and_an_hour_has_passed():
     site = Site()
     async with site.program().opened() as collection, site.program().controller() as keeper:

@@ -69,6 +69,7 @@ async def test_what_is_pending_becomes_part_of_a_version():
     assert await everything(site) == before
 
 
+@pytest.mark.slow
 async def test_batches_stay_few_and_old_updates_are_rewritten_rarely():
     site = Site()
     written = 0
@@ -330,6 +331,7 @@ async def _compact_and_collect(program: Program) -> None:
     await keeper.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("happens", [True, False])
 @pytest.mark.parametrize("says", ["timeout", "412", "500"])
 async def test_whatever_the_store_says_of_a_commit_no_object_of_a_version_is_missing(says, happens):
@@ -385,6 +387,7 @@ async def test_it_expires_readers():
         assert await keeper.expire("lost") is False
 
 
+@pytest.mark.slow
 async def test_a_pass_takes_no_more_than_it_may():
     site = Site()
     await fill(site, 20)

@@ -49,6 +49,7 @@ def document(head: Head) -> Any:
     return json.loads(head.serialise())
 
 
+@pytest.mark.slow
 @given(head=HEADS, rows=st.lists(st.integers(0, 9), max_size=3))
 def test_a_head_is_read_back(head: Head, rows: list[int]) -> None:
     like = head_of(*rows)

@@ -70,6 +70,7 @@ async def test_a_reader_that_registers_during_a_compaction_reads_what_it_holds(m
             assert content(await new.snapshot(as_of=12)) == [(1, "b")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["reader", "clone"])
 async def test_a_reader_that_registers_during_a_collection_reads_what_it_holds(method):
     """At every call of the collector: it comes before the floor, or begins with a newer version."""

@@ -14,6 +14,7 @@ U64 = st.integers(0, MAX_U64)
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 
 
+@pytest.mark.slow
 @given(number=U64, writer=NAMES)
 def test_each_key_is_read_back_as_what_it_is_and_as_nothing_else(number: int, writer: str) -> None:
     version, merged = names.version_key(number), names.merged_key(number)

@@ -23,6 +23,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @given(record_lists())
 def test_records_go_round(records: list[Record]) -> None:
     batch = batch_of(build(records))
@@ -53,6 +54,7 @@ def test_slices_hold_their_part(records: list[Record], data: st.DataObject) -> N
     assert batch.records() == records
 
 
+@pytest.mark.slow
 @given(record_lists(), st.data())
 def test_arrow_holds_the_same(records: list[Record], data: st.DataObject) -> None:
     batch = batch_of(build(records))
@@ -191,6 +193,7 @@ def test_a_frame_of_a_newer_version_is_refused() -> None:
         FrameBatch(memoryview(data), header)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_even", [True, False])
 def test_any_part_of_a_large_frame_is_what_the_whole_says(is_even: bool) -> None:
     """Parts are decoded on their own, wherever they begin, without what lies around them."""

@@ -73,6 +73,7 @@ def other_kinds(records: list[Record], data: st.DataObject) -> Batch:
     return ConcatBatch([whole.slice(whole.start, cut), whole.slice(cut, whole.limit)])
 
 
+@pytest.mark.slow
 @given(lists_of_streams(), NAMES, st.data())
 def test_the_records_of_a_stream(records: list[Record], name: str, data: st.DataObject) -> None:
     batch = other_kinds(records, data)
@@ -86,6 +87,7 @@ def test_the_records_of_a_stream(records: list[Record], name: str, data: st.Data
     assert not kept or part.may_hold_stream(name)
 
 
+@pytest.mark.slow
 @given(lists_of_streams(), NAMES, st.data())
 def test_slices_of_a_selection(records: list[Record], name: str, data: st.DataObject) -> None:
     batch = other_kinds(records, data).select_stream(name)
@@ -97,6 +99,7 @@ def test_slices_of_a_selection(records: list[Record], name: str, data: st.DataOb
         check(batch, kept, start, limit)
 
 
+@pytest.mark.slow
 @given(lists_of_streams(), st.data())
 def test_a_selection_of_a_selection(records: list[Record], data: st.DataObject) -> None:
     batch = batch_of(build(records))
@@ -108,6 +111,7 @@ def test_a_selection_of_a_selection(records: list[Record], data: st.DataObject) 
         check(chosen.select_stream(name), kept, batch.start, batch.limit)
 
 
+@pytest.mark.slow
 @given(lists_of_streams(), NAMES, st.integers(0, 5), st.integers(0, 5))
 def test_an_interval_may_reach_further(
     records: list[Record], name: str, before: int, behind: int
@@ -122,6 +126,7 @@ def test_an_interval_may_reach_further(
     check(part, kept, start + before, limit)
 
 
+@pytest.mark.slow
 @given(st.lists(lists_of_streams(), min_size=1, max_size=4), NAMES)
 def test_what_is_kept_of_batches_covers_what_was_looked_at(lists, name: str) -> None:
     batches: list[Batch] = []

@@ -75,6 +75,7 @@ def framed(
     return list(found)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(0, 500))
 @example([(b"", None, None, {}, 0)], 0)
 @example([(b"", b"", None, {}, 7), (b"a", None, "eu", {"a": b""}, 5)], 6)
@@ -86,6 +87,7 @@ def test_as_the_writer_of_the_log_would(rows: list[Row], floor_us: int) -> None:
     assert one.count == len(rows)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 500), st.integers(0, 39))
 def test_cut_anywhere_it_is_the_same_records(rows: list[Row], batch_bytes: int, skip: int) -> None:
     """Also from a slice of an array, as row groups are."""

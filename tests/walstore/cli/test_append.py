@@ -104,6 +104,7 @@ def test_a_line_over_the_limit_keeps_those_before_it(cli: Cli, log_directory: Pa
     assert [record.value for record in _records(log_directory)] == [b"one", b"two"]
 
 
+@pytest.mark.slow
 def test_the_limit_can_be_raised_and_lowered(cli: Cli, log_directory: Path, tmp_path: Path) -> None:
     """The option that the message names helps; records before the refused one are in the log."""
     line = bytes(17 << 20)

@@ -96,6 +96,7 @@ def test_verbs_that_take_any_directory(cli: Cli, place: Path) -> None:
         _check(cli, verb, "file", {1, 3}, "file")
 
 
+@pytest.mark.slow
 def test_verbs_on_stores(cli: Cli, place: Path) -> None:
     for verb in (*STORE, *READERS):
         for location, code, words in NO_STORES:

@@ -19,6 +19,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 def test_all_parts(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", tmp_path, "--seconds", "0.2", "--producers", 8)
     assert (done.code, done.err) == (0, "")

@@ -133,6 +133,7 @@ def test_a_log_that_is_open(log: Path, tmp_path: Path) -> None:
     assert b"open for writing elsewhere" in err
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written(cli: Cli, log: Path) -> None:
     done = cli("upload", log, "file:///proc/walstore-store")
     assert done.code in (1, 3)
@@ -148,6 +149,7 @@ def test_s3(cli: Cli, log: Path, s3_url: str) -> None:
     assert cli("inspect", s3_url, "--json").json["tail"] == 101
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bucket_that_does_not_exist(cli: Cli, log: Path, s3_url: str) -> None:
     url = s3_url.replace("bucket-", "no-such-bucket-")
@@ -332,6 +334,7 @@ def test_a_bar_is_shown_on_terminals_only(stored: str, tmp_path: Path, verb: str
     assert b"\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_from_s3(cli: Cli, log: Path, s3_url: str, tmp_path: Path) -> None:
     assert cli("upload", log, s3_url).code == 0

@@ -86,6 +86,7 @@ def test_a_damaged_cursor_is_shown_and_can_be_replaced(cli: Cli, log: Path) -> N
     assert (found["position"], found["problem"]) == (41, None)
 
 
+@pytest.mark.slow
 async def test_beside_a_writer(log: Path) -> None:
     import sys
 

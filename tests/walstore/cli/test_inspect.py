@@ -38,6 +38,7 @@ def test_a_directory_as_json(cli: Cli, log: Path) -> None:
     assert (segment["start"], segment["limit"], segment["sealed"]) == (1, 101, False)
 
 
+@pytest.mark.slow
 def test_many_segments_stay_on_one_screen(cli: Cli, log_directory: Path) -> None:
     asyncio.run(fill(log_directory, records=20_000))
     done = cli("inspect", log_directory)
@@ -155,6 +156,7 @@ def test_an_empty_log(cli: Cli, log_directory: Path) -> None:
     assert cli("segments", log_directory).lines[1].split()[:4] == ["1", "1", "0", "0"]
 
 
+@pytest.mark.slow
 async def test_beside_a_writer(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         for _ in range(30):

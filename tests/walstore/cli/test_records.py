@@ -59,6 +59,7 @@ async def _stop(process: asyncio.subprocess.Process, number: int) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_follows_a_live_log_over_rotation_until_a_signal(
     log_directory: Path, number: int
@@ -77,6 +78,7 @@ async def test_follows_a_live_log_over_rotation_until_a_signal(
         await _stop(process, number)
 
 
+@pytest.mark.slow
 async def test_follows_one_stream(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         await wal.append(b"before", stream="eu")

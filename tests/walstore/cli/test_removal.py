@@ -73,6 +73,7 @@ def test_what_is_not_shipped_yet_stays(cli: Cli, log: Path, stored: str) -> None
     assert cli("inspect", log, "--json").json["head"] == 1
 
 
+@pytest.mark.slow
 def test_a_log_that_is_open(log: Path) -> None:
     async def hold() -> tuple[int | None, bytes]:
         async with Wal.open(log):

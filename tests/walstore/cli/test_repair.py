@@ -104,6 +104,7 @@ def test_harmless_damage_needs_only_a_confirmation(cli: Cli, log: Path) -> None:
     assert cli("repair", log).code == 0
 
 
+@pytest.mark.slow
 def test_a_log_that_is_open(log: Path) -> None:
     flip(log / "CHECKPOINT", 30)
 

@@ -65,6 +65,7 @@ def test_nothing_is_asked_of_a_store_if_nothing_is_damaged(cli: Cli, log: Path) 
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_mistakes(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     asyncio.run(fill(other, records=10))

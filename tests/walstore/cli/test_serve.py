@@ -128,6 +128,7 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
             assert word in done.error
 
 
+@pytest.mark.slow
 async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log"):
         done = subprocess.run(

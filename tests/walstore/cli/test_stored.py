@@ -264,6 +264,7 @@ def test_seal(cli: Cli, log: Path, shipped: str) -> None:
         assert "sealed" in done.err
 
 
+@pytest.mark.slow
 def test_fork(cli: Cli, log: Path, shipped: str, tmp_path: Path) -> None:
     target = (tmp_path / "fork").as_uri()
     found = cli("fork", shipped, target, "--json").json

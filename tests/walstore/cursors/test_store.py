@@ -277,6 +277,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_two_processes_lose_no_commit(log: StillLog) -> None:
     """Each adds 25 to the position by compare-and-swap."""
     root = Path(__file__).parents[3]

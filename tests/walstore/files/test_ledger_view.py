@@ -119,6 +119,7 @@ def crash_with(cell: bytes, source: Path, target: Path, *, hint: bytes | None = 
     return target
 
 
+@pytest.mark.slow
 async def test_a_cell_of_before_a_power_loss_is_overtaken(
     log_directory: Path, tmp_path: Path
 ) -> None:

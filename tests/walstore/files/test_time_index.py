@@ -139,6 +139,7 @@ async def play(directory: Path, actions) -> None:
         await wal.aclose()
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(ACTIONS)
 def test_it_agrees_with_a_plain_list(actions) -> None:
@@ -207,6 +208,7 @@ def sealed_segments(directory: Path) -> list[Segment]:
     return [Segment(path, int(path.stem)) for path in segments(directory)]
 
 
+@pytest.mark.slow
 async def test_files_looked_at_grow_with_the_logarithm(
     many: tuple[Path, list[int]], faulty: FaultyFileSystem
 ) -> None:

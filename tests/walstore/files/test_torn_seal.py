@@ -54,6 +54,7 @@ def torn(whole: bytes, at: int) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(300, 340, 8))
 def test_any_sector_of_the_footer_may_be_lost(first: int, tmp_path: Path) -> None:
     for size in range(first, 820, 40):

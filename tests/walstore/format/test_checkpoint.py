@@ -52,6 +52,7 @@ def test_checkpoint_round_trip(original) -> None:
     assert comparable(found) == comparable(original)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_makes_it_no_checkpoint() -> None:
     whole = checkpoint.encode_checkpoint(make())
     for bit in range(8 * len(whole)):

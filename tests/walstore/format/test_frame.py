@@ -105,6 +105,7 @@ def test_a_frame_byte_by_byte() -> None:
 # -- round trips ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(record_lists(), st.integers(0, (1 << 32) - 1), st.integers(0, 7))
 def test_headers_go_round(records: list[Record], previous_crc: int, words: int) -> None:
     data = build(records, previous_crc=previous_crc, epoch=3, synced_limit=1)
@@ -270,6 +271,7 @@ def test_a_frame_cut_anywhere_is_not_whole() -> None:
         assert not is_good(data[:size] + bytes(len(data) - size))
 
 
+@pytest.mark.slow
 @given(record_lists(), st.data())
 def test_overwritten_bytes_are_found(records: list[Record], data: st.DataObject) -> None:
     whole = build(records)

@@ -50,12 +50,14 @@ def after(history: list[Marks], **options: int) -> Ledger:
     return ledger
 
 
+@pytest.mark.slow
 @given(histories())
 def test_marks_survive_encoding(history: list[Marks]) -> None:
     decoded = [Marks.decode(marks.encode()) for marks in history]
     assert decoded == history
 
 
+@pytest.mark.slow
 @given(histories())
 def test_merged_marks_do_what_they_did_one_by_one(history: list[Marks]) -> None:
     merged = Marks()
@@ -67,6 +69,7 @@ def test_merged_marks_do_what_they_did_one_by_one(history: list[Marks]) -> None:
     assert state(ledger) == (registers, producers, streams, head)
 
 
+@pytest.mark.slow
 @given(histories(), st.integers(1, 4), st.integers(1, 3))
 def test_the_whole_ledger_makes_any_other_equal(
     history: list[Marks], window: int, producers: int
@@ -79,6 +82,7 @@ def test_the_whole_ledger_makes_any_other_equal(
     assert ledger.is_empty == (not any(state(ledger)))
 
 
+@pytest.mark.slow
 @given(histories(), st.integers(1, 4), st.integers(1, 3))
 def test_its_size_is_known_without_counting(
     history: list[Marks], window: int, producers: int

@@ -280,6 +280,7 @@ def test_summaries_compare_by_value() -> None:
     assert dataclasses.replace(SUMMARY, last_crc=1) != SUMMARY
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.text(min_size=1, max_size=8), max_size=5), max_size=8), st.text())
 def test_what_was_added_may_be_there(added: list[set[str]], other: str) -> None:
     streams = SegmentStreams()

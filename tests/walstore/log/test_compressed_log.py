@@ -77,6 +77,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_without_a_library_opening_and_reading_say_what_is_missing(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log", settings=ZSTD.replace(segment_bytes=1 * MIB)) as wal:
         await wal.append(b"text " * 1000)

@@ -277,6 +277,7 @@ def test_an_impossible_length_asks_for_no_memory(log_directory) -> None:
     assert read(log_directory) == [b"kept"]
 
 
+@pytest.mark.slow
 def test_a_seal_cut_at_any_byte_is_undone(log_directory, tmp_path) -> None:
     """Killed while it sealed, before the next segment was there."""
     opened = open_blocking(log_directory)

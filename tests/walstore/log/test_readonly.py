@@ -151,6 +151,7 @@ async def test_visible_is_durable(log_directory: Path, faulty: FaultyFileSystem)
         assert (await reading).offset == offset
 
 
+@pytest.mark.slow
 async def test_what_syncing_is_left_to_the_system_for_is_seen_once_written(
     log_directory: Path,
 ) -> None:
@@ -183,6 +184,7 @@ async def test_large_transactions_come_whole(log_directory: Path) -> None:
             assert numbers([await anext(reader) for _ in range(50)]) == list(range(50))
 
 
+@pytest.mark.slow
 async def test_changes_without_records_are_passed_over(log_directory: Path) -> None:
     """Registers and streams make frames and segments that hold no record."""
     async with Wal.open(log_directory, settings=SMALL) as wal:

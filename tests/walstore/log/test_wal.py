@@ -341,6 +341,7 @@ async def test_visible_is_durable(wal, faulty) -> None:
     reading.cancel()
 
 
+@pytest.mark.slow
 async def test_times_find_records_across_batches_segments_and_restarts(log_directory) -> None:
     clock = ManualClock()
     moments = []

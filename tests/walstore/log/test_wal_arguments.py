@@ -170,6 +170,7 @@ async def test_a_stream_that_cannot_be_there_is_not_closed(wal) -> None:
 # -- large groups ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_others_run_while_a_large_group_is_checked_and_read(log_directory: Path) -> None:
     """The loop is never held for the whole group: not by the append, and not by a reader of it."""
     count, turns = 200_000, 0

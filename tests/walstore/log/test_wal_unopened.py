@@ -57,6 +57,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_L15_an_opener_in_another_process_wins_until_it_dies(log_directory) -> None:
     holder = await asyncio.create_subprocess_exec(
         sys.executable,

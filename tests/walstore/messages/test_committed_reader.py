@@ -79,6 +79,7 @@ async def test_follows_the_log(wal: Wal, clock: ManualClock) -> None:
     assert reader.position == wal.tail
 
 
+@pytest.mark.slow
 async def test_a_span_beyond_the_ring_is_read_again_from_the_files(wal: Wal) -> None:
     """More than cache and ring hold, with another producer in between, resumed in the middle."""
     for n in range(1, 200):

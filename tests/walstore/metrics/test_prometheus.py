@@ -162,6 +162,7 @@ except InvalidSettingsError as error:
 """
 
 
+@pytest.mark.slow
 def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     done = subprocess.run(

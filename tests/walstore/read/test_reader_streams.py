@@ -407,6 +407,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Record], set[int]]:
     return records, cuts
 
 
+@pytest.mark.slow
 @given(logs(), st.sampled_from(STREAMS[1:]), st.integers(1, 4), st.booleans(), st.data())
 def test_any_way_of_reading_is_a_walk_over_a_list(log, name, per_read, indexed, data) -> None:
     records, cuts = log

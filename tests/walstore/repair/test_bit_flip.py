@@ -34,6 +34,7 @@ def test_the_bits_of_a_small_frame() -> None:
         assert mended.header == header_of(SMALL)
 
 
+@pytest.mark.slow
 @given(record_lists(), st.integers(0))
 def test_any_bit_of_any_frame(records: list[Record], bit: int) -> None:
     data = build(records, previous_crc=7)

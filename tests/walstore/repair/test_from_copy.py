@@ -295,6 +295,7 @@ def test_large_and_compressed_batches(compression: str | None, log_directory: Pa
     assert [path.read_bytes() for path in paths[:-1]] == pristine[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_damage(seed: int, pristine: Path, everything: LogCopy, tmp_path: Path) -> None:
     """Whatever is flipped, wiped, cut off or deleted, hints included: all records are back."""

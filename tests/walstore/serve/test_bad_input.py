@@ -164,6 +164,7 @@ async def test_requests_before_the_greeting_wait_for_it(served: Served) -> None:
         assert (await client.answer()).id == 2
 
 
+@pytest.mark.slow
 async def test_a_client_that_stops_half_way_is_disconnected(tmp_path: Path) -> None:
     async with serving(tmp_path / "log", serve=QUICK) as served, served.connect() as remote:
         message = b"".join(encode(Kind.APPEND, 2, [None, b"\x05\0\0\0", None], [b"value"]))
@@ -182,6 +183,7 @@ async def test_a_client_that_stops_half_way_is_disconnected(tmp_path: Path) -> N
         assert await read_values(served.wal) == [b"well"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(
     tmp_path: Path,
 ) -> None:
@@ -196,6 +198,7 @@ async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(
         assert await remote.append(b"well") == 81
 
 
+@pytest.mark.slow
 async def test_a_greedy_client_waits_for_its_own_requests(tmp_path: Path) -> None:
     limits = ServeSettings(credit_bytes=1 << 16)
     async with serving(tmp_path / "log", SMALL, serve=limits) as served, served.connect() as remote:
@@ -255,6 +258,7 @@ async def test_only_who_has_the_token_is_served(tmp_path: Path) -> None:
             assert await remote.append(b"v") == 1
 
 
+@pytest.mark.slow
 async def test_tls_and_plain_do_not_mix(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -82,6 +82,7 @@ async def test_a_job_has_all_parts_of_its_record(log: Any) -> None:
         assert repr(job) == "<Job 1, delivery 1>"
 
 
+@pytest.mark.slow
 async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
     await append(log, b"a", b"b", b"c", b"d")
     async with log.group("g", ack_wait_seconds=0.8) as group:
@@ -101,6 +102,7 @@ async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
         assert (found.floor, found.redelivered) == (3, 3)
 
 
+@pytest.mark.slow
 async def test_in_progress_keeps_a_job(log: Any) -> None:
     await append(log, b"a")
     async with log.group("g", ack_wait_seconds=1.2) as group:
@@ -289,6 +291,7 @@ async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
             assert (await there.statistics()).floor == 2
 
 
+@pytest.mark.slow
 async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> None:
     socket = tmp_path / "s.sock"
     remote = None

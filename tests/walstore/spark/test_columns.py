@@ -182,6 +182,7 @@ def shipped(directory: Path, url: str) -> list[Record]:
     return asyncio.run(fill(directory, settings=local.SMALL, tier=tier))
 
 
+@pytest.mark.slow
 def test_a_stream_of_files_that_were_deleted_meanwhile(log_directory, tmp_path):
     records = shipped(log_directory, f"file://{tmp_path}/store/orders")
     reader = reader_of(log_directory, only("offset", "value"), stream="eu")

@@ -59,6 +59,7 @@ def test_several_logs_in_a_bucket(s3_url, s3_server):  # noqa: F811
     assert '"bills", "eu/clicks", "orders"' in "".join(caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_mistakes_are_named(s3_url, s3_server):  # noqa: F811
     with pytest.raises(LogNotFoundError):
         planned(s3_url)

@@ -95,6 +95,7 @@ def test_an_empty_log_has_no_problems(log_directory: Path) -> None:
     assert (report.records, report.limit) == (0, 1)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_sealed_segment_is_found(
     log_directory: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_footer_that_denies_a_stream_is_found(log_directory: Path) -> None:
         assert is_right or len(problems) > 3
 
 
+@pytest.mark.slow
 def test_damage_to_synced_batches_of_the_active_segment_is_found(log_directory: Path) -> None:
     _fill(log_directory)
     victim = _segments(log_directory)[-1]
@@ -262,6 +264,7 @@ def test_a_damaged_cell_is_no_problem(log_directory: Path) -> None:
     assert verify_directory(log_directory).is_ok
 
 
+@pytest.mark.slow
 def test_problems_are_counted_beyond_those_that_are_kept(log_directory: Path) -> None:
     _fill(log_directory, records=6000, size=50)
     for victim in _segments(log_directory):

@@ -92,6 +92,7 @@ def shipped_log(path, store, **settings):
     asyncio.run(fill(path, tier=tier, settings=local.SMALL.replace(**settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retention_bytes", [0, None])
 def test_files_are_left_where_no_fragment_is(log_directory, store, retention_bytes):
     shipped_log(log_directory, store, retention_bytes=retention_bytes)
@@ -114,6 +115,7 @@ def test_a_log_that_was_never_shipped(log_directory):
     assert [(files.start, files.limit) for files in found.files] == [(1, 1001)]
 
 
+@pytest.mark.slow
 def test_the_tier_may_be_off_or_lost(log_directory, store, caplog):
     shipped_log(log_directory, store)
     assert planned(log_directory, tier="off").fragments == []

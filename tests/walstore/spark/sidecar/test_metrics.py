@@ -58,6 +58,7 @@ def test_the_lag_of_a_report():
     assert landed(tails={("new", 0): 5}).lag_records == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default::ResourceWarning")
 def test_served_over_http():
     with serving(0) as (metrics, port):

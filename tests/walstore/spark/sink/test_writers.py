@@ -35,6 +35,7 @@ def url(directory: Path) -> str:
     return f"file://{directory}"
 
 
+@pytest.mark.slow
 def test_a_key_goes_to_the_log_that_spark_would_say(url, directory):
     rows = [(f"k{at}", f"v{at}") for at in range(50)]
     write_job(url, ROWS, rows[:20], rows[20:], partitions=3)
@@ -162,6 +163,7 @@ def test_a_log_that_is_not_partitioned_is_not_made_one(url):
         write_job(f"{url}/0", "value string", [("a",)])
 
 
+@pytest.mark.slow
 def test_a_job_with_a_name_appends_once(url, directory):
     for _ in range(2):
         write_job(url, "value string", [("a",)], [("b",)], queryId="day-1")
@@ -190,6 +192,7 @@ def test_only_the_attempts_that_spark_counts_are_written(url, directory):
     assert left_over(directory) == []
 
 
+@pytest.mark.slow
 def test_a_stream_writes_each_micro_batch_once(url, directory):
     write_epoch(url, ROWS, 0, [("k", "a")], [("k", "b")])
     write_epoch(url, ROWS, 0, [("k", "a")], [("k", "b")])

@@ -159,6 +159,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_an_older_spark_without_the_classes():
     """Everything is there but limits; the import does not fail."""
     done = subprocess.run(

@@ -81,6 +81,7 @@ def test_an_idle_query_asks_the_store_once_a_second(place, meters, layout):
     assert meters.requests("list") - listed <= (0 if layout == "swap" else 13)
 
 
+@pytest.mark.slow
 def test_ten_idle_logs_ask_once_a_second_together(place, meters):
     for at in range(10):
         append(place(f"log{at}"), 1)

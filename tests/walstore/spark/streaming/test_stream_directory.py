@@ -136,6 +136,7 @@ def test_a_trim_that_the_query_has_not_heard_of(log_directory):
     assert offsets(lenient.read()) == list(range(head, 251))
 
 
+@pytest.mark.slow
 def test_files_deleted_between_planning_and_reading_come_from_the_tier(log_directory, url):
     write(log_directory, 300, url=url)
     query = Query(log_directory)
@@ -154,6 +155,7 @@ def test_files_deleted_between_planning_and_reading_come_from_the_tier(log_direc
     assert offsets(rows) == list(range(1, 301))
 
 
+@pytest.mark.slow
 def test_a_query_begins_in_the_tier_and_goes_on_in_the_files(log_directory, url):
     write(log_directory, 300, url=url, settings=KEEP_FEW)
     query = Query(log_directory, maxBytesPerTrigger=60_000)
@@ -251,6 +253,7 @@ def test_a_log_without_a_tier_holds_the_cursor_itself(log_directory):
     assert local_cursor(log_directory, "etl") == 19
 
 
+@pytest.mark.slow
 def test_the_cursor_keeps_retention_off(log_directory):
     write(log_directory, 300)
     query = Query(log_directory, cursorName="etl", maxOffsetsPerTrigger=10)
@@ -260,6 +263,7 @@ def test_the_cursor_keeps_retention_off(log_directory):
     assert offsets(query.drain()) == list(range(11, 601))
 
 
+@pytest.mark.slow
 def test_a_log_with_a_tier_holds_the_cursor_there(log_directory, url):
     write(log_directory, 300, url=url, settings=KEEP_FEW)
     query = Query(log_directory, cursorName="etl", maxOffsetsPerTrigger=100)
@@ -316,6 +320,7 @@ def test_a_cursor_that_cannot_be_moved_does_not_fail_the_query(log_directory, ca
     assert "cursor etl of log was not moved to 3" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_cursor_cannot_stand_before_the_files_of_a_log_whose_tier_is_not_used(log_directory, url):
     write(log_directory, 300, url=url, settings=KEEP_FEW)
     query = Query(log_directory, cursorName="etl", tier="off")

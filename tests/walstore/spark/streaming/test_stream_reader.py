@@ -533,6 +533,7 @@ def test_headers_on_request(url):
     assert Query(url, includeHeaders="true").drain()[0]["headers"] == [{"key": "h", "value": b"1"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_each_record_once_whenever_it_dies(url, seed):
     """Plans, reads and finishes come in any order with crashes, appends and time between them."""

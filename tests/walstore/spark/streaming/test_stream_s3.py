@@ -53,6 +53,7 @@ def test_many_logs_of_a_bucket(s3_url, s3_server):  # noqa: F811
     assert offsets(query.drain(), "orders-asia") == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_asking_from_another_thread_of_the_program(s3_url):  # noqa: F811
     """One at a time: nothing is tied to the thread that opened the log."""
     append(s3_url, 5)

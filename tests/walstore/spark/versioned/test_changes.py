@@ -152,6 +152,7 @@ async def hold(url: str, since: int) -> None:
         await controller.compact(is_full=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["diff", "upsert"])
 def test_it_begins_with_what_was_compacted(kind: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
@@ -223,6 +224,7 @@ def test_latest_is_decided_once(tmp_path: Path) -> None:
     query.reader.stop()
 
 
+@pytest.mark.slow
 def test_it_begins_at_a_time(tmp_path: Path) -> None:
     url, upper = written(tmp_path)
     query = Query(url, startingFrom=upper - 1)
@@ -236,6 +238,7 @@ def test_it_begins_at_a_time(tmp_path: Path) -> None:
     other.reader.stop()
 
 
+@pytest.mark.slow
 def test_a_lost_checkpoint_is_an_error(tmp_path: Path) -> None:
     url, upper = written(tmp_path)
     query = Query(url)
@@ -250,6 +253,7 @@ def test_a_lost_checkpoint_is_an_error(tmp_path: Path) -> None:
     again.reader.stop()
 
 
+@pytest.mark.slow
 def test_a_reader_that_was_released(tmp_path: Path) -> None:
     url, upper = written(tmp_path)
     query = Query(url, startingFrom=2)
@@ -303,6 +307,7 @@ def test_another_collection_than_the_checkpoint_is_of(tmp_path: Path) -> None:
         Query(f"file://{tmp_path}/elsewhere")
 
 
+@pytest.mark.slow
 @needs_limits
 def test_micro_batches_by_rows_and_bytes(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
@@ -327,6 +332,7 @@ def test_micro_batches_by_rows_and_bytes(tmp_path: Path) -> None:
     other.reader.stop()
 
 
+@pytest.mark.slow
 @needs_limits
 def test_the_content_at_first_is_a_micro_batch_of_its_own(tmp_path: Path) -> None:
     url, upper = written(tmp_path)

@@ -190,6 +190,7 @@ def test_aborting_leaves_what_may_count(url: str, monkeypatch: pytest.MonkeyPatc
     assert content(url) == [(1, "Ada")]
 
 
+@pytest.mark.slow
 def test_a_lost_checkpoint_is_an_error(url: str) -> None:
     for batch in range(3):
         Attempt(url, batch, [(batch, "Ada")]).commit()
@@ -266,6 +267,7 @@ def job(url: str, **options: Any) -> AppendWriter:
     return found
 
 
+@pytest.mark.slow
 def test_jobs(tmp_path: Path) -> None:
     url = made(tmp_path, "diff")
     run_job(job(url), [(1, "Ada")], [(1, "Ada")])
