@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[1]
 COPIED: Final = ("walstore", "uploader", "tests", "docs", "pyproject.toml", "README.md")
 TIMEOUT_SECONDS: Final = 600
 TESTS_FAILED: Final = (1, 2)
-"""What pytest ends with: a test failed, or its module did. Codes but these and 0 are a mistake of the table."""
+"""What pytest ends with: a test failed, or its module did."""
 NO_TESTS: Final = 5
 """What pytest ends with: no test has the mark."""
 
