@@ -76,6 +76,15 @@ def list_logs(fs: FileSystem, path: Path) -> list[str]:
     return sorted(name for name in names if name is not None)
 
 
+def has_log(fs: FileSystem, path: Path, directory: str) -> bool:
+    """Return whether a log has a directory in the store. Raises OSError."""
+    try:
+        fs.list(path / directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def delete_log(fs: FileSystem, path: Path, directory: str) -> None:
     """Rename a closed log away durably, then remove it.
 

@@ -38,7 +38,14 @@ from walstore.runtime.resource import LoopGuard, Opening, abandon_in_children, w
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
-from walstore.store.directory import OpenedStore, delete_log, directory_of, list_logs, open_store
+from walstore.store.directory import (
+    OpenedStore,
+    delete_log,
+    directory_of,
+    has_log,
+    list_logs,
+    open_store,
+)
 from walstore.store.settings import StoreSettings
 from walstore.validation.arguments import as_directory
 
@@ -221,6 +228,20 @@ class WalStore:
         except OSError as error:
             raise describe_open(error, self.path) from error
 
+    async def exists(self, name: str) -> bool:
+        """Return whether there is a log ``name`` on disk, open or not.
+
+        InvalidSettingsError for an invalid name.
+        """
+        self._check_open()
+        directory = directory_of(name)
+        if directory in self._logs:
+            return True
+        try:
+            return await self._lane.run(has_log, self._fs, self.path, directory)
+        except OSError as error:
+            raise describe_open(error, self.path) from error
+
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
         self._check_home()
@@ -274,6 +295,11 @@ class WalStore:
         )
 
     # -- closing -----------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the store is closed or about to close: it opens no more logs."""
+        return self._closing is not None
 
     async def aclose(self) -> None:
         """Close all logs, several at a time, and the store.
