@@ -141,6 +141,8 @@ TASKS_WITHOUT_A_GROUP = {
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",
     "walstore/cursors/queue.py CursorQueue.put": "ends when the queue is empty; aclose() waits for it",
+    "walstore/http/http_server.py HttpServer._listen": "aclose() ends it",
+    "walstore/http/http_server.py HttpServer.aclose": "the closing itself; aclose() waits for it",
     "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",
     "walstore/remote/client.py Client._reconnect": "aclose() ends it",
     "walstore/serve/client_connection.py ClientConnection._spawn": "the server waits for it when it stops",

@@ -17,6 +17,8 @@ from walstore.cli.options import AsJson, TakeOver
 from walstore.cli.output import print_result
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.files.locks import STORE_NAME
+from walstore.http import HttpServer, HttpSettings
+from walstore.metrics import PrometheusMetrics
 from walstore.serve import Server, ServeSettings
 
 SERVE_EXAMPLES = """\b
@@ -24,6 +26,7 @@ Examples:
   walstore serve data/orders
   walstore serve data/orders --unix /run/orders.sock --tier s3://bucket/orders
   walstore serve data --store --tcp 127.0.0.1:7420
+  walstore serve data --store --http 127.0.0.1:7421
   WALSTORE_TOKEN=... walstore serve data/orders --tcp 0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
 """
 
@@ -47,6 +50,22 @@ def serve(
     tcp: Annotated[
         str | None,
         typer.Option("--tcp", metavar="HOST:PORT", help="Listen there; loopback unless with TLS."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="HOST:PORT",
+            help="Serve Durable Streams, /health, /ready and /metrics there; see docs/http.md.",
+        ),
+    ] = None,
+    allow_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="With --http: pages of this origin may use it; repeatable; * for all.",
+        ),
     ] = None,
     store: Annotated[
         bool,
@@ -87,27 +106,41 @@ def serve(
     directory = to_directory(path, "serve")
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("--tls-cert and --tls-key belong together")
-    if tls_cert is not None and tcp is None:
-        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT")
+    if tls_cert is not None and tcp is None and http is None:
+        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
+    if allow_origins and http is None:
+        raise UsageError("--allow-origin needs --http HOST:PORT")
     if take_over and tier is None:
         raise UsageError("--take-over needs --tier URL")
-    places: dict[str, Any] = {
-        "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
-        "tcp": tcp,
+    shared: dict[str, Any] = {
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
+    }
+    places: dict[str, Any] = {
+        **shared,
+        "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
+        "tcp": tcp,
         "settings": ServeSettings(drain_seconds=drain_seconds),
     }
+    web: dict[str, Any] | None = None
+    if http is not None:
+        web = {
+            **shared,
+            "listen": http,
+            "allow_origins": allow_origins or (),
+            "settings": HttpSettings(drain_seconds=drain_seconds),
+        }
     is_store = store or (directory / STORE_NAME).exists()
     url = None if tier is None else to_url(tier, "--tier")
     run_async(
-        _serve(directory, places, url, is_store=is_store, take_over=take_over, as_json=as_json)
+        _serve(directory, places, web, url, is_store=is_store, take_over=take_over, as_json=as_json)
     )
 
 
 async def _serve(
     directory: Path,
     places: dict[str, Any],
+    web: dict[str, Any] | None,
     tier: str | None,
     *,
     is_store: bool,
@@ -117,16 +150,24 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         logs: Wal | WalStore
+        registry, metrics = _registry() if web is not None else (None, None)
         if is_store:
             make = (
                 None if tier is None else lambda name: _tier(f"{tier}/{name}", take_over=take_over)
             )
-            logs = await stack.enter_async_context(WalStore.open(directory, tier=make))
+            logs = await stack.enter_async_context(
+                WalStore.open(directory, tier=make, metrics=metrics)
+            )
         else:
             shipping = None if tier is None else _tier(tier, take_over=take_over)
-            logs = await stack.enter_async_context(Wal.open(directory, tier=shipping))
+            logs = await stack.enter_async_context(
+                Wal.open(directory, tier=shipping, metrics=metrics)
+            )
         server = await stack.enter_async_context(Server.open(logs, **places))
         addresses = [str(address) for address in server.addresses]
+        if web is not None:
+            opened = HttpServer.open(logs, registry=registry, **web)
+            addresses += (await stack.enter_async_context(opened)).addresses
         done = {"serving": str(directory), "store": is_store, "addresses": addresses}
         fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
@@ -137,6 +178,16 @@ def _tier(url: str, *, take_over: bool) -> Any:
     from uploader import CloudTier
 
     return CloudTier(url, take_over=take_over)
+
+
+def _registry() -> tuple[Any, Any]:
+    """Return what ``/metrics`` shows and what fills it; nothing without the extra ``metrics``."""
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError:
+        return None, None
+    registry = CollectorRegistry()
+    return registry, PrometheusMetrics(registry)
 
 
 def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.cases import case
@@ -51,6 +52,33 @@ async def test_serves_until_it_is_told_to_stop(tmp_path: Path, cli: Cli) -> None
         await remote.aclose()
     assert not (log / "serve.sock").exists()
     assert [record.value for record in await contents(log)] == [b"v"]
+
+
+async def test_serves_http_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    arguments = (
+        tmp_path,
+        "--store",
+        "--http",
+        "127.0.0.1:0",
+        "--allow-origin",
+        "https://app.example",
+    )
+    with serving(*arguments) as (process, said):
+        (url,) = (address for address in said["addresses"] if address.startswith("http://"))
+        async with aiohttp.ClientSession() as session:
+            stream = f"{url}/v1/stream/orders"
+            headers = {"Content-Type": "text/plain", "Origin": "https://app.example"}
+            async with session.put(stream, data=b"v", headers=headers) as answer:
+                assert answer.status == 201
+            async with session.get(f"{url}/metrics") as answer:
+                assert 'walstore_durable_limit_offset{log="orders"} 2.0' in await answer.text()
+            async with connect(said["addresses"][0], log="orders") as remote:
+                assert await remote.append(b"w") == 2
+            async with session.get(f"{stream}?offset=-1&live=sse") as answer:
+                assert b"vw" in await answer.content.readuntil(b"\n\n")
+                process.send_signal(signal.SIGTERM)
+                await answer.content.read()  # it ends
+        assert process.wait(30) == 0
 
 
 @pytest.mark.slow

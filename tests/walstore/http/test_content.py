@@ -1,0 +1,93 @@
+"""Bodies, records and events."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from walstore.http.content import JSON, data_event, join_records, split_body
+from walstore.http.protocol import RefusedError
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.lists(VALUES, max_size=5), st.sampled_from([None, 1]))
+def test_the_elements_of_an_array_are_messages(values: list[object], indent: int | None) -> None:
+    messages = split_body(JSON, json.dumps(values, indent=indent).encode())
+    assert [json.loads(message) for message in messages] == values
+    assert json.loads(join_records(JSON, messages)) == values
+
+
+def test_text_is_kept_as_it_came() -> None:
+    for body, messages in (
+        (b' {"a": 1.00} ', [b'{"a": 1.00}']),
+        (b"[1e400,1.10, 12345678901234567890123]", [b"1e400", b"1.10", b"12345678901234567890123"]),
+        (b'[{"a":1,"a":2}]', [b'{"a":1,"a":2}']),
+        (b"[[1,2],[[3]]]", [b"[1,2]", b"[[3]]"]),  # one level only
+        (b"9" * 5000, [b"9" * 5000]),
+        (b"[ ]", []),
+    ):
+        assert split_body(JSON, body) == messages
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for body in (
+        b"", b"[", b"[1", b"[1,", b"[1,]", b"[,1]", b"[1 2]", b"{} {}", b"[1]]", b"nul", b"NaN",
+        b"[Infinity]", b"\xff", b'"\x00"', b"[" * 100_000, b"'a'", b"{1:2}", b'"\xed\xa0\x80"',
+    ):  # fmt: skip
+        with pytest.raises(RefusedError, match="not JSON"):
+            split_body(JSON, body)
+
+
+def test_other_bodies_are_one_message() -> None:
+    assert split_body("text/plain", b"[1,2]") == [b"[1,2]"]
+    assert split_body("text/plain", b"") == []
+    assert join_records("image/png", [b"a", b"", b"b"]) == b"ab"
+
+
+def read_event(event: bytes) -> tuple[str, str]:
+    """Read one event as a browser does."""
+    text = event.decode()
+    assert text.endswith("\n\n")
+    assert text.count("\n\n") == 1
+    name, lines = "message", []
+    for line in text.removesuffix("\n\n").split("\n"):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            lines.append(value)
+        else:
+            raise AssertionError(line)
+    return name, "\n".join(lines)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
+def test_text_arrives_but_for_its_line_ends(texts: list[str]) -> None:
+    name, data = read_event(data_event("text/plain", [text.encode() for text in texts]))
+    whole = "".join(texts)
+    assert (name, data) == ("data", whole.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+@given(st.lists(st.binary(), max_size=4))
+def test_bytes_arrive_as_base64(values: list[bytes]) -> None:
+    name, data = read_event(data_event("application/octet-stream", values))
+    assert (name, base64.b64decode(data)) == ("data", b"".join(values))
+
+
+@given(st.binary())
+def test_text_that_is_none_ends_no_event(value: bytes) -> None:
+    read_event(data_event("text/plain", [value]))

@@ -1,0 +1,243 @@
+"""HttpServer: who may use it, its limits, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.waiting import until
+from tests.walstore.http.conftest import QUICK, Served, serving
+from tests.walstore.serve.certificates import make_certificate
+from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalStore
+from walstore.http import HttpServer, HttpSettings
+
+TEXT = {"Content_Type": "text/plain"}
+
+
+async def ask(
+    served: Served, method: str, path: str, **headers: str
+) -> tuple[int, Mapping[str, str], bytes]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with served.session.request(
+        method, served.server.addresses[0] + path, headers=named
+    ) as answer:
+        return answer.status, answer.headers, await answer.read()
+
+
+async def test_a_token(tmp_path: Path) -> None:
+    async with serving(tmp_path, token="secret") as served:
+        assert await served.status("PUT", "s", **TEXT) == 401
+        assert await served.status("PUT", "s", Authorization="Bearer wrong", **TEXT) == 401
+        assert await served.status("PUT", "s", Authorization="Bearer secret", **TEXT) == 201
+        _, headers, _ = await served.send("GET", "s", Authorization="Bearer secret")
+        assert headers["Cache-Control"] == "no-store"
+        await served.send("POST", "s", b"x", Authorization="Bearer secret", **TEXT)
+        _, headers, _ = await served.send("GET", "s", Authorization="Bearer secret")
+        assert headers["Cache-Control"].startswith("private")
+        assert (await ask(served, "GET", "/health"))[0] == 200
+
+
+async def test_pages_of_others_change_nothing(served: Served) -> None:
+    await served.send("PUT", "s", **TEXT)
+    own = served.server.addresses[0]
+    assert await served.status("POST", "s", b"x", Origin="https://evil.example", **TEXT) == 403
+    assert await served.status("DELETE", "s", Origin="null") == 403
+    assert await served.status("POST", "s", b"x", Origin=own, **TEXT) == 204
+    _, headers, _ = await served.send("GET", "s", Origin="https://evil.example")
+    assert "Access-Control-Allow-Origin" not in headers
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    # A name that somebody else made to mean this machine.
+    assert await served.status("GET", "s", Host="evil.example:80") == 421
+    assert await served.status("GET", "s", Host="localhost:1") == 200
+
+
+async def test_pages_of_allowed_origins(tmp_path: Path) -> None:
+    app = "https://app.example"
+    async with serving(tmp_path, allow_origins=[app]) as served:
+        assert await served.status("PUT", "s", Origin=app, **TEXT) == 201
+        status, headers, _ = await served.send(
+            "OPTIONS", "s", Origin=app, Access_Control_Request_Method="PUT"
+        )
+        assert status == 204
+        assert headers["Access-Control-Allow-Origin"] == app
+        assert "Producer-Id" in headers["Access-Control-Allow-Headers"]
+        _, headers, _ = await served.send("OPTIONS", "s", Origin="https://evil.example")
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+async def test_other_machines_need_tls_and_a_token(tmp_path: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    async with WalStore.open(tmp_path) as store:
+        for options in ({}, {"token": "t"}, {"tls": context}, {"tls": context, "token": ""}):
+            with pytest.raises(InvalidSettingsError):
+                HttpServer.open(store, "0.0.0.0:0", **options)  # type: ignore[arg-type]
+        for listen in ("x", "127.0.0.1", ":80", "127.0.0.1:99999"):
+            with pytest.raises(InvalidSettingsError):
+                HttpServer.open(store, listen)
+        with pytest.raises(TypeError):
+            HttpServer.open(store, "127.0.0.1:0", allow_origins="*")
+
+
+async def test_over_tls(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    async with serving(tmp_path / "s", token="t", tls=context) as served:
+        (address,) = served.server.addresses
+        assert address.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        headers = {"Authorization": "Bearer t"}
+        async with served.session.put(
+            address + "/v1/stream/s", headers=headers, ssl=trusting
+        ) as answer:
+            assert answer.status == 201
+
+
+async def test_a_place_that_is_taken(served: Served) -> None:
+    place = served.server.addresses[0].removeprefix("http://")
+    with pytest.raises(StorageUnavailableError, match="cannot listen"):
+        await HttpServer.open(served.store, place)
+
+
+async def test_what_it_says_of_itself(tmp_path: Path) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from walstore.metrics import PrometheusMetrics
+
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry)
+    async with (
+        Wal.open(tmp_path / "orders", metrics=metrics) as wal,
+        HttpServer.open(wal, "127.0.0.1:0", registry=registry, settings=QUICK) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        assert repr(server) == f"<HttpServer at {server.addresses[0]}>"
+
+        async def get(path: str) -> tuple[int, str]:
+            async with session.get(server.addresses[0] + path) as answer:
+                return answer.status, await answer.text()
+
+        await wal.append(b"v")
+        assert await get("/health") == (200, '{"status": "ok"}\n')
+        assert await get("/ready") == (200, '{"status": "ready"}\n')
+        status, text = await get("/metrics")
+        assert status == 200
+        assert 'walstore_durable_limit_offset{log="orders"} 2.0' in text
+        await wal.aclose()
+        assert await get("/health") == (200, '{"status": "ok"}\n')
+        assert (await get("/ready"))[0] == 503
+        assert (await get("/v1/stream/orders"))[0] in {404, 503}
+
+
+async def test_without_a_registry_there_are_no_metrics(served: Served) -> None:
+    assert (await ask(served, "GET", "/metrics"))[0] == 404
+
+
+async def test_too_many_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=HttpSettings(connections=1, poll_seconds=5)) as served:
+        await served.send("PUT", "s", **TEXT)
+        async with served.session.get(served.url("s") + "?offset=now&live=sse") as answer:
+            assert answer.status == 200
+            status, headers, _ = await served.send("GET", "s")
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert (await ask(served, "GET", "/health"))[0] == 200
+
+
+async def test_a_body_that_never_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=HttpSettings(body_seconds=0.1)) as served:
+        await served.send("PUT", "s", **TEXT)
+
+        async def slow() -> Any:
+            yield b"a"
+            await asyncio.get_running_loop().create_future()
+
+        async with served.session.post(
+            served.url("s"), data=slow(), headers={"Content-Type": "text/plain"}
+        ) as answer:
+            assert answer.status == 408
+        assert await served.content("s") == b""
+
+
+_HEAD = b"POST /v1/stream/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+
+
+async def test_a_client_that_stops_half_way_appends_nothing(served: Served) -> None:
+    await served.send("PUT", "s", **TEXT)
+    host, port = served.server.addresses[0].removeprefix("http://").split(":")
+    for request in (
+        _HEAD + b"Content-Length: 9\r\n\r\nhalf",
+        _HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhalf",
+        b"POST /v1/stre",
+        b"\x00\xff" * 100,
+        b"\x16\x03\x01\x02\x00",
+    ):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    assert await served.content("s") == b""
+    await until(lambda: not served.server.requests)
+
+
+async def test_names_of_all_kinds(served: Served) -> None:
+    for name, status in (
+        ("a%2Fb", 201), ("%C3%A4", 201), ("a/b/c", 201), ("x" * 255, 201), ("x" * 300, 400), ("..", 400),
+        ("%2E%2E/x", 400), ("a//b", 400), ("a/", 400), ("%00", 400), ("%FF", 201), ("__ds/x", 404),
+        (".hidden", 201), ("x" * 7000, 400),
+    ):  # fmt: skip
+        url = served.server.addresses[0] + "/v1/stream/" + name
+        from yarl import URL
+
+        async with served.session.put(URL(url, encoded=True)) as answer:
+            assert answer.status == status, (name[:50], answer.status)
+
+
+async def test_senseless_requests(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    for query in (
+        "?live=x",
+        "?offset=",
+        "?offset=1&offset=2",
+        "?live=sse",
+        "?offset=a,b",
+        "?offset=%00",
+    ):
+        assert (await served.send("GET", "s", query=query))[0] == 400, query
+    beyond = f"?offset={9:016d}_{0:016d}"
+    for live in ("", "&live=sse", "&live=long-poll"):
+        assert (await served.send("GET", "s", query=beyond + live))[0] == 400
+    assert await served.status("PATCH", "s") == 405
+    assert await served.status("POST", "s", b"a", Content_Type="nonsense") == 400
+    for path in ("/", "/v1/stream/", "/v1/other"):
+        assert (await ask(served, "GET", path))[0] == 404
+
+
+async def test_stopping_refuses_and_drains(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        await served.send("PUT", "s", **TEXT)
+        appending = [
+            asyncio.ensure_future(served.status("POST", "s", b"x", **TEXT)) for _ in range(20)
+        ]
+        await asyncio.sleep(0)
+        await served.server.aclose()
+        await served.server.aclose()
+        answers = await asyncio.gather(*appending, return_exceptions=True)
+        stream = await served.store.wal("s")
+        taken = stream.tail - 1
+        assert taken >= sum(answer == 204 for answer in answers)
+
+
+def test_settings_out_of_range() -> None:
+    for name, value in (
+        ("connections", 0), ("body_bytes", 10), ("read_bytes", 1 << 40), ("poll_seconds", 0),
+        ("event_seconds", -1), ("drain_seconds", float("nan")), ("body_seconds", 10**9),
+    ):  # fmt: skip
+        with pytest.raises(InvalidSettingsError):
+            HttpSettings(**{name: value})  # type: ignore[arg-type]

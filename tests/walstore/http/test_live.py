@@ -1,0 +1,219 @@
+"""Live reading: long polls and streams of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.waiting import until
+from tests.walstore.http.conftest import QUICK, Served, serving
+from tests.walstore.http.test_content import read_event
+from walstore.http import HttpSettings
+
+TEXT = {"Content_Type": "text/plain"}
+
+
+class Events:
+    """The events of one live reader."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+
+    async def next(self) -> tuple[str, Any] | None:
+        """Return the next event, None at the end."""
+        lines = b""
+        async for line in self.answer.content:
+            lines += line
+            if line == b"\n":
+                name, data = read_event(lines)
+                return name, json.loads(data) if name == "control" else data
+        return None
+
+    async def until_caught_up(self) -> tuple[list[str], dict[str, Any]]:
+        """Return the data up to the next control event that says that this is all."""
+        data = []
+        while event := await self.next():
+            if event[0] == "data":
+                data.append(event[1])
+            elif event[1].get("upToDate") or event[1].get("streamClosed"):
+                return data, event[1]
+        raise AssertionError("it ended")
+
+
+@asynccontextmanager
+async def events(served: Served, name: str, query: str = "offset=-1") -> AsyncIterator[Events]:
+    async with served.session.get(f"{served.url(name)}?{query}&live=sse") as answer:
+        assert answer.status == 200
+        yield Events(answer)
+
+
+async def test_events_follow_appends_and_the_end(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    async with events(served, "s") as reader:
+        assert (await reader.until_caught_up())[0] == ["a"]
+        for text in (b"b", b"c\nd"):
+            await served.send("POST", "s", text, **TEXT)
+            data, control = await reader.until_caught_up()
+            assert "".join(data).encode() == text
+        await served.send("POST", "s", b"last", Stream_Closed="true", **TEXT)
+        data, control = await reader.until_caught_up()
+        if "streamClosed" not in control:
+            more, control = await reader.until_caught_up()
+            data += more
+        assert (data, control["streamClosed"]) == (["last"], True)
+        assert "streamCursor" not in control
+        assert await reader.next() is None
+
+
+async def test_closing_alone_ends_readers_that_wait(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    polling = asyncio.ensure_future(served.send("GET", "s", query="?offset=now&live=long-poll"))
+    async with events(served, "s", "offset=now") as reader:
+        assert await reader.until_caught_up()
+        await served.send("POST", "s", Stream_Closed="true")
+        assert (await reader.until_caught_up())[1]["streamClosed"]
+    status, headers, body = await polling
+    assert (status, headers["Stream-Closed"], body) == (204, "true", b"")
+
+
+async def test_deleting_ends_readers_that_wait(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    async with events(served, "s") as reader:
+        await reader.until_caught_up()
+        await served.send("DELETE", "s")
+        with pytest.raises((AssertionError, aiohttp.ClientError)):
+            await reader.until_caught_up()
+
+
+async def test_a_reader_continues_where_it_was(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    async with events(served, "s") as reader:
+        offset = (await reader.until_caught_up())[1]["streamNextOffset"]
+    await served.send("POST", "s", b"b", **TEXT)
+    async with events(served, "s", f"offset={offset}") as reader:
+        assert (await reader.until_caught_up())[0] == ["b"]
+
+
+async def test_events_end_for_the_client_to_come_back(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=HttpSettings(event_seconds=0.1)) as served:
+        await served.send("PUT", "s", b"a", **TEXT)
+        async with events(served, "s") as reader:
+            await reader.until_caught_up()
+            assert await reader.next() is None
+
+
+async def test_a_long_poll_waits_for_the_next_append(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    offset = (await served.send("HEAD", "s"))[1]["Stream-Next-Offset"]
+    query = f"?offset={offset}&live=long-poll"
+    status, headers, _ = await served.send("GET", "s", query=query)
+    assert (status, headers["Stream-Next-Offset"], headers["Stream-Up-To-Date"]) == (
+        204,
+        offset,
+        "true",
+    )
+    answers = [asyncio.ensure_future(served.send("GET", "s", query=query)) for _ in range(5)]
+    await served.send("POST", "s", b"b", **TEXT)
+    assert [(status, body) for status, _, body in await asyncio.gather(*answers)] == [
+        (200, b"b")
+    ] * 5
+
+
+async def test_a_reader_of_a_fork_hears_only_the_fork(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    await served.send("PUT", "f", Stream_Forked_From="/v1/stream/s")
+    async with events(served, "f") as reader:
+        assert (await reader.until_caught_up())[0] == ["a"]
+        await served.send("POST", "s", b"!", **TEXT)
+        await served.send("POST", "f", b"b", **TEXT)
+        assert (await reader.until_caught_up())[0] == ["b"]
+
+
+async def test_a_client_that_goes_leaves_nothing(served: Served) -> None:
+    await served.send("PUT", "s", b"a", **TEXT)
+    async with events(served, "s") as reader:
+        await reader.until_caught_up()
+        assert served.server.requests == 1
+    await until(lambda: not served.server.requests)
+
+
+async def test_stopping_ends_live_readers(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=QUICK) as served:
+        await served.send("PUT", "s", b"a", **TEXT)
+        async with events(served, "s") as reader:
+            await reader.until_caught_up()
+            async with asyncio.timeout(5):
+                await served.server.aclose()
+                assert await reader.next() is None
+
+
+TAILS = """
+import asyncio, resource, sys
+from walstore import WalStore
+from walstore.http import HttpServer
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+async def main():
+    async with WalStore.open(sys.argv[1]) as store:
+        async with HttpServer.open(store, "127.0.0.1:0") as server:
+            print(server.addresses[0], flush=True)
+            loop = asyncio.get_running_loop()
+            while await loop.run_in_executor(None, sys.stdin.readline):
+                print(server.requests, resident_bytes(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
+async def test_a_thousand_tails_of_one_log_take_60_mib(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", TAILS, str(tmp_path),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    async def ask() -> list[int]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        return [int(word) for word in (await process.stdout.readline()).split()]
+
+    url = (await process.stdout.readline()).decode().strip() + "/v1/stream/s"
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        asyncio.timeout(120),
+    ):
+        headers = {"Content-Type": "text/plain"}
+        async with session.put(url, data=b"first", headers=headers):
+            pass
+        before = (await ask())[1]
+        tails = [Events(await session.get(f"{url}?offset=-1&live=sse")) for _ in range(1000)]
+        for tail in tails:
+            assert (await tail.until_caught_up())[0] == ["first"]
+        for number in range(20):
+            async with session.post(url, data=b"%d" % number * 200, headers=headers):
+                pass
+            got = await asyncio.gather(*(tail.until_caught_up() for tail in tails))
+            assert {"".join(data) for data, _ in got} == {str(number) * 200}
+        requests, after = await ask()
+        assert requests == 1000
+        assert after - before < 60 << 20, f"{(after - before) / (1 << 20):.1f} MiB"
+        for tail in tails:
+            tail.answer.close()
+    process.stdin.close()
+    await process.wait()

@@ -1,0 +1,87 @@
+"""Access: who may send requests, and what a browser is told of it."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from walstore.http.protocol import RefusedError
+from walstore.wire.address import is_loopback
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_EXPOSED: Final = (
+    "Stream-Next-Offset, Stream-Up-To-Date, Stream-Closed, Stream-Cursor, Stream-TTL, Stream-Expires-At, "
+    "Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, "
+    "ETag, Location"
+)
+_ALLOWED: Final = (
+    "Authorization, Content-Type, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
+    "Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Durability, Producer-Id, "
+    "Producer-Epoch, Producer-Seq"
+)
+
+
+class Access:
+    """Lets requests in or refuses them.
+
+    A browser sends requests to this machine for any page that asks it to. So a server without a token answers
+    only those that name this machine, and changes streams only for pages of its own or of allowed origins.
+    """
+
+    def __init__(self, token: str | None, allow_origins: Sequence[str], *, is_local: bool) -> None:
+        """``is_local``: only programs of this machine can reach the server, and it has no token."""
+        self._token = None if token is None else f"Bearer {token}".encode()
+        self._origins = frozenset(allow_origins)
+        self._is_local = is_local
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether requests need a token."""
+        return self._token is not None
+
+    def check(self, request: web.Request) -> None:
+        """RefusedError for a request that may not be made."""
+        if request.method == "OPTIONS":
+            return  # browsers ask without a token
+        if self._token is not None:
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(given, self._token):
+                raise RefusedError(401, "a token is needed", {"WWW-Authenticate": "Bearer"})
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if self._is_local and not is_loopback(host):
+            # A page of somebody else, whose name was made to mean this machine.
+            raise RefusedError(421, f"this server is not {host[:200]!r}")
+        origin = request.headers.get("Origin")
+        if (
+            origin is not None
+            and request.method not in _SAFE
+            and not self._is_allowed(origin)
+            and urlsplit(origin).netloc != request.host
+        ):
+            raise RefusedError(403, "pages of that origin are not allowed to change streams")
+
+    def headers(self, request: web.BaseRequest) -> dict[str, str]:
+        """Return what every answer says, also one to a request that is refused."""
+        headers = {
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "cross-origin" if self._origins else "same-origin",
+        }
+        if self._origins:
+            headers["Vary"] = "Origin"
+        origin = request.headers.get("Origin")
+        if origin is not None and self._is_allowed(origin):
+            headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
+            headers["Access-Control-Expose-Headers"] = _EXPOSED
+            if request.method == "OPTIONS":
+                headers["Access-Control-Allow-Methods"] = "GET, HEAD, PUT, POST, DELETE"
+                headers["Access-Control-Allow-Headers"] = _ALLOWED
+                headers["Access-Control-Max-Age"] = "600"
+        return headers
+
+    def _is_allowed(self, origin: str) -> bool:
+        return "*" in self._origins or origin in self._origins

@@ -1,0 +1,295 @@
+"""Handlers: requests of the Durable Streams protocol, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from walstore.http import protocol
+from walstore.http.content import JSON, control_event, data_event, is_text, join_records, split_body
+from walstore.http.protocol import (
+    CLOSED,
+    NEXT_OFFSET,
+    UP_TO_DATE,
+    RefusedError,
+    format_offset,
+    is_true,
+    parse_offset,
+)
+from walstore.http.stream import StreamChunk, Stream, StreamConfig
+from walstore.http.streams import Streams
+
+if TYPE_CHECKING:
+    from walstore.http.settings import HttpSettings
+    from walstore.ports import Clock
+
+_BEGINNING: Final = "-1"
+_NOW: Final = "now"
+_CACHED: Final = "max-age=60, stale-while-revalidate=300"
+
+
+class Handlers:
+    """Answers requests on streams."""
+
+    def __init__(
+        self, streams: Streams, settings: HttpSettings, clock: Clock, *, is_private: bool
+    ) -> None:
+        """``is_private``: shared caches must not keep the content."""
+        self._streams = streams
+        self._settings = settings
+        self._clock = clock
+        self._cached = f"{'private' if is_private else 'public'}, {_CACHED}"
+        # The last event made, for all live readers that need the same.
+        self._event: tuple[StreamChunk, bytes] | None = None
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes of the protocol."""
+        path = protocol.PREFIX + "{name:.+}"
+        app.router.add_route("PUT", path, self._create)
+        app.router.add_route("POST", path, self._append)
+        app.router.add_route("GET", path, self._read)
+        app.router.add_route("HEAD", path, self._head)
+        app.router.add_route("DELETE", path, self._delete)
+
+    # -- changing ----------------------------------------------------------------------------
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        source = headers.get(protocol.FORKED_FROM)
+        fork_offset = headers.get(protocol.FORK_OFFSET)
+        if source is None and (fork_offset is not None or protocol.FORK_SUB_OFFSET in headers):
+            raise RefusedError(400, f"{protocol.FORK_OFFSET} needs {protocol.FORKED_FROM}")
+        if source is not None:
+            if not source.startswith(protocol.PREFIX):
+                raise RefusedError(404, "no such stream to fork")
+            source = source.removeprefix(protocol.PREFIX)
+        given = headers.get("Content-Type")
+        content_type = "" if source is not None and given is None else protocol.media_type(given)
+        expires_at = headers.get(protocol.EXPIRES_AT)
+        protocol.parse_expiry(expires_at)
+        ttl = protocol.parse_ttl(headers.get(protocol.TTL))
+        if ttl is not None and expires_at is not None:
+            raise RefusedError(400, f"{protocol.TTL} and {protocol.EXPIRES_AT} exclude each other")
+        asked = StreamConfig(
+            content_type=content_type,
+            ttl_seconds=ttl,
+            expires_at=expires_at,
+            source=source,
+            fork_offset=fork_offset,
+            sub_offset=protocol.parse_sub_offset(headers.get(protocol.FORK_SUB_OFFSET)),
+        )
+        body = await self._body(request)
+        if body and not content_type:  # a fork's content type is that of its source
+            found = await self._streams.find(source or "", is_use=False)
+            content_type = found.config.content_type
+        values = await _split(content_type, body) if body else []
+        stream, is_new = await self._streams.create(
+            request.match_info["name"],
+            asked,
+            values,
+            is_closed=is_true(headers.get(CLOSED)),
+        )
+        answer = web.Response(status=201 if is_new else 200)
+        answer.headers.update(_describe(stream))
+        if is_new:
+            answer.headers["Location"] = str(request.url.with_query(None))
+        return answer
+
+    async def _append(self, request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        stream = await self._streams.find(request.match_info["name"])
+        producer = protocol.parse_producer(headers)
+        sequence = headers.get(protocol.SEQUENCE)
+        if sequence is not None:
+            protocol.check_text(sequence, protocol.SEQUENCE)
+        is_last = is_true(headers.get(CLOSED))
+        body = await self._body(request)
+        values: list[bytes] = []
+        if body:
+            if "Content-Type" not in headers:
+                raise RefusedError(400, "a body needs a Content-Type")
+            given = protocol.media_type(headers["Content-Type"])
+            if given != stream.config.content_type and not stream.is_closed:
+                raise RefusedError(409, f"the stream has {stream.config.content_type}")
+            if given == stream.config.content_type:
+                values = await _split(given, body)
+        if not values and not is_last and not (body and stream.is_closed):
+            raise RefusedError(400, "there is nothing to append")
+        done = await stream.append(
+            values,
+            sequence=sequence,
+            producer=producer,
+            is_last=is_last,
+            durability=headers.get(protocol.DURABILITY),
+            is_empty=not body,
+        )
+        answer = web.Response(
+            status=200 if done.is_new and values and producer is not None else 204
+        )
+        answer.headers[NEXT_OFFSET] = format_offset(done.tail)
+        if done.is_closed:
+            answer.headers[CLOSED] = "true"
+        if done.mark is not None:
+            answer.headers[protocol.PRODUCER_EPOCH] = str(done.mark.epoch)
+            answer.headers[protocol.PRODUCER_SEQUENCE] = str(done.mark.sequence)
+        return answer
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        await self._streams.delete(request.match_info["name"])
+        return web.Response(status=204)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                return await request.read()
+        except TimeoutError:
+            raise RefusedError(408, "the body took too long", {"Connection": "close"}) from None
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def _head(self, request: web.Request) -> web.StreamResponse:
+        stream = await self._streams.find(request.match_info["name"], is_use=False)
+        answer = web.Response(headers={**_describe(stream), "Cache-Control": "no-store"})
+        config = stream.config
+        if config.ttl_seconds is not None:
+            answer.headers[protocol.TTL] = str(config.ttl_seconds)
+        if config.expires_at is not None:
+            answer.headers[protocol.EXPIRES_AT] = config.expires_at
+        return answer
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        offsets = request.query.getall("offset", [])
+        live = request.query.get("live")
+        if len(offsets) > 1 or live not in {None, "long-poll", "sse"}:
+            raise RefusedError(400, "give one offset, and live=long-poll or live=sse or neither")
+        if live is not None and not offsets:
+            raise RefusedError(400, "live reading needs an offset")
+        stream = await self._streams.find(request.match_info["name"])
+        word = offsets[0] if offsets else _BEGINNING
+        start = _start(stream, word)
+        if live == "sse":
+            return await self._send_events(request, stream, start)
+        if live == "long-poll":
+            return await self._poll(request, stream, start)
+        if word == _NOW:
+            chunk = StreamChunk((), start, start, is_up_to_date=True, is_closed=stream.is_closed)
+        else:
+            chunk = await stream.read(start, self._settings.read_bytes)
+        answer = self._answer(request, stream, chunk)
+        if word == _NOW:
+            del answer.headers["ETag"]
+        return answer
+
+    async def _poll(self, request: web.Request, stream: Stream, start: int) -> web.Response:
+        await stream.wait(start, self._settings.poll_seconds)
+        chunk = await stream.read(start, self._settings.read_bytes)
+        if chunk.values:
+            answer = self._answer(request, stream, chunk)
+        else:
+            answer = web.Response(status=204, headers={"Cache-Control": "no-store"})
+            answer.headers.update(_place(chunk))
+        if not chunk.is_closed:
+            answer.headers[protocol.CURSOR] = self._cursor(request)
+        return answer
+
+    def _answer(self, request: web.Request, stream: Stream, chunk: StreamChunk) -> web.Response:
+        tag = f'"{stream.wal.log_id}:{chunk.start}:{chunk.limit}{":c" if chunk.is_closed else ""}"'
+        headers = {
+            "ETag": tag,
+            # Nothing was found: that may change at any moment.
+            "Cache-Control": self._cached if chunk.values else "no-store",
+            **_place(chunk),
+        }
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        content_type = stream.config.content_type
+        return web.Response(
+            body=join_records(content_type, chunk.values),
+            headers={**headers, "Content-Type": content_type},
+        )
+
+    async def _send_events(
+        self, request: web.Request, stream: Stream, start: int
+    ) -> web.StreamResponse:
+        """Send what there is and what comes, until the stream ends or the client's time is up."""
+        answer = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        if not is_text(stream.config.content_type):
+            answer.headers[protocol.SSE_ENCODING] = "base64"
+        await answer.prepare(request)
+        until = self._clock.monotonic() + self._settings.event_seconds
+        at, is_first = start, True
+        while True:
+            chunk = await stream.read(at, self._settings.read_bytes)
+            if chunk.values or chunk.is_closed or is_first:
+                control: dict[str, Any] = {"streamNextOffset": format_offset(chunk.limit)}
+                if chunk.is_closed:
+                    control["streamClosed"] = True
+                else:
+                    control["streamCursor"] = self._cursor(request)
+                if chunk.is_up_to_date:
+                    control["upToDate"] = True
+                async with asyncio.timeout(self._settings.body_seconds):
+                    await answer.write(self._data(stream, chunk) + control_event(control))
+            at, is_first = chunk.limit, False
+            left = until - self._clock.monotonic()
+            if chunk.is_closed or left <= 0 or (chunk.is_up_to_date and stream.has_ended):
+                return answer
+            await stream.wait(at, left)
+
+    def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
+        if not chunk.values:
+            return b""
+        if self._event is None or self._event[0] is not chunk:
+            self._event = chunk, data_event(stream.config.content_type, chunk.values)
+        return self._event[1]
+
+    def _cursor(self, request: web.Request) -> str:
+        jitter = 1 + secrets.randbelow(protocol.MOST_JITTER)
+        return protocol.cursor(self._clock.now_us() / 1e6, request.query.get("cursor"), jitter)
+
+
+async def _split(content_type: str, body: bytes) -> list[bytes]:
+    """Take a body apart, on another thread if that takes long."""
+    if content_type != JSON or len(body) < _LARGE_BYTES:
+        return split_body(content_type, body)
+    return await asyncio.get_running_loop().run_in_executor(None, split_body, content_type, body)
+
+
+_LARGE_BYTES: Final = 64 * 1024
+
+
+def _start(stream: Stream, word: str) -> int:
+    """Return the offset that a request names."""
+    if word == _NOW:
+        return stream.tail
+    if word == _BEGINNING:
+        return stream.head
+    start = parse_offset(word)
+    if start > stream.tail:
+        raise RefusedError(400, "the stream has no such offset")
+    return start
+
+
+def _describe(stream: Stream) -> dict[str, str]:
+    found = {"Content-Type": stream.config.content_type, NEXT_OFFSET: format_offset(stream.tail)}
+    if stream.is_closed:
+        found[CLOSED] = "true"
+    return found
+
+
+def _place(chunk: StreamChunk) -> dict[str, str]:
+    found = {NEXT_OFFSET: format_offset(chunk.limit)}
+    if chunk.is_up_to_date:
+        found[UP_TO_DATE] = "true"
+    if chunk.is_closed:
+        found[CLOSED] = "true"
+    return found

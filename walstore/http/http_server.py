@@ -1,0 +1,327 @@
+"""HttpServer: owns a log, or a store of logs, for clients that speak HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from walstore.errors import (
+    DiskFullError,
+    InvalidSettingsError,
+    LimitExceededError,
+    OffsetError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    RecordTooLargeError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.http.access import Access
+from walstore.http.protocol import RefusedError
+from walstore.http.settings import HttpSettings
+from walstore.http.streams import Streams
+from walstore.log.wal import Wal
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.extras import needs_extra
+from walstore.runtime.resource import Opening
+from walstore.store.wal_store import WalStore
+from walstore.wire.address import is_loopback, parse_listen
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from prometheus_client import CollectorRegistry
+
+logger = logging.getLogger("walstore")
+
+_SWEEP_SECONDS: Final = 1.0
+_STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
+    (OffsetTrimmedError, 410),
+    (OffsetError, 400),
+    (RecordTooLargeError, 413),
+    (LimitExceededError, 413),
+    (DiskFullError, 507),
+    (OutcomeUnknownError, 500),
+    (InvalidSettingsError, 400),
+    (WalClosedError, 503),
+    (StorageUnavailableError, 503),
+    (WalError, 500),
+    (ValueError, 400),
+)
+
+
+class HttpServer:
+    """Serves streams over HTTP: each is a log of a store, or the one log. Made by :meth:`open`.
+
+    Belongs to the event loop of the logs, which stay usable in this process, too. Needs ``walstore[serve]``.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        logs: Wal | WalStore,
+        listen: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        token: str | None = None,
+        allow_origins: Sequence[str] = (),
+        registry: CollectorRegistry | None = None,
+        settings: HttpSettings | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[HttpServer]:
+        """Begin to serve ``logs`` at ``HOST:PORT``; port 0 takes a free one.
+
+        Without ``tls`` and ``token`` only loopback addresses are allowed. A token is sent as
+        ``Authorization: Bearer TOKEN``. Pages of other origins are refused unless ``allow_origins`` names
+        theirs, such as ``https://app.example``, or is ``["*"]``. ``registry``, one of prometheus_client, is
+        shown at ``/metrics``; ``/health`` and ``/ready`` need no token. Leaving the block stops the server,
+        and leaves ``logs`` open.
+
+        Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
+        program is there, MissingExtraError if aiohttp is not installed.
+        """
+        host, port = parse_listen(listen)
+        if not is_loopback(host) and (tls is None or not token):
+            raise InvalidSettingsError(
+                f"{listen} can be reached from other machines: that needs tls=SSLContext and token=, or "
+                "listen at 127.0.0.1"
+            )
+        if token is not None and not token:
+            raise InvalidSettingsError("a token is never empty")
+        if isinstance(allow_origins, str):
+            raise TypeError("allow_origins is a sequence of origins, not one text")
+
+        async def open_it() -> HttpServer:
+            server = cls(
+                logs,
+                token=token,
+                allow_origins=allow_origins,
+                registry=registry,
+                settings=settings,
+                clock=clock,
+                is_local=is_loopback(host) and not token,
+            )
+            try:
+                await server._listen(host, port, tls)
+            except BaseException:
+                await server.aclose()
+                raise
+            return server
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        logs: Wal | WalStore,
+        *,
+        token: str | None,
+        allow_origins: Sequence[str],
+        registry: CollectorRegistry | None,
+        settings: HttpSettings | None,
+        clock: Clock | None,
+        is_local: bool,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self.settings = settings or HttpSettings()
+        """As given to :meth:`open`."""
+        self.addresses: list[str] = []
+        """Where it is reached, such as ``http://127.0.0.1:7421``."""
+        self._logs = logs
+        self._access = Access(token, allow_origins, is_local=is_local)
+        self._registry = registry
+        self._clock = clock or SystemClock()
+        self._streams = Streams(logs, self._clock)
+        self._runner: web.AppRunner | None = None
+        self._requests = 0
+        self._is_stopping = False
+        self._sweeping: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many requests are in progress, live readers included."""
+        return self._requests
+
+    async def aclose(self) -> None:
+        """Stop: refuse new requests, end live readers, and finish the rest within ``drain_seconds``.
+
+        Twice is allowed; cancelling the wait does not stop the stopping.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<HttpServer at {', '.join(self.addresses) or 'no place'}>"
+
+    # -- listening ---------------------------------------------------------------------------
+
+    async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        # Importing aiohttp reads files.
+        await asyncio.get_running_loop().run_in_executor(None, _import)
+        from aiohttp import web
+
+        from walstore.http.handlers import Handlers
+
+        @web.middleware
+        async def answer(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        app = web.Application(middlewares=[answer], client_max_size=self.settings.body_bytes)
+        handlers = Handlers(
+            self._streams, self.settings, self._clock, is_private=self._access.needs_token
+        )
+        handlers.add_to(app)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        if self._registry is not None:
+            app.router.add_get("/metrics", self._metrics)
+        app.on_response_prepare.append(self._add_headers)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=self.settings.drain_seconds,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StorageUnavailableError(
+                f"cannot listen at {host}:{port}: {error.strerror or error}", retriable=False
+            ) from error
+        scheme = "http" if tls is None else "https"
+        for place in self._runner.addresses:
+            shown = f"[{place[0]}]" if ":" in place[0] else place[0]
+            self.addresses.append(f"{scheme}://{shown}:{place[1]}")
+        self._sweeping = asyncio.get_running_loop().create_task(
+            self._sweep(), name="walstore serve http"
+        )
+
+    async def _close(self) -> None:
+        self._is_stopping = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+        self._streams.end_all()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _sweep(self) -> None:
+        """Delete streams whose time is over."""
+        await self._streams.load()
+        while True:
+            await self._clock.sleep(_SWEEP_SECONDS)
+            with contextlib.suppress(WalError, RefusedError):
+                await self._streams.expire()
+
+    # -- around every request ------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Let a request in or refuse it, and say what became of it."""
+        from aiohttp import web
+
+        self._requests += 1
+        try:
+            self._check(request)
+            if request.method == "OPTIONS":
+                return web.Response(status=204)
+            return await handler(request)
+        except web.HTTPException as error:
+            return _problem(error.status, error.reason, {"Allow": error.headers.get("Allow", "")})
+        except RefusedError as error:
+            return _problem(error.status, str(error), dict(error.headers))
+        except (WalError, ValueError) as error:
+            return self._failed(error)
+        finally:
+            self._requests -= 1
+
+    def _failed(self, error: WalError | ValueError) -> web.Response:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        if status >= 500:
+            logger.warning("a request over HTTP failed: %s", error)
+        fields = {"outcome": str(error.outcome)} if isinstance(error, WalError) else {}
+        headers = {"Retry-After": "1"} if status == 503 else {}
+        return _problem(status, f"{type(error).__name__}: {error}", headers, **fields)
+
+    def _check(self, request: web.Request) -> None:
+        """Refuse a request that may not be made, or not now."""
+        if request.path in _OPEN_PATHS:
+            return
+        self._access.check(request)
+        if self._is_stopping:
+            raise RefusedError(503, "the server is stopping", {"Retry-After": "1"})
+        if self._requests > self.settings.connections:
+            raise RefusedError(503, "too many requests at a time", {"Retry-After": "1"})
+
+    async def _add_headers(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
+        """Add what every answer says, also one to a request that is refused."""
+        answer.headers.update(self._access.headers(request))
+
+    # -- health ------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """The process answers."""
+        return _json({"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        """Streams can be appended to and read."""
+        is_ready = not (self._is_stopping or self._logs.is_closing)
+        return _json({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """What Prometheus scrapes."""
+        from aiohttp import web
+        from prometheus_client import exposition
+
+        assert self._registry is not None
+        text = await asyncio.get_running_loop().run_in_executor(
+            None, exposition.generate_latest, self._registry
+        )
+        return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
+
+
+_OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+
+
+def _import() -> None:
+    """Import what an HTTP server needs; MissingExtraError. Blocking."""
+    with needs_extra("serve", "HttpServer"):
+        importlib.import_module("walstore.http.handlers")
+
+
+def _json(fields: dict[str, Any], status: int = 200) -> web.Response:
+    from aiohttp import web
+
+    return web.Response(
+        status=status,
+        body=json.dumps(fields).encode() + b"\n",
+        headers={"Content-Type": "application/json", "Cache-Control": "no-store"},
+    )
+
+
+def _problem(status: int, message: str, headers: dict[str, str], **fields: str) -> web.Response:
+    """Return an answer that says what is wrong."""
+    answer = _json({"error": message, **fields}, status)
+    answer.headers.update({name: value for name, value in headers.items() if value})
+    return answer

@@ -1,0 +1,45 @@
+"""HttpSettings: the limits that an HTTP server sets its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from walstore.errors import InvalidSettingsError
+from walstore.validation.arguments import as_count, as_seconds
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpSettings:
+    """Limits and time-outs of an HTTP server. InvalidSettingsError for a value out of range."""
+
+    connections: int = 4096
+    """Requests at a time, live readers included, 1 to 65 536; further ones are answered with 503."""
+    body_bytes: int = 16 * MIB
+    """Largest body of a request, 1 KiB to 1 GiB; a larger one is answered with 413."""
+    read_bytes: int = MIB
+    """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
+    body_seconds: float = 30.0
+    """How long a client may take to send a body, 0.05 to 86 400; then it is answered with 408."""
+    poll_seconds: float = 20.0
+    """How long a long poll waits for records, 0.05 to 3 600."""
+    event_seconds: float = 60.0
+    """After how long a stream of events ends, for the client to come back, 0.05 to 86 400."""
+    drain_seconds: float = 10.0
+    """How long a server that stops waits for requests in progress, 0 to 86 400."""
+
+    def __post_init__(self) -> None:
+        as_count(self.connections, "connections", high=1 << 16)
+        as_count(self.body_bytes, "body_bytes", low=1 << 10, high=1 << 30)
+        as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
+        for name, low, high in (
+            ("body_seconds", 0.05, 86_400.0),
+            ("poll_seconds", 0.05, 3_600.0),
+            ("event_seconds", 0.05, 86_400.0),
+            ("drain_seconds", 0.0, 86_400.0),
+        ):
+            value = getattr(self, name)
+            if not low <= as_seconds(value, name) <= high:
+                raise InvalidSettingsError(f"{name} must be {low:g} to {high:g}, not {value!r}")
