@@ -69,6 +69,12 @@ test-wal3: $(DEV) ## Build Chroma's own wal3 with cargo and run the tests of bot
 	@$(VENV)/bin/python tests/wal3/build.py run "$(CHROMA)" $(PYTEST) $(PARALLEL) tests/wal3 -m wal3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-wal3: skipped, see above"; } || exit $$status
 
+# Its suite is a package of npm; without Node it says so and is skipped.
+.PHONY: test-durable-streams
+test-durable-streams: $(DEV) ## Run the conformance suite of the Durable Streams protocol against walstore serve --http; needs Node 20
+	@$(VENV)/bin/python -m tests.durable_streams $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "test-durable-streams: skipped, see above"; } || exit $$status
+
 # strace is the only part that needs root; without it, and without root, it says so and is skipped.
 .PHONY: crash
 crash: $(DEV) ## Record a log's system calls, make the states a power failure may leave, and try 20 000: ARGS="--states 100000 --seed 7"
