@@ -19,7 +19,7 @@ from walstore.http.protocol import (
     is_true,
     parse_offset,
 )
-from walstore.http.stream import StreamChunk, Stream, StreamConfig
+from walstore.http.stream import Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
 
 if TYPE_CHECKING:
