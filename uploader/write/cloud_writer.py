@@ -27,7 +27,7 @@ from uploader.write.commit_loop import CommitLoop
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamDoor, StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
-from walstore.batches.append_request import make_group, make_record
+from walstore.batches.append_request import check_records, make_group, make_record
 from walstore.batches.batch_builder import AppendRequest
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
@@ -196,6 +196,7 @@ class CloudWriter:
             self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
+        check_records(group, self.settings.max_record_bytes)
         start = await self._append(group, expect_offset)
         return range(start, start + group.count)
 

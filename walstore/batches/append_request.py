@@ -15,6 +15,7 @@ import msgpack
 
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.batches.conditions import AppendConditions, check_name
+from walstore.errors import RecordTooLargeError
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_bytes, as_int, as_mapping, as_text
 
 MAX_GROUP_RECORDS: Final = 1 << 26
@@ -91,6 +92,25 @@ async def gather_group(
         if size > most_bytes:
             break
     return _group(checked, size, options, conditions)
+
+
+def check_records(group: AppendRequest, most_bytes: int) -> None:
+    """RecordTooLargeError if one of several records has more than ``most_bytes``.
+
+    Of a single one the queue that it enters says so.
+    """
+    if group.count == 1 or group.size_bytes - RECORD_OVERHEAD_BYTES * group.count <= most_bytes:
+        return
+    shared = sum(len(column[0] or b"") for column in (group.keys, group.headers) if column)
+    if group.streams:
+        shared += len((group.streams[0] or "").encode())
+    largest = max(map(len, group.values)) + shared
+    if largest > most_bytes:
+        raise RecordTooLargeError(
+            f"a record of the group has {largest} bytes; max_record_bytes is {most_bytes}",
+            size_bytes=largest,
+            limit_bytes=most_bytes,
+        )
 
 
 def pack_headers(headers: Mapping[str, bytes]) -> bytes:

@@ -19,7 +19,7 @@ from walstore.append.channel import Channel
 from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
 from walstore.append.writer import Writer
-from walstore.batches.append_request import gather_group
+from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions
 from walstore.cursors.store import CursorStore
@@ -176,6 +176,7 @@ class Engine:
         request = await gather_group(
             values, key, stream, headers, times, conditions, most_bytes=most_bytes
         )
+        check_records(request, self.settings.max_record_bytes)
         return await self.submit(request, level)
 
     async def submit(self, request: AppendRequest, level: Durability) -> range:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from walstore.batches.append_request import gather_group
+from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import MAX_NAME_CHARS, make_conditions
 from walstore.errors import (
@@ -89,6 +89,7 @@ async def append_group(
             size_bytes=request.size_bytes,
             limit_bytes=most,
         )
+    check_records(request, log.max_record_bytes)
     log.client.check_home()
     log.outbox.flush()
     start, limit, registers = await log.client.call(

@@ -342,6 +342,7 @@ async def test_an_append_that_was_never_put_is_not_in_doubt(store) -> None:
         (lambda log: log.append(b"", timestamp_us=1.5), TypeError),
         (lambda log: log.append(b"", timestamp_us=1 << 62), ValueError),
         (lambda log: log.append(bytes(101)), RecordTooLargeError),
+        (lambda log: log.append_many([b"", bytes(101)]), RecordTooLargeError),
     ],
 )
 async def test_bad_appends(store, call, error) -> None:
