@@ -66,7 +66,7 @@ PAGES = {
     "readonly": 2,
     "restore": 1,
     "retention": 2,
-    "several_processes": 1,
+    "several_processes": 2,
     "store": 2,
     "stores": 1,
     "streams": 1,

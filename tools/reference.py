@@ -76,7 +76,8 @@ PAGES = [
         "`walstore.sync`: the same log without an event loop.",
         {
             "walstore.sync": "open connect BlockingLog BlockingReader BlockingCursor BlockingTransaction "
-            "BlockingGroup BlockingJob"
+            "BlockingGroup BlockingJob",
+            "walstore.log_handler": "LogHandler",
         },
     ),
     Page(

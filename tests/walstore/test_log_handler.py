@@ -1,0 +1,202 @@
+"""LogHandler: records of logging in a log, whatever happens to the log meanwhile."""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.config
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from walstore import sync
+from walstore.log_handler import LogHandler
+from walstore.settings import Settings
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    made = logging.Logger("app")  # noqa: LOG001 - one of its own
+    yield made
+    for handler in list(made.handlers):
+        handler.close()
+
+
+def values(path: Path) -> list[Any]:
+    with sync.open(path) as log:
+        return [json.loads(record.value) for record in log.reader(follow=False)]
+
+
+def test_records_are_json(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogHandler(tmp_path / "log", stream="app")
+    logger.addHandler(handler)
+    logger.info("hello %s", "world", extra={"user": 7, "where": Path("/x")})
+    try:
+        raise ValueError("oops")
+    except ValueError:
+        logger.exception("failed")
+    handler.close()
+    first, second = values(tmp_path / "log")
+    assert first | {"time": ""} == {
+        "time": "", "level": "INFO", "logger": "app", "message": "hello world", "user": 7, "where": "/x",
+    }  # fmt: skip
+    assert second["exception"].endswith("ValueError: oops")
+    with sync.open(tmp_path / "log") as log:
+        assert {record.stream for record in log.reader(follow=False)} == {"app"}
+
+
+def test_a_formatter_and_a_configuration(tmp_path: Path) -> None:
+    logging.config.dictConfig({
+        "version": 1, "disable_existing_loggers": False,
+        "formatters": {"short": {"format": "%(levelname)s %(message)s"}},
+        "handlers": {
+            "log": {
+                "class": "walstore.log_handler.LogHandler",
+                "target": str(tmp_path / "log"), "formatter": "short",
+            },
+        },
+        "loggers": {"configured": {"handlers": ["log"], "level": "INFO", "propagate": False}},
+    })  # fmt: skip
+    configured = logging.getLogger("configured")
+    configured.warning("a\udc80")
+    for handler in list(configured.handlers):
+        configured.removeHandler(handler)
+        handler.close()
+    with sync.open(tmp_path / "log") as log:
+        assert [record.value for record in log.reader(follow=False)] == [b"WARNING a?"]
+
+
+def test_many_threads(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogHandler(tmp_path / "log")
+    logger.addHandler(handler)
+
+    def work(name: str) -> None:
+        for number in range(200):
+            logger.info("%s %d", name, number)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handler.close()
+    handler.close()
+    found = [value["message"].split() for value in values(tmp_path / "log")]
+    for name in "abcd":
+        assert [int(number) for who, number in found if who == name] == list(range(200))
+    assert handler.dropped == 0
+
+
+def test_what_does_not_fit_is_dropped_and_told(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = LogHandler(tmp_path / "log", capacity=3, flush_seconds=0.05)
+    logger.addHandler(handler)
+    with sync.open(tmp_path / "log"):  # so the handler cannot
+        for number in range(10):
+            logger.info("%d", number)
+        handler.flush()
+    assert handler.dropped >= 6
+    handler.flush_seconds = 20  # now it can
+    handler.flush()
+    logger.info("last")
+    handler.close()
+    found = values(tmp_path / "log")
+    told = [value for value in found if value["logger"] == "walstore"]
+    assert [value["message"] for value in told] == [
+        f"{handler.dropped} records were dropped before this one"
+    ]
+    assert len(found) - 1 + handler.dropped == 11
+    assert capsys.readouterr().err.count("walstore.log_handler:") == 1
+
+
+def test_a_record_that_is_too_large_takes_no_other_with_it(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
+    handler = LogHandler(tmp_path / "log", settings=Settings(max_record_bytes=1000))
+    logger.addHandler(handler)
+    for text in ("a", "x" * 2000, "b"):
+        logger.info(text)
+    handler.close()
+    assert [value["message"] for value in values(tmp_path / "log")] == ["a", "b"]
+    assert handler.dropped == 1
+
+
+def test_a_record_that_cannot_be_rendered_raises_nothing(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = LogHandler(tmp_path / "log")
+    logger.addHandler(handler)
+    logger.info("%d", "no number")
+    handler.close()
+    assert "no number" in capsys.readouterr().err
+
+
+def test_walstore_itself_is_left_out(tmp_path: Path) -> None:
+    handler = LogHandler(tmp_path / "log")
+    record = logging.makeLogRecord({"name": "walstore.store", "msg": "x"})
+    assert not handler.filter(record)
+    handler.close()
+    assert not (tmp_path / "log").exists()  # nothing was logged, nothing is opened
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    for options in ({"capacity": 0}, {"flush_seconds": "x"}, {"level": "LOUD"}):
+        with pytest.raises((ValueError, TypeError)):
+            LogHandler(tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        LogHandler(3)  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import logging, os, sys
+from walstore.log_handler import LogHandler
+logging.getLogger().setLevel("INFO")
+logging.getLogger().addHandler(LogHandler(sys.argv[1]))
+logging.info("parent")
+logging.getLogger().handlers[0].flush()
+if sys.argv[2] == "fork" and not os.fork():
+    logging.info("child")
+    logging.shutdown()
+    os._exit(0)
+if sys.argv[2] == "fork":
+    os.wait()
+logging.info("at the end")
+"""
+
+
+def test_what_is_logged_last_is_written_when_the_program_ends(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "log"), "-"], check=True)
+    assert [value["message"] for value in values(tmp_path / "log")] == ["parent", "at the end"]
+
+
+@pytest.mark.slow
+def test_a_forked_child_connects_by_itself(tmp_path: Path) -> None:
+    socket = tmp_path / "s.sock"
+    command = [
+        sys.executable,
+        "-m",
+        "walstore",
+        "serve",
+        str(tmp_path / "log"),
+        "--unix",
+        str(socket),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        server.stdout.readline()
+        address = f"unix://{socket}"
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, address, "fork"], check=True, env=environment
+        )
+        server.terminate()
+    messages = [value["message"] for value in values(tmp_path / "log")]
+    assert sorted(messages) == ["at the end", "child", "parent"]

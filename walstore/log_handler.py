@@ -1,0 +1,247 @@
+"""LogHandler: a handler of :mod:`logging` that appends to a log, opened here or served.
+
+``logging.getLogger().addHandler(LogHandler("unix:///run/events.sock"))``, or
+``"class": "walstore.log_handler.LogHandler"`` with ``"target"`` in a configuration of :mod:`logging.config`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any, Final
+from weakref import WeakSet
+
+from walstore import sync
+from walstore.errors import LimitExceededError, RecordTooLargeError, WalClosedError, WalError
+from walstore.records import AnyDurability
+from walstore.validation.arguments import as_count, as_seconds
+
+_GROUP_RECORDS: Final = 500
+_GROUP_BYTES: Final = 1 << 20
+_RETRY_SECONDS: Final = 1.0
+_PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has; anything else was passed as ``extra``."""
+
+
+class LogHandler(logging.Handler):
+    """Appends each record of :mod:`logging` to a log, from a thread of its own.
+
+    Logging never waits and never raises: beyond ``capacity`` records that the log has not taken, further
+    ones are dropped, and the next that is written says how many. While the log cannot be reached or opened
+    it is tried again every second, and what went wrong is written to stderr once. A record is in the log
+    once, also if the connection is lost meanwhile.
+
+    A record is a JSON object with ``time``, ``level``, ``logger``, ``message``, ``exception`` if there was
+    one and what was passed as ``extra``; with a formatter it is the formatter's text. Records of walstore
+    itself are left out. After a fork the child connects by itself; a log that the parent has opened in a
+    directory stays the parent's, so serve it instead.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        level: int | str = logging.NOTSET,
+        stream: str | None = None,
+        durability: AnyDurability | None = None,
+        capacity: int = 10_000,
+        flush_seconds: float = 5.0,
+        **options: Any,
+    ) -> None:
+        """``target`` is an address such as ``unix:///run/events.sock``, or the directory of a log to open.
+
+        ``options`` are those of :func:`walstore.connect` or :meth:`walstore.Wal.open`. ``flush_seconds`` is
+        how long :meth:`flush` and :meth:`close` wait, 0 or more; interpreters that end call both. Nothing is
+        opened before the first record. ValueError or TypeError for bad arguments.
+        """
+        super().__init__(level)
+        self._capacity = as_count(capacity, "capacity", high=1 << 24)
+        self.flush_seconds = as_seconds(flush_seconds, "flush_seconds")
+        """As given."""
+        self._target = os.fspath(target)
+        self._options = options
+        self._stream = stream
+        self._durability = durability
+        self.dropped = 0
+        """How many records were dropped."""
+        self._reset()
+        _handlers.add(self)
+
+    def _reset(self) -> None:
+        """Begin with nothing, as in a child process."""
+        self._process = os.getpid()
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._changed = threading.Condition(threading.Lock())
+        self._in_progress = 0
+        self._dropped_since = 0
+        self._is_closing = False
+        self._has_complained = False
+        self._thread: threading.Thread | None = None
+        # The thread's own.
+        self._log: sync.BlockingLog | None = None
+        self._producer = f"logging-{secrets.token_hex(8)}"
+        self._sequence = 0
+
+    # -- logging -----------------------------------------------------------------------------
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Leave out the records of walstore, before the lock that :meth:`flush` may be called with."""
+        return record.name.partition(".")[0] != "walstore" and bool(super().filter(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a record to the thread that appends; drop it if there are too many."""
+        try:
+            value = self._render(record)
+        except Exception:  # noqa: BLE001 - as every handler: logging fails no program
+            self.handleError(record)
+            return
+        if self._process != os.getpid():
+            self._reset()
+        with self._changed:
+            if self._is_closing or len(self._waiting) >= self._capacity:
+                self.dropped += 1
+                self._dropped_since += 1
+                return
+            self._waiting.append((value, int(record.created * 1e6)))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="walstore logging", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything logged so far is in the log, up to ``flush_seconds``."""
+        if self._process == os.getpid():
+            with self._changed:
+                self._changed.wait_for(self._is_idle, self.flush_seconds)
+
+    def close(self) -> None:
+        """Write what is waiting, up to ``flush_seconds``, and close the log. Twice is allowed."""
+        self.flush()
+        if self._process == os.getpid():
+            with self._changed:
+                self._is_closing = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join(self.flush_seconds)
+        super().close()
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._in_progress
+
+    def _render(self, record: logging.LogRecord) -> bytes:
+        if self.formatter is not None:
+            return self.format(record).encode(errors="replace")
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)
+        fields.update((name, value) for name, value in vars(record).items() if name not in _PLAIN)
+        return json.dumps(fields, default=str).encode(errors="replace")
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while group := self._take():
+            self._append(group)
+            with self._changed:
+                self._in_progress = 0
+                self._changed.notify_all()
+        self._discard()
+
+    def _append(self, group: list[tuple[bytes, int]]) -> None:
+        """Append records, however often it takes; drop those that the log refuses."""
+        while True:
+            try:
+                if self._log is None:
+                    self._log = self._open()
+                self._log.append_once(
+                    self._producer, self._sequence + 1, [value for value, _ in group],
+                    stream=self._stream, timestamp_us=group[0][1], durability=self._durability,
+                )  # fmt: skip
+            except (RecordTooLargeError, LimitExceededError, ValueError, TypeError) as error:
+                if len(group) == 1:
+                    self._give_up(group, error)
+                for one in group if len(group) > 1 else ():
+                    self._append([one])
+                return
+            except WalError as error:
+                if isinstance(error, WalClosedError):
+                    self._discard()
+                if not self._complain(error):
+                    self._give_up(group, error)
+                    return
+            else:
+                self._sequence += 1
+                return
+
+    def _open(self) -> sync.BlockingLog:
+        if "://" in self._target:
+            return sync.connect(self._target, **self._options)
+        return sync.open(self._target, **self._options)
+
+    def _discard(self) -> None:
+        """Close the log; the next append opens it again."""
+        log, self._log = self._log, None
+        if log is not None:
+            try:
+                log.close()
+            except WalError as error:
+                self._say(error)
+
+    def _take(self) -> list[tuple[bytes, int]]:
+        """Return the next records to append together; none when the handler is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            group: list[tuple[bytes, int]] = []
+            size = 0
+            while self._waiting and len(group) < _GROUP_RECORDS and size < _GROUP_BYTES:
+                group.append(self._waiting.popleft())
+                size += len(group[-1][0])
+            if group and self._dropped_since:
+                text = f"{self._dropped_since} records were dropped before this one"
+                note = {"level": "WARNING", "logger": "walstore", "message": text}
+                group.insert(0, (json.dumps(note).encode(), group[0][1]))
+                self._dropped_since = 0
+            self._in_progress = len(group)
+            return group
+
+    def _give_up(self, group: list[tuple[bytes, int]], error: Exception) -> None:
+        with self._changed:
+            self.dropped += len(group)
+            self._dropped_since += len(group)
+        self._say(error)
+
+    def _complain(self, error: WalError) -> bool:
+        """Wait before another attempt; False if the handler is closed meanwhile."""
+        self._say(error)
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._is_closing, _RETRY_SECONDS)
+
+    def _say(self, error: Exception) -> None:
+        """Write what is wrong to stderr, once: logging it would come back here."""
+        if not self._has_complained and logging.raiseExceptions:
+            self._has_complained = True
+            sys.stderr.write(f"walstore.log_handler: {self._target}: {error}\n")
+
+
+_handlers: Final[WeakSet[LogHandler]] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close before the threads of logs end, which is before logging closes its handlers."""
+    for handler in list(_handlers):
+        handler.close()
