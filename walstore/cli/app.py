@@ -17,6 +17,7 @@ import walstore
 from walstore.cli import (
     append,
     bench,
+    check,
     collection,
     collection_content,
     collection_materialize,
@@ -163,6 +164,7 @@ _add(LOOKING, inspect.segments, "the files of a log, one a line")
 _add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")
 _add(LOOKING, stored.manifest, "the root of a stored log")
 _add(LOOKING, cursors.cursors, "list, move or remove the cursors of a log")
+_add(CHECKING, check.check, "is it as you want it? exit codes for monitoring")
 _add(CHECKING, verify.verify, "is every stored byte as it was written?")
 _add(CHECKING, verify.scrub, "everything that is wrong with a stored log")
 _add(CHECKING, repair.repair, "what is damaged, what can be saved, and saving it")

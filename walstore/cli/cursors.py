@@ -93,7 +93,7 @@ async def _change(
     is_confirmed: bool,
 ) -> dict[str, Any]:
     """Move or remove a cursor, or say what would be done; return all cursors as the verb's JSON."""
-    async with _open_cursors(location) as log:
+    async with open_cursors(location) as log:
         if move is not None:
             name, offset = move
             before = await log.position(name)
@@ -122,9 +122,12 @@ async def _change(
 
 
 @asynccontextmanager
-async def _open_cursors(location: str) -> AsyncIterator[_LocalCursors | _StoredCursors]:
+async def open_cursors(
+    location: str, verb: str = "cursors"
+) -> AsyncIterator[_LocalCursors | _StoredCursors]:
+    """Open the cursors of a log for the time of a block; ``verb`` is who asks, for messages."""
     if not is_url(location):
-        path = to_directory(location, "cursors")
+        path = to_directory(location, verb)
         yield _LocalCursors(path, await asyncio.to_thread(LogSnapshot.open, path))
         return
     from uploader.layouts.log_session import open_session

@@ -14,7 +14,8 @@ from tests.walstore.cli.conftest import Cli
 
 VERBS = (
     *("append", "tail", "dump", "serve", "inspect", "segments", "fragments", "manifest", "cursors"),
-    *("verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal", "destroy"),
+    *("check", "verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal"),
+    "destroy",
     *("bench", "demo", "soak", "collection"),
 )
 COLLECTION_VERBS = (

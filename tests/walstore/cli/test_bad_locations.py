@@ -16,7 +16,7 @@ DIRECTORY = ("segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""
-READERS = ("tail", "dump", "inspect", "cursors", "verify")
+READERS = ("tail", "dump", "inspect", "cursors", "check", "verify")
 EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""
