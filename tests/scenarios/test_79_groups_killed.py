@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 KILLS = int(os.environ.get("WALSTORE_GROUP_KILLS", "16"))
 JOBS = 3000
 MEMBERS = 4
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0
 OPTIONS: dict[str, Any] = {"ack_wait_seconds": LEASE_SECONDS, "is_ordered": True}
-SLACK_SECONDS = 0.25
-"""How much later than the server a client may note the time of a delivery."""
+SLACK_SECONDS = 1.0
+"""How much later than the server a client may note the time of a delivery, on a busy machine."""
 MEMBER = """
 import asyncio, os, sys, time
 from walstore import connect
@@ -38,7 +38,7 @@ async def main():
     def tell(what, job):
         os.write(file, f"{what} {job.offset} {os.getpid()} {time.monotonic()}\\n".encode())
     async with connect(address, connect_seconds=60, reconnect_seconds=60) as wal:
-        async with wal.group("g", ack_wait_seconds=1.0, is_ordered=True) as group:
+        async with wal.group("g", ack_wait_seconds=2.0, is_ordered=True) as group:
             async for job in group:
                 tell("took", job)
                 await job.ack()

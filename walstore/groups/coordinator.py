@@ -126,7 +126,9 @@ class GroupCoordinator:
         # The journal: what waits to be written, and how much of what was asked for is durable.
         self._entries = bytearray()
         self._asked = 0
+        self._written = Watermark(0, asyncio.get_running_loop())
         self._durable = Watermark(0, asyncio.get_running_loop())
+        self._is_full = False
         self._writing: asyncio.Task[None] | None = None
         self._wants_sync = False
         self._delivered = self._redelivered = self._dead = 0
@@ -198,16 +200,22 @@ class GroupCoordinator:
     ) -> list[tuple[Record, int]]:
         """Lease up to ``most`` jobs to a member; wait up to ``max_wait`` seconds for the first.
 
-        ``is_away`` says that the member may survive this process.
+        ``is_away`` says that the member may survive this process. Then the lease is in the journal before
+        this returns, or the next owner of the log would give the job to somebody else; DiskFullError if there
+        is no space for that.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
         while True:
             state = self._entered()
+            if is_away and self._is_full:
+                await self._wait_written()
             taken = self._take(state, member, most, is_away=is_away)
             if state.dead and self._burying is None:
                 self._burying = asyncio.get_running_loop().create_task(
                     self._bury(state), name=f"walstore dead letters of group {self.name}"
                 )
+            if taken and is_away:
+                await self._keep_leases(state, taken)
             if taken:
                 return taken
             self._changed.clear()
@@ -299,6 +307,17 @@ class GroupCoordinator:
             self._write()
         return taken
 
+    async def _keep_leases(self, state: GroupState, taken: list[tuple[Record, int]]) -> None:
+        """Return when leases are in the journal; they never were if there is no space for it."""
+        try:
+            await self._wait_written()
+        except DiskFullError:
+            for record, deliveries in taken:
+                state.revoke(record.offset, deliveries, self._clock.monotonic())
+            self._delivered -= len(taken)
+            self._redelivered -= sum(deliveries > 1 for _, deliveries in taken)
+            raise
+
     def _seconds_left(self, state: GroupState, deadline: float | None) -> float | None:
         """Return how long a member may sleep: until its time is over, or a job may be due."""
         moments = [at for at in (deadline, state.next_moment) if at is not None]
@@ -340,7 +359,8 @@ class GroupCoordinator:
         if self._failure is None:
             self._failure = error
         failure = self._failure
-        self._durable.fail(lambda _: copy_error(failure))
+        for watermark in (self._written, self._durable):
+            watermark.fail(lambda _: copy_error(failure))
         self._changed.set()
 
     # -- dead letters ------------------------------------------------------------------------
@@ -407,6 +427,11 @@ class GroupCoordinator:
         self._write()
         await self._durable.wait(self._asked)
 
+    async def _wait_written(self) -> None:
+        """Return when everything noted so far is in the journal, where the next owner finds it."""
+        self._write()
+        await self._written.wait(self._asked)
+
     def _write(self) -> None:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(
@@ -424,8 +449,12 @@ class GroupCoordinator:
                 except DiskFullError as error:
                     # What could not be written is written with what comes next.
                     self._entries[:0] = entries
-                    self._durable.fail_waiting(partial(_full, error))
+                    self._is_full = True
+                    for watermark in (self._written, self._durable):
+                        watermark.fail_waiting(partial(_full, error))
                     return
+                self._is_full = False
+                self._written.advance(asked)
                 if syncs:
                     self._durable.advance(asked)
                 if size > MOST_JOURNAL_BYTES and size > 4 * _BYTES_PER_JOB * self._unsettled:
@@ -461,6 +490,7 @@ class GroupCoordinator:
         except DiskFullError:
             self._entries[:0] = noted  # the old file goes on
             raise
+        self._written.advance(asked)
         self._durable.advance(asked)
 
     @property

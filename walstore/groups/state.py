@@ -219,6 +219,14 @@ class GroupState:
             self.pass_time(now)
         return True
 
+    def revoke(self, offset: int, deliveries: int, now: float) -> None:
+        """Undo a lease that nobody learned of: it was no delivery."""
+        job = self._leased_job(offset, deliveries)
+        if job is not None:
+            job.deliveries -= 1
+            self._end_lease(job, now)
+            self.pass_time(now)
+
     def extend(self, offset: int, deliveries: int, now: float) -> bool:
         """Begin a lease anew; False if it is another's by now, or the job is settled."""
         job = self._leased_job(offset, deliveries)

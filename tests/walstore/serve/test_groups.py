@@ -313,6 +313,50 @@ async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> No
         await remote.aclose()
 
 
+async def test_a_lease_of_another_process_is_in_the_journal_before_the_answer(
+    tmp_path: Path,
+) -> None:
+    """Otherwise the next owner of the log gives the job to another member within the lease."""
+    fs = FaultyFileSystem(PosixFileSystem())
+    socket = tmp_path / "s.sock"
+    async with (
+        Wal.open(tmp_path / "log", fs=fs) as wal,
+        Server.open(wal, unix=socket),
+        connect(f"unix://{socket}") as remote,
+        remote.group("g") as group,
+    ):
+        with fs.hold("pwrite", name=JOURNAL) as held:
+            await append(wal, b"a")
+            fetching = asyncio.ensure_future(group.fetch())
+            await held.wait_entered()
+            for _ in range(5):
+                await remote.statistics()  # an answer that was under way would be here before this
+            assert not fetching.done()
+        assert [job.value for job in await fetching] == [b"a"]
+
+
+async def test_a_full_disk_refuses_leases_of_other_processes_and_counts_no_deliveries(
+    tmp_path: Path,
+) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    socket = tmp_path / "s.sock"
+    async with (
+        Wal.open(tmp_path / "log", fs=fs) as wal,
+        Server.open(wal, unix=socket),
+        connect(f"unix://{socket}") as remote,
+        remote.group("g", max_deliver=1) as group,
+    ):
+        await append(wal, b"a")
+        fs.fail("pwrite", errno.ENOSPC, name=JOURNAL, times=10, written_bytes=10)
+        for _ in range(5):
+            with pytest.raises(DiskFullError):
+                await group.fetch()
+        fs.heal()
+        (job,) = await group.fetch()
+        assert (job.value, job.deliveries) == (b"a", 1)
+        await job.ack()
+
+
 async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
     fs = FaultyFileSystem(PosixFileSystem())
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
