@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from walstore import Statistics
+from walstore import GroupStatistics, Statistics
+from walstore.runtime.statistics import UploadStatistics
 
 _NOTHING: dict[str, Any] = {
     "head": 1,
@@ -27,6 +28,10 @@ _NOTHING: dict[str, Any] = {
     "tier_reads": 0,
     "tier_failure": None,
 }
+
+
+GROUP = GroupStatistics("workers", 1, 2, 3, 4, 5, 6, 7)
+UPLOAD = UploadStatistics(1, 2, 3, 4, 5, 0.6, 0.7)
 
 
 class NumbersLog:

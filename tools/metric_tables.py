@@ -1,4 +1,4 @@
-"""Print the tables of docs/metrics.md, or update them in given pages: ``python -m walstore.metrics``."""
+"""Print the tables of docs/metrics.md, or update them in given pages: ``python -m tools.metric_tables``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,36 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from walstore.metrics.definitions import (
-    HISTOGRAMS,
-    METRICS,
-    HistogramMetric,
-    Metric,
-    MetricKind,
-    Scope,
-)
+from uploader.stores.metering import METRICS as STORE_METRICS
+from uploader.write.writer_settings import WRITER_METRICS
+from walstore.http.http_server import HTTP_METRICS
+from walstore.metrics.definitions import HISTOGRAMS, METRICS, HistogramMetric
+from walstore.runtime.metric import Metric, MetricKind, Scope
+from walstore.serve.figures import SERVER_METRICS
 
 Row = tuple[str, str, str, str]
 """Cells: metric, type, labels, meaning."""
 
-BEGIN: Final = "<!-- made by python -m walstore.metrics: begin -->"
-END: Final = "<!-- made by python -m walstore.metrics: end -->"
+BEGIN: Final = "<!-- made by python -m tools.metric_tables: begin -->"
+END: Final = "<!-- made by python -m tools.metric_tables: end -->"
+
+OBJECTS: Final = {
+    "`Server`": SERVER_METRICS,
+    "`HttpServer`": HTTP_METRICS,
+    "`MeteredStore`": STORE_METRICS,
+    "`CloudWriter`": WRITER_METRICS,
+}
+"""Objects that are watched."""
 
 
 def render() -> str:
-    """Return the tables: one about each log, one about the process."""
+    """Return the tables: one about each log, one about the process, and one for each kind of object."""
     logs = [_histogram_row(metric) for metric in HISTOGRAMS]
     logs += [_row(metric) for metric in METRICS if metric.scope is Scope.LOG]
     process = [_row(metric) for metric in METRICS if metric.scope is Scope.PROCESS]
     lines = ["### Each log", "", *_table(logs), "", "### The process", "", *_table(process)]
+    for title, metrics in OBJECTS.items():
+        lines += ["", f"### {title}", "", *_table([_row(metric) for metric in metrics])]
     return "\n".join(lines)
 
 

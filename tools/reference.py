@@ -190,8 +190,12 @@ PAGES = [
     Page(
         "metrics",
         "Metrics",
-        "`PrometheusMetrics`, `CollectionMetrics`. What is measured is in [metrics.md](../metrics.md).",
-        {"walstore.metrics": "PrometheusMetrics", "uploader": "CollectionMetrics"},
+        "`PrometheusMetrics`, `OpenTelemetryMetrics`, `CollectionMetrics`. What is measured is in "
+        "[metrics.md](../metrics.md).",
+        {
+            "walstore.metrics": "PrometheusMetrics OpenTelemetryMetrics",
+            "uploader": "CollectionMetrics",
+        },
     ),
 ]
 

@@ -43,7 +43,6 @@ from walstore.errors import (
     WrongLoopError,
 )
 from walstore.format.ledger import StreamInfo
-from walstore.groups.coordinator import GroupStatistics
 from walstore.groups.group import Group, Job
 from walstore.log.appenders import Fence, Producer
 from walstore.log.readonly import ReadonlyWal
@@ -53,7 +52,7 @@ from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.runtime.extras import MissingExtraError
-from walstore.runtime.statistics import Statistics
+from walstore.runtime.statistics import GroupStatistics, Statistics
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore

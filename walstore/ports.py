@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.format.claims import Claims
+from walstore.runtime.statistics import UploadStatistics
 
 Buffer = bytes | bytearray | memoryview
 
@@ -270,3 +271,12 @@ class Tier(Protocol):
 
     async def aclose(self) -> None:
         """Release connections; twice is allowed."""
+
+
+@runtime_checkable
+class CountedTier(Protocol):
+    """A tier that also says what was shipped."""
+
+    @property
+    def uploads(self) -> UploadStatistics | None:
+        """What was shipped since it was opened; None before. Read on any thread."""

@@ -20,7 +20,6 @@ from walstore.batches.batch import Batch
 from walstore.cursors.consumer import ConsumedCursor
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import WalClosedError, WrongLoopError
-from walstore.groups.coordinator import GroupStatistics
 from walstore.groups.group import Group, Job
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
@@ -30,7 +29,7 @@ from walstore.remote.remote_wal import RemoteWal
 from walstore.remote.remote_wal import connect as connect_remote
 from walstore.remote.transaction import RemoteTransaction
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import Statistics
+from walstore.runtime.statistics import GroupStatistics, Statistics
 
 __all__ = [
     "BlockingCursor",

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TypeVar
 
 from uploader.stores.port import (
@@ -30,6 +31,7 @@ from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.metric import Histogram, Labels, Metric, MetricKind, figure
 from walstore.validation.fields import check_fields, described, number
 
 LATENCY_BOUNDS_SECONDS = (
@@ -199,9 +201,22 @@ class MeteredStore(StoreWrapper):
         self._clock = clock or SystemClock()
         self._meters: dict[Kind, _Meter] = {}
 
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What ``PrometheusMetrics.watch`` shows of it."""
+        return METRICS
+
     def usage(self) -> Usage:
         """Return a copy of the counts so far."""
-        return Usage({kind: meter.copy() for kind, meter in self._meters.items()})
+        return Usage({kind: meter.copy() for kind, meter in self._meters.copy().items()})
+
+    def latencies(self) -> dict[Kind, Histogram]:
+        """Return the times of the calls that were not cancelled."""
+        found: dict[Kind, Histogram] = {}
+        for kind, meter in self._meters.copy().items():
+            found[kind] = times = Histogram(LATENCY_BOUNDS_SECONDS)
+            times.counts, times.total = meter.latency_counts[:], meter.total_seconds
+        return found
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
         """Pass a listing through; timed at the first object of each page, which costs a request.
@@ -257,3 +272,50 @@ class MeteredStore(StoreWrapper):
         if kind not in self._meters:
             self._meters[kind] = _Meter()
         return self._meters[kind]
+
+
+def _of(field: str) -> Callable[[MeteredStore], dict[Labels, float]]:
+    get = attrgetter(field)
+    return lambda store: {(kind,): get(used) for kind, used in store.usage().kinds.items()}
+
+
+def _latencies(store: MeteredStore) -> dict[Labels, Histogram]:
+    return {(kind,): times for kind, times in store.latencies().items()}
+
+
+_KIND = ("kind",)
+
+METRICS = (
+    figure("store", "requests", "Requests, failed ones included.", _of("requests"), labels=_KIND),
+    figure("store", "failures", "Calls that ended with a fault.", _of("failures"), labels=_KIND),
+    figure(
+        "store",
+        "cancellations",
+        "Calls that were cancelled before their answer.",
+        _of("cancelled"),
+        labels=_KIND,
+    ),
+    figure("store", "sent_bytes", "Content handed to puts.", _of("sent_bytes"), labels=_KIND),
+    figure(
+        "store",
+        "received_bytes",
+        "Content returned by reads; for listings an estimate.",
+        _of("received_bytes"),
+        labels=_KIND,
+    ),
+    figure(
+        "store",
+        "cost",
+        "What requests and traffic cost at S3's list prices, in US dollars.",
+        lambda store: {(): store.usage().cost()},
+    ),
+    figure(
+        "store",
+        "request_seconds",
+        "Times of calls that were not cancelled.",
+        _latencies,
+        kind=MetricKind.HISTOGRAM,
+        labels=_KIND,
+    ),
+)
+"""What is shown of a metered store."""

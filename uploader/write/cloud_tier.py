@@ -27,6 +27,7 @@ from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.format.claims import Claims
 from walstore.ports import Clock, LocalRecords, TierSource
+from walstore.runtime.statistics import UploadStatistics
 from walstore.validation.arguments import as_count, as_settings
 
 
@@ -98,6 +99,11 @@ class CloudTier:
     def limit(self) -> int:
         """Every offset in ``[head, limit)`` can be read from the tier."""
         return self._manifest.next_offset
+
+    @property
+    def uploads(self) -> UploadStatistics | None:
+        """What was shipped since the tier was opened; None before."""
+        return None if self._uploader is None else self._uploader.statistics()
 
     @property
     def uploader(self) -> Uploader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from asyncio import get_running_loop
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from uploader.chain.chain_root import ChainSettings
@@ -26,12 +26,13 @@ from uploader.stores.retry import RetryPolicy
 from uploader.write.commit_loop import CommitLoop
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamDoor, StreamGuard
-from uploader.write.writer_settings import WriterSettings, WriterStatistics
+from uploader.write.writer_settings import WRITER_METRICS, WriterSettings, WriterStatistics
 from walstore.batches.append_request import check_records, make_group, make_record
 from walstore.batches.batch_builder import AppendRequest
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
+from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
 from walstore.validation.arguments import as_int, as_settings
 
@@ -271,6 +272,11 @@ class CloudWriter:
     def tail(self) -> int:
         """Offset after the last committed record, by :attr:`manifest`."""
         return self.manifest.next_offset
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What ``PrometheusMetrics.watch`` shows of it."""
+        return WRITER_METRICS
 
     def statistics(self) -> WriterStatistics:
         """Return a snapshot of the writer's counters, also after closing."""

@@ -101,6 +101,8 @@ class StallGuard:
         # How many requests are unanswered, and since when the store has not answered any.
         self._unanswered = 0
         self._silent_since = 0.0
+        self.retries = 0
+        """Requests that were repeated."""
         self._waiting = asyncio.Event()
         self._trouble: BaseException | None = None
 
@@ -168,6 +170,7 @@ class StallGuard:
                     raise
                 self._trouble = error
                 attempt += 1
+                self.retries += 1
                 if attempt & (attempt - 1) == 0:
                     # An outage of hours is not logged every two seconds.
                     logger.warning("%s; trying again (attempt %d)", error, attempt)

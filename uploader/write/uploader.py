@@ -41,6 +41,7 @@ from walstore.errors import (
 )
 from walstore.format.claims import Claims
 from walstore.ports import LocalRecords, TierSource
+from walstore.runtime.statistics import UploadStatistics
 
 logger = logging.getLogger("walstore")
 
@@ -66,6 +67,7 @@ class Uploader:
         )
         self._claim: Claim | None = None
         self._proven_limit = 0
+        self._conflicts = 0
         self._planned = root.manifest
         context = WriteContext.of(session, root, self._stall_guard)
         self._puts = FragmentPuts(
@@ -96,6 +98,19 @@ class Uploader:
     def adopted_fragments(self) -> int:
         """Fragments taken over since the log was opened that had been put before and never published."""
         return self._fragments.adopted_fragments
+
+    def statistics(self) -> UploadStatistics:
+        """Return all that is counted, on any thread."""
+        schedule = self._cutter.schedule
+        return UploadStatistics(
+            fragments=self.uploaded_fragments,
+            fragment_bytes=self.uploaded_bytes,
+            adopted_fragments=self.adopted_fragments,
+            retries=self._stall_guard.retries,
+            conflicts=self._conflicts,
+            put_seconds=schedule.put_seconds,
+            publish_seconds=schedule.publish_seconds,
+        )
 
     async def prepare(self, *, is_new: bool) -> None:
         """Look for fragments that a crash left unpublished. Called once, before :meth:`run`.
@@ -202,6 +217,7 @@ class Uploader:
                 is_done = True
             except* LateFragmentError as errors:
                 logger.warning("%s", first_of(errors))
+                self._conflicts += 1
                 await self._stall_guard.call(self._cutter.plan)
 
     async def _ship(self, source: TierSource, shipment: Shipment) -> None:

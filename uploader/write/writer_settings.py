@@ -5,9 +5,13 @@ Values only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
 
 from uploader.format.rollup import RollUpSettings
+from walstore.runtime.metric import Labels, Metric, MetricKind, figure
 from walstore.validation.fields import (
     KIB,
     MIB,
@@ -191,3 +195,37 @@ class WriterStatistics:
     """Recent time to build and put a fragment: the median of a few; 0 before the first."""
     publish_seconds: float
     """Recent time to name it; 0 before the first."""
+
+
+def _total(name: str, text: str) -> Metric:
+    return figure("writer", name, text, _read(name))
+
+
+def _now(name: str, text: str) -> Metric:
+    return figure("writer", name, text, _read(name), kind=MetricKind.GAUGE)
+
+
+def _read(name: str) -> Callable[[Any], dict[Labels, float]]:
+    get = attrgetter(name)
+    return lambda writer: {(): get(writer.statistics())}
+
+
+WRITER_METRICS: Final = (
+    _now("head", "First offset that the manifest holds."),
+    _now("tail", "Offset after the last one that the manifest holds."),
+    _now("waiting_bytes", "Bytes of records accepted and not yet committed."),
+    _now("waiting_records", "Records accepted and not yet committed."),
+    _now("blocked_appends", "Appends that wait for room."),
+    _now("fragments_under_way", "Fragments cut and not yet committed."),
+    _total("committed_records", "Records of this writer that are in the log."),
+    _total("committed_bytes", "Their bytes."),
+    _total("put_fragments", "Fragments put."),
+    _total("put_bytes", "Their length as stored."),
+    _total("adopted_fragments", "Fragments of others that this writer published."),
+    _total("contentions", "How often another writer was quicker."),
+    _total("reappended_fragments", "Fragments made again behind another writer's."),
+    _total("unknown_records", "Records whose append raised OutcomeUnknownError."),
+    _now("put_seconds", "Recent time to build and put a fragment: the median of a few."),
+    _now("publish_seconds", "Recent time to name it: the median of a few."),
+)
+"""What is shown of a CloudWriter."""

@@ -153,13 +153,15 @@ async def _serve(
         registry, metrics = _registry() if web is not None else (None, None)
         if is_store:
             make = (
-                None if tier is None else lambda name: _tier(f"{tier}/{name}", take_over=take_over)
+                None
+                if tier is None
+                else lambda name: _tier(f"{tier}/{name}", metrics, take_over=take_over)
             )
             logs = await stack.enter_async_context(
                 WalStore.open(directory, tier=make, metrics=metrics)
             )
         else:
-            shipping = None if tier is None else _tier(tier, take_over=take_over)
+            shipping = None if tier is None else _tier(tier, metrics, take_over=take_over)
             logs = await stack.enter_async_context(
                 Wal.open(directory, tier=shipping, metrics=metrics)
             )
@@ -167,17 +169,26 @@ async def _serve(
         addresses = [str(address) for address in server.addresses]
         if web is not None:
             opened = HttpServer.open(logs, registry=registry, **web)
-            addresses += (await stack.enter_async_context(opened)).addresses
+            served = await stack.enter_async_context(opened)
+            addresses += served.addresses
+            if metrics is not None:
+                metrics.watch(server, directory.name)
+                metrics.watch(served, directory.name)
         done = {"serving": str(directory), "store": is_store, "addresses": addresses}
         fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
         await stop.wait()
 
 
-def _tier(url: str, *, take_over: bool) -> Any:
+def _tier(url: str, metrics: PrometheusMetrics | None, *, take_over: bool) -> Any:
     from uploader import CloudTier
+    from uploader.stores import MeteredStore, open_store
 
-    return CloudTier(url, take_over=take_over)
+    if metrics is None:
+        return CloudTier(url, take_over=take_over)
+    store = MeteredStore(open_store(url))
+    metrics.watch(store, url.partition("?")[0].rstrip("/").rpartition("/")[2])
+    return CloudTier(url, store=store, take_over=take_over)
 
 
 def _registry() -> tuple[Any, Any]:

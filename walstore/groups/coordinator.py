@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -31,6 +30,7 @@ from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error, is_full
+from walstore.runtime.statistics import GroupStatistics
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
 
@@ -66,27 +66,6 @@ class GroupLog(Protocol):
 
     async def append_letter(self, producer: str, number: int, letter: Record, stream: str) -> None:
         """Append a dead letter once, whatever is done twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStatistics:
-    """A group at one moment."""
-
-    name: str
-    floor: int
-    """Offset of the first record that is not settled."""
-    pending: int
-    """Records that are leased to a member."""
-    unsettled: int
-    """Records that the group has read and nobody has settled, leased ones included."""
-    lag: int
-    """Records of the log that the group has not read yet, whatever their stream."""
-    delivered: int
-    """Deliveries since the log was opened."""
-    redelivered: int
-    """Those of them that were not the first of their record."""
-    dead: int
-    """Dead letters since the log was opened."""
 
 
 class GroupCoordinator:
@@ -266,7 +245,18 @@ class GroupCoordinator:
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
-        state = self._entered()
+        return self._look(self._entered())
+
+    def look(self) -> GroupStatistics | None:
+        """Return the group at this moment, on any thread; None if it is not in use."""
+        while self._state is not None and self._failure is None:
+            try:
+                return self._look(self._state)
+            except RuntimeError:  # the group changed on its own thread meanwhile
+                continue
+        return None
+
+    def _look(self, state: GroupState) -> GroupStatistics:
         return GroupStatistics(
             name=self.name,
             floor=state.floor,

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from walstore.errors import WalClosedError, WalError
-from walstore.groups.coordinator import GroupStatistics
 from walstore.records import Record
+from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
 
 _TAG_BYTES: Final = 8

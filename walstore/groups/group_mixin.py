@@ -15,6 +15,7 @@ from walstore.groups.group import Group, GroupBackend
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
+from walstore.runtime.statistics import GroupStatistics
 from walstore.runtime.threads import Lane
 
 
@@ -111,6 +112,11 @@ class OwnedGroups(GroupMixin):
         )
         self._groups[name] = made
         return made
+
+    def _group_statistics(self) -> dict[str, GroupStatistics]:
+        """Return the groups in use at this moment, on any thread."""
+        groups = (self._groups or {}).copy()
+        return {name: found for name, one in groups.items() if (found := one.look()) is not None}
 
     async def _close_groups(self) -> None:
         """Close the groups. One that fails only forgets what nobody was told is remembered."""

@@ -8,7 +8,8 @@ import importlib
 import json
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from walstore.errors import (
@@ -31,6 +32,7 @@ from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
+from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import Opening
 from walstore.store.wal_store import WalStore
 from walstore.wire.address import is_loopback, parse_listen
@@ -140,6 +142,7 @@ class HttpServer:
         self._streams = Streams(logs, self._clock)
         self._runner: web.AppRunner | None = None
         self._requests = 0
+        self._answered: Counter[tuple[str, str]] = Counter()
         self._is_stopping = False
         self._sweeping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -148,6 +151,16 @@ class HttpServer:
     def requests(self) -> int:
         """How many requests are in progress, live readers included."""
         return self._requests
+
+    @property
+    def answered(self) -> Mapping[tuple[str, str], int]:
+        """How many requests were answered, by method and status; 499 if the client was gone."""
+        return self._answered.copy()
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What ``PrometheusMetrics.watch`` shows of it."""
+        return HTTP_METRICS
 
     async def aclose(self) -> None:
         """Stop: refuse new requests, end live readers, and finish the rest within ``drain_seconds``.
@@ -239,9 +252,24 @@ class HttpServer:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         """Let a request in or refuse it, and say what became of it."""
+        self._requests += 1
+        status = 499  # the client went away
+        try:
+            answer = await self._try(request, handler)
+            status = answer.status
+        finally:
+            self._requests -= 1
+            method = request.method if request.method in _METHODS else "other"
+            self._answered[method, str(status)] += 1
+        return answer
+
+    async def _try(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
         from aiohttp import web
 
-        self._requests += 1
         try:
             self._check(request)
             if request.method == "OPTIONS":
@@ -253,8 +281,6 @@ class HttpServer:
             return _problem(error.status, str(error), dict(error.headers))
         except (WalError, ValueError) as error:
             return self._failed(error)
-        finally:
-            self._requests -= 1
 
     def _failed(self, error: WalError | ValueError) -> web.Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
@@ -301,6 +327,24 @@ class HttpServer:
         return web.Response(body=text, headers={"Content-Type": exposition.CONTENT_TYPE_LATEST})
 
 
+_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
+HTTP_METRICS: Final = (
+    figure(
+        "http",
+        "requests_in_progress",
+        "Requests in progress, live readers included.",
+        lambda server: {(): server.requests},
+        kind=MetricKind.GAUGE,
+    ),
+    figure(
+        "http",
+        "requests",
+        "Requests answered, by method and status; 499 if the client was gone.",
+        lambda server: server.answered,
+        labels=("method", "status"),
+    ),
+)
+"""What ``PrometheusMetrics.watch`` shows of a server."""
 _OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 
 

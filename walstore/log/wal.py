@@ -32,7 +32,7 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, CountedTier, FileSystem, Tier
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -40,7 +40,7 @@ from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import Followers, Metrics, Statistics
+from walstore.runtime.statistics import Followers, Metrics, Statistics, UploadStatistics
 from walstore.settings import Settings
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 
@@ -512,6 +512,8 @@ class Wal(CursorMixin, OwnedGroups):
             cursor_lag_records=(
                 engine.cursors.lags(self.visible_limit) if engine.cursors is not None else {}
             ),
+            groups=self._group_statistics(),
+            upload=_uploads(engine.tier),
             errors=state.errors.snapshot(),
             failure=str(failure) if failure else None,
             cache_bytes=cache.size_bytes,
@@ -600,6 +602,10 @@ def _check_settings(settings: object) -> Settings:
     if not isinstance(settings, Settings):
         raise TypeError(f"settings must be walstore.Settings, not {type(settings).__name__}")
     return settings
+
+
+def _uploads(tier: object) -> UploadStatistics | None:
+    return tier.uploads if isinstance(tier, CountedTier) else None
 
 
 def _check_tier(tier: object) -> None:

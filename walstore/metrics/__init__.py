@@ -1,7 +1,8 @@
-"""Metrics of logs: the definitions (definitions.py) and the adapter for Prometheus."""
+"""Metrics of logs: the definitions (definitions.py) and the adapters for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
+from walstore.metrics.otel import OpenTelemetryMetrics
 from walstore.metrics.prometheus import PrometheusMetrics
 
-__all__ = ["PrometheusMetrics"]
+__all__ = ["OpenTelemetryMetrics", "PrometheusMetrics"]

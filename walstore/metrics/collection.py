@@ -14,65 +14,12 @@ Invariants (tests/walstore/metrics/test_collection.py)
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
-from walstore.metrics.definitions import (
-    HISTOGRAMS,
-    METRICS,
-    Labels,
-    Merge,
-    Metric,
-    MetricKind,
-    Scope,
-)
+from walstore.metrics.definitions import HISTOGRAMS, METRICS
+from walstore.runtime.metric import Histogram, Labels, Merge, Metric, MetricKind, Scope
 from walstore.runtime.statistics import ObservedLog
-
-
-class Histogram:
-    """Samples counted by the first bound that is not below them; cheap enough for every commit.
-
-    One thread, that of its log's event loop, writes it, and any other may read it: a read copies the
-    counts in one step, so it never sees a sample counted twice or in part.
-    """
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        """Upper bounds, inclusive and ascending; beyond the last there is one more count."""
-        self.counts = [0] * (len(bounds) + 1)
-        """Samples by bound, not accumulated."""
-        self.total: float = 0
-        """Sum of the samples."""
-
-    def observe(self, sample: float) -> None:
-        """Count a sample."""
-        self.counts[bisect_left(self.bounds, sample)] += 1
-        self.total += sample
-
-    def copy(self) -> Histogram:
-        """Return an independent histogram of the same samples."""
-        twin = Histogram(self.bounds)
-        twin.total = self.total
-        twin.counts = self.counts[:]
-        return twin
-
-    def merge(self, others: Iterable[Histogram]) -> None:
-        """Add the samples of others with the same bounds."""
-        for other in others:
-            self.total += other.total
-            self.counts = [
-                mine + more for mine, more in zip(self.counts, other.counts, strict=True)
-            ]
-
-    def accumulated(self) -> list[tuple[str, int]]:
-        """Return each bound, as Prometheus writes it, with the number of samples not above it."""
-        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        return list(zip(names, accumulate(self.counts), strict=True))
-
 
 Values = dict[Metric, dict[Labels, float]]
 """Values of each metric by its own labels."""

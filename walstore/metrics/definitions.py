@@ -5,13 +5,13 @@ Names lack the suffix ``_total`` that Prometheus adds to counters; see :attr:`Me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
+from walstore.runtime.metric import Labels, Merge, Metric, MetricKind, Reader, Scope
 from walstore.runtime.statistics import Statistics
 
 SECONDS: Final = (
@@ -24,63 +24,6 @@ RECORDS: Final = (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 BYTES: Final = tuple(1 << bits for bits in range(8, 27, 2))
 """Bounds for bytes of one commit: 256 B to 64 MiB."""
-
-Labels = tuple[str, ...]
-"""Values of a metric's own labels, in the order of their names."""
-Reader = Callable[[Statistics], Mapping[Labels, float]]
-
-
-class MetricKind(StrEnum):
-    """How a value behaves over time."""
-
-    COUNTER = "counter"
-    """Only grows while the log is open."""
-    GAUGE = "gauge"
-    """Goes up and down."""
-    HISTOGRAM = "histogram"
-    """Counts samples by size."""
-
-
-class Scope(StrEnum):
-    """What a value is about."""
-
-    LOG = "log"
-    """One log, or those with the same label ``log``; removed when they are closed."""
-    PROCESS = "process"
-    """All logs since the metrics were made, closed ones included; without the label ``log``."""
-
-
-class Merge(StrEnum):
-    """How to merge the values of several logs with the same label."""
-
-    SUM = "sum"
-    MAX = "max"
-    LEAVE_OUT = "leave out"
-    """They are left out: offsets of different logs cannot be added."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Metric:
-    """A counter or gauge that is read from a log's statistics on demand."""
-
-    name: str
-    kind: MetricKind
-    help: str
-    read: Reader
-    labels: tuple[str, ...] = ()
-    """Names of labels in addition to ``log``."""
-    merge: Merge = Merge.SUM
-    scope: Scope = Scope.LOG
-
-    @property
-    def full_name(self) -> str:
-        """The name of its samples."""
-        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of all its labels."""
-        return self.labels if self.scope is Scope.PROCESS else ("log", *self.labels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +63,26 @@ def _by_name(field: str) -> Reader:
     """Read a field of the statistics that contains numbers by name; the name is the metric's one label."""
     get = attrgetter(field)
     return lambda statistics: {(name,): count for name, count in get(statistics).items()}
+
+
+def _of_groups(field: str) -> Reader:
+    get = attrgetter(field)
+    return lambda statistics: {(name,): get(one) for name, one in statistics.groups.items()}
+
+
+def _of_upload(field: str) -> Reader:
+    """Read a field of what is known of shipping; nothing for a log that is not shipped."""
+    get = attrgetter(field)
+
+    def read(statistics: Statistics) -> dict[Labels, float]:
+        return {} if statistics.upload is None else {(): get(statistics.upload)}
+
+    return read
+
+
+def _group(kind: MetricKind, name: str, text: str, field: str) -> Metric:
+    merge = Merge.MAX if kind is MetricKind.GAUGE else Merge.SUM
+    return _metric(kind, f"group_{name}", text, _of_groups(field), labels=("group",), merge=merge)
 
 
 def _offset(field: str, text: str) -> Metric:
@@ -243,5 +206,46 @@ METRICS: Final = (
         "Bytes that transactions wrote to files of their own because they exceeded their memory.",
         "spilled_bytes",
     ),
+    _counter("upload_fragments", "Fragments put.", _of_upload("fragments")),
+    _counter("upload_bytes", "Bytes of the fragments put.", _of_upload("fragment_bytes")),
+    _counter(
+        "upload_adopted_fragments",
+        "Fragments that had been put before and never published, and were published instead.",
+        _of_upload("adopted_fragments"),
+    ),
+    _counter("upload_retries", "Requests repeated after a fault.", _of_upload("retries")),
+    _counter(
+        "upload_conflicts",
+        "Fragments made again because another program had taken their place.",
+        _of_upload("conflicts"),
+    ),
+    _gauge(
+        "upload_put_seconds",
+        "Recent time to build and put a fragment: the median of a few.",
+        _of_upload("put_seconds"),
+        merge=Merge.MAX,
+    ),
+    _gauge(
+        "upload_publish_seconds",
+        "Recent time to name fragments in the manifest: the median of a few.",
+        _of_upload("publish_seconds"),
+        merge=Merge.MAX,
+    ),
+    _group(MetricKind.GAUGE, "lag_records", "Records that a group has not read yet.", "lag"),
+    _group(MetricKind.GAUGE, "pending_records", "Records that members of a group have.", "pending"),
+    _group(
+        MetricKind.GAUGE,
+        "unsettled_records",
+        "Records that a group has read and nobody has settled.",
+        "unsettled",
+    ),
+    _group(MetricKind.COUNTER, "deliveries", "Records given to members of a group.", "delivered"),
+    _group(
+        MetricKind.COUNTER,
+        "redeliveries",
+        "Deliveries that were not the first of their record.",
+        "redelivered",
+    ),
+    _group(MetricKind.COUNTER, "dead_letters", "Records that became dead letters.", "dead"),
 )
 """All but the histograms; those about the process come first."""

@@ -5,27 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from walstore.metrics.collection import MetricsCollection
-from walstore.metrics.definitions import (
-    HISTOGRAMS,
-    METRICS,
-    HistogramMetric,
-    Metric,
-    MetricKind,
-    Scope,
-)
+from walstore.metrics.definitions import HISTOGRAMS, METRICS, HistogramMetric
 from walstore.runtime.extras import needs_extra
+from walstore.runtime.metric import Histogram, Metric, MetricKind, Scope, Watched
 from walstore.runtime.statistics import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.metrics_core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.metrics_core import HistogramMetricFamily
     from prometheus_client.metrics_core import Metric as Family
 
 _collectors: Final[weakref.WeakKeyDictionary[CollectorRegistry, _Collector]] = (
@@ -62,13 +52,20 @@ class PrometheusMetrics:
                 found = _Collector()
                 self._registry.register(found)
                 _collectors[self._registry] = found
+        self._collector = found
         self._collection = found.collection
 
     def attach(self, log: ObservedLog, name: str) -> LogObserver:
         """Export a log until its observer is closed."""
-        label = name if self._log is None else self._log
-        # A directory's name may not be valid text; an invalid label would break the whole response.
-        return self._collection.attach(label.encode(errors="replace").decode(), log)
+        return self._collection.attach(_valid(name if self._log is None else self._log), log)
+
+    def watch(self, watched: Watched, name: str) -> None:
+        """Export the figures of an object that has some, as long as it lives, with ``name`` for its label.
+
+        Those are ``Server``, ``HttpServer``, ``MeteredStore`` and ``CloudWriter``. Of two with the same
+        figures and the same name, the one given last is shown.
+        """
+        self._collector.watch(watched, _valid(name))
 
 
 class _Collector:
@@ -76,6 +73,15 @@ class _Collector:
 
     def __init__(self) -> None:
         self.collection = MetricsCollection()
+        self._lock = threading.Lock()
+        self._watched: dict[tuple[str, str], weakref.ref[Watched]] = {}
+        """By subject and name."""
+
+    def watch(self, watched: Watched, name: str) -> None:
+        """Show the figures of an object, too."""
+        subject = watched.metrics[0].subject
+        with self._lock:
+            self._watched[subject, name] = weakref.ref(watched)
 
     def describe(self) -> Iterator[Family]:
         """Yield the families without samples, for the check for duplicate names."""
@@ -103,13 +109,47 @@ class _Collector:
                 counts = reading.histograms[at]
                 shown.add_metric((log,), counts.accumulated(), counts.total)
             yield shown
+        yield from self._collect_watched()
+
+    def _collect_watched(self) -> Iterator[Family]:
+        """Yield the families of objects that are watched."""
+        with self._lock:
+            alive = {
+                key: found for key, ref in self._watched.items() if (found := ref()) is not None
+            }
+            self._watched = {key: self._watched[key] for key in alive}
+        families: dict[str, Any] = {}
+        for (_, name), watched in alive.items():
+            for metric in watched.metrics:
+                family = families.get(metric.name)
+                if family is None:
+                    families[metric.name] = family = _family(metric)
+                for labels, value in metric.read(watched).items():
+                    if isinstance(value, Histogram):
+                        family.add_metric((name, *labels), value.accumulated(), value.total)
+                    else:
+                        family.add_metric((name, *labels), value)
+        yield from families.values()
 
 
-def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+def _family(metric: Metric) -> Any:
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
 
-    make = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-    return make(metric.name, metric.help, labels=metric.label_names)
+    makers = {
+        MetricKind.COUNTER: CounterMetricFamily,
+        MetricKind.GAUGE: GaugeMetricFamily,
+        MetricKind.HISTOGRAM: HistogramMetricFamily,
+    }
+    return makers[metric.kind](metric.name, metric.help, labels=metric.label_names)
+
+
+def _valid(label: str) -> str:
+    """Return a label that any system takes: a directory's name may not be valid text."""
+    return label.encode(errors="replace").decode()
 
 
 def _histogram_family(metric: HistogramMetric) -> HistogramMetricFamily:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from walstore.groups.coordinator import GroupStatistics
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 from walstore.remote.client import Client
+from walstore.runtime.statistics import GroupStatistics
 from walstore.wire.groups import pack_settings, unpack_jobs
 
 _WAIT_SECONDS: Final = 30.0

@@ -37,7 +37,7 @@ from walstore.remote.source import LogMirror, RemoteSource
 from walstore.remote.transaction import RemoteTransaction, check_size
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening, warn_unclosed
-from walstore.runtime.statistics import Statistics
+from walstore.runtime.statistics import Statistics, unpack_statistics
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text
 from walstore.wire.address import Address, parse_address
@@ -407,9 +407,7 @@ class RemoteWal(GroupMixin):
 
     async def statistics(self) -> Statistics:
         """Return a snapshot of the counters of the served log."""
-        found = await self.client.call("statistics")
-        known = Statistics.__dataclass_fields__
-        return Statistics(**{name: value for name, value in found.items() if name in known})
+        return unpack_statistics(await self.client.call("statistics"))
 
     # -- closing -----------------------------------------------------------------------------
 

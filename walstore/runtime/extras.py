@@ -26,6 +26,7 @@ _EXTRA_OF: Final = {
     "pyspark": "spark",
     "prometheus_client": "metrics",
     "pyiceberg": "iceberg",
+    "opentelemetry": "otel",
 }
 
 

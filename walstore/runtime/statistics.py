@@ -7,14 +7,56 @@ Prometheus.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from walstore.errors import WalClosedError, WouldBlock
 
 _NOT_COUNTED: Final = (WalClosedError, WouldBlock)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatistics:
+    """A group at one moment."""
+
+    name: str
+    floor: int
+    """Offset of the first record that is not settled."""
+    pending: int
+    """Records that are leased to a member."""
+    unsettled: int
+    """Records that the group has read and nobody has settled, leased ones included."""
+    lag: int
+    """Records of the log that the group has not read yet, whatever their stream."""
+    delivered: int
+    """Deliveries since the log was opened."""
+    redelivered: int
+    """Those of them that were not the first of their record."""
+    dead: int
+    """Dead letters since the log was opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStatistics:
+    """What was shipped since the log was opened."""
+
+    fragments: int
+    """Fragments put."""
+    fragment_bytes: int
+    """Their length as stored."""
+    adopted_fragments: int
+    """Fragments that had been put before and never published, and were published instead."""
+    retries: int
+    """Requests repeated after a fault of the store."""
+    conflicts: int
+    """Fragments made again because another program had taken their place."""
+    put_seconds: float
+    """Recent time to build and put a fragment: the median of a few; 0 before the first."""
+    publish_seconds: float
+    """Recent time to name fragments in the manifest; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +130,10 @@ class Statistics:
     """Durable records that the slowest of them has not delivered yet."""
     cursor_lag_records: Mapping[str, int] = field(default_factory=dict)
     """For each cursor with a handle in this process, by name: visible records that it has not passed."""
+    groups: Mapping[str, GroupStatistics] = field(default_factory=dict)
+    """The groups that are in use in this process, by name."""
+    upload: UploadStatistics | None = None
+    """What was shipped; None for a log without a tier, and for a tier that does not tell."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by the name of their type; see :class:`ErrorCounts` for which."""
     failure: str | None = None
@@ -95,6 +141,24 @@ class Statistics:
     tier_failure: str | None
     """Why shipping to the cloud ended before the log was closed, or why it waits for an operator before it
     resumes by itself (refused credentials, for example); None while it works."""
+
+
+def unpack_statistics(fields: Mapping[str, Any]) -> Statistics:
+    """Return statistics from their fields, as ``dataclasses.asdict`` made them, maybe in a later version."""
+    known = _known(Statistics, fields)
+    groups = known.get("groups") or {}
+    upload = known.get("upload")
+    known["groups"] = {
+        name: GroupStatistics(**_known(GroupStatistics, group)) for name, group in groups.items()
+    }
+    known["upload"] = (
+        None if upload is None else UploadStatistics(**_known(UploadStatistics, upload))
+    )
+    return Statistics(**known)
+
+
+def _known(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: fields[one.name] for one in dataclasses.fields(kind) if one.name in fields}
 
 
 class ErrorCounts:

@@ -24,6 +24,7 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.serve.appending import Appender
 from walstore.serve.calls import CALLS, limits
+from walstore.serve.figures import ServerFigures
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
 from walstore.wire.errors import pack_error
@@ -52,6 +53,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of its server."""
 
     settings: ServeSettings
+    figures: ServerFigures
     token: str | None
     version: str
 
@@ -79,7 +81,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, owner: ConnectionOwner) -> None:
         """Serve the logs of ``owner``."""
         self._owner = owner
-        settings = owner.settings
+        settings, self._figures = owner.settings, owner.figures
         self._decoder = Decoder(most_bytes=settings.message_bytes)
         self._transport: asyncio.Transport | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -115,6 +117,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what arrived."""
         was_inside = self._decoder.is_inside
+        self._figures.received_bytes += len(data)
         try:
             messages = self._decoder.feed(data)
             if messages or not was_inside:
@@ -156,9 +159,9 @@ class ClientConnection(asyncio.Protocol):
         return self._wal is None or self._decoder.is_inside or not self._writable.is_set()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request is in progress."""
-        return not self._tasks and not self._untold and not self._backlog
+    def requests(self) -> int:
+        """How many requests have no answer yet."""
+        return len(self._untold)
 
     def say_goodbye(self) -> None:
         """Tell the client that no more requests are taken; waiting reads end."""
@@ -169,6 +172,7 @@ class ClientConnection(asyncio.Protocol):
     def drop(self, why: str) -> None:
         """End the connection now."""
         if self._transport is not None and not self._transport.is_closing():
+            self._figures.dropped += 1
             logger.warning("%s is disconnected: %s", self.peer, why)
             self._transport.abort()
 
@@ -198,8 +202,10 @@ class ClientConnection(asyncio.Protocol):
             return
         match message.kind:
             case Kind.APPEND:
+                self._figures.requests["append"] += 1
                 self._append(message)
             case Kind.READ:
+                self._figures.requests["read"] += 1
                 self._run(message.id, partial(self._read, message), self._occupy(message))
             case Kind.CALL:
                 self._call(message)
@@ -235,6 +241,8 @@ class ClientConnection(asyncio.Protocol):
         assert self._appender is not None
         assert self._transactions is not None
         cost = self._occupy(message)
+        if name in self._appender.calls or name in self._transactions.calls or name in CALLS:
+            self._figures.requests[name] += 1  # not any name: a client could fill the memory
         if name in self._appender.calls:
             begun = self._appender.calls[name](message.payload, *arguments)
             self._run(message.id, lambda: begun, cost, is_kept=True)
@@ -358,17 +366,20 @@ class ClientConnection(asyncio.Protocol):
 
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         if self._transport is not None and not self._transport.is_closing():
+            self._figures.sent_bytes += sum(map(len, pieces))
             self._transport.writelines(pieces)
 
     def _refuse(self, number: int, error: BaseException) -> None:
         if not isinstance(error, WalError | ValueError | TypeError | RuntimeError):
             logger.error("a request of %s failed by a defect", self.peer, exc_info=error)
+        self._figures.errors[type(error).__name__] += 1
         self._write(encode(Kind.FAILED, number, pack_error(error)))
 
     def _violated(self, error: ProtocolViolationError) -> None:
         """End a connection that does not speak the protocol, and tell the other side why."""
         if self._transport is None or self._transport.is_closing():
             return
+        self._figures.dropped += 1
         logger.warning("%s is disconnected: it sent %s", self.peer, error)
         refusal = OutcomeUnknownError(f"the server ended the connection: it received {error}")
         self._write(encode(Kind.FAILED, 0, pack_error(refusal)))

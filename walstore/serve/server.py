@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,8 +25,10 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening
 from walstore.serve.client_connection import ClientConnection
+from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
 from walstore.store.wal_store import WalStore
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
@@ -113,6 +115,8 @@ class Server:
         """Version of this package, for clients."""
         self.addresses: list[Address] = []
         """Where it is reached; a port of 0 is replaced by the one it got."""
+        self.figures = ServerFigures()
+        """What was counted."""
         self._logs = logs
         self._clock = clock or SystemClock()
         self._servers: list[asyncio.AbstractServer] = []
@@ -132,6 +136,16 @@ class Server:
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
+
+    @property
+    def requests_in_progress(self) -> int:
+        """How many requests have no answer yet."""
+        return sum(connection.requests for connection in self._connections.copy())
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """What ``PrometheusMetrics.watch`` shows of it."""
+        return SERVER_METRICS
 
     @property
     def monotonic(self) -> Callable[[], float]:
@@ -163,7 +177,9 @@ class Server:
     def joined(self, connection: ClientConnection) -> bool:
         """Take a connection in; False if there are too many, or the server stops."""
         if len(self._connections) >= self.settings.connections or self._is_stopping:
+            self.figures.refused += 1
             return False
+        self.figures.connected += 1
         self._connections.add(connection)
         return True
 

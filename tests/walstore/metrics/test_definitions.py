@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from tests.observed import NumbersLog
+from tests.observed import GROUP, UPLOAD, NumbersLog
 from walstore import Statistics
-from walstore.metrics.definitions import HISTOGRAMS, METRICS, MetricKind, Scope
+from walstore.metrics.definitions import HISTOGRAMS, METRICS
+from walstore.runtime.metric import MetricKind, Scope
 
 UNITS = ("_seconds", "_bytes", "_records", "_offset")
 
@@ -39,6 +40,10 @@ def test_every_field_of_the_statistics_is_shown() -> None:
         other: object = 7
         if field.name in ("errors", "cursor_lag_records"):
             other = {"name": 7}
+        if field.name == "groups":
+            other = {"workers": GROUP}
+        if field.name == "upload":
+            other = UPLOAD
         if field.name.endswith("failure"):
             other = "no space left"
         changed = NumbersLog(**{field.name: other}).statistics()
@@ -48,7 +53,10 @@ def test_every_field_of_the_statistics_is_shown() -> None:
 
 def test_values_have_as_many_labels_as_names() -> None:
     statistics = NumbersLog(
-        errors={"DiskFullError": 1}, cursor_lag_records={"billing": 1}
+        errors={"DiskFullError": 1},
+        cursor_lag_records={"billing": 1},
+        groups={"workers": GROUP},
+        upload=UPLOAD,
     ).statistics()
     for metric in METRICS:
         values = metric.read(statistics)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.observed import NumbersLog
+from tests.observed import GROUP, UPLOAD, NumbersLog
 from walstore.metrics import PrometheusMetrics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 
@@ -26,7 +26,12 @@ def registry() -> CollectorRegistry:
 
 
 def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
-    log = NumbersLog(errors={"DiskFullError": 1}, cursor_lag_records={"billing": 4})
+    log = NumbersLog(
+        errors={"DiskFullError": 1},
+        cursor_lag_records={"billing": 4},
+        groups={"workers": GROUP},
+        upload=UPLOAD,
+    )
     observer = PrometheusMetrics(registry).attach(log, "orders")
     observer.on_commit(10, 4096, 0.003, 0.002)
     shown = {family.name: family for family in registry.collect()}
