@@ -29,8 +29,9 @@ import {{ runConformanceTests }} from "{SUITE}"
 runConformanceTests({{ baseUrl: process.env.CONFORMANCE_TEST_URL }})
 """
 CONFIGURATION: Final = """\
-export default { test: { include: ["conformance.test.mjs"], testTimeout: 60000 } }
+export default { test: { include: ["conformance.test.mjs"], testTimeout: 60000, retry: 1 } }
 """
+"""Once more for what fails: tests of time to live give up when the machine stands still for five seconds."""
 
 
 def missing() -> str | None:
