@@ -34,6 +34,7 @@ from walstore.cli import (
     soak,
     stored,
     table,
+    top,
     verify,
 )
 from walstore.cli.errors import (
@@ -159,6 +160,8 @@ _add(RECORDS, append.append, "records from stdin into a log")
 _add(RECORDS, records.tail, "the last records of a log, and those to come")
 _add(RECORDS, records.dump, "records as JSON lines")
 _add(RECORDS, serve.serve, "own a log for the processes that connect to it")
+_add(LOOKING, top.ls, "the logs of a directory")
+_add(LOOKING, top.top, "what happens to a log, or to many, as it happens")
 _add(LOOKING, inspect.inspect, "the state of a log on one screen")
 _add(LOOKING, inspect.segments, "the files of a log, one a line")
 _add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")

@@ -41,16 +41,30 @@ _SHOWN_SEGMENTS = 8
 def inspect(location: Location, *, as_json: AsJson = False) -> None:
     """Show the state of a log on one screen. Takes no lock and may run next to the writer.
 
-    A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to. A store: what
-    the manifest contains.
+    A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to; of a directory of
+    logs what 'walstore ls' shows. A store: what the manifest contains.
     """
     if is_url(location):
         found = run_async(_inspect_store(location))
         fields = _store_fields
     else:
-        found = _inspect_directory(to_directory(location, "inspect"))
+        path = to_directory(location, "inspect")
+        if list_directory(path, as_json=as_json):
+            return
+        found = _inspect_directory(path)
         fields = _directory_fields
     print_result(found, fields(found), as_json=as_json)
+
+
+def list_directory(path: Path, *, as_json: bool) -> bool:
+    """List the logs of a store or of a directory of logs; False if it is neither."""
+    from walstore.cli.samples import find_logs
+    from walstore.cli.top import ls
+
+    if find_logs(path) is None:
+        return False
+    ls(str(path), as_json=as_json)
+    return True
 
 
 def _inspect_directory(path: Path) -> dict[str, Any]:

@@ -13,7 +13,19 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 
 VERBS = (
-    *("append", "tail", "dump", "serve", "inspect", "segments", "fragments", "manifest", "cursors"),
+    *(
+        "append",
+        "tail",
+        "dump",
+        "serve",
+        "ls",
+        "top",
+        "inspect",
+        "segments",
+        "fragments",
+        "manifest",
+        "cursors",
+    ),
     *("check", "verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal"),
     "destroy",
     *("bench", "demo", "soak", "collection"),

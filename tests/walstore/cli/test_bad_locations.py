@@ -12,11 +12,11 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli, fill
 from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
 
-DIRECTORY = ("segments", "repair", "upload", "trim")
+DIRECTORY = ("ls", "segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""
-READERS = ("tail", "dump", "inspect", "cursors", "check", "verify")
+READERS = ("tail", "dump", "inspect", "cursors", "check", "verify", "top")
 EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""
@@ -30,6 +30,7 @@ AFTER = {
     "fork": ("file:///nowhere/fork",),
     "trim": ("--before", "1"),
     "bench": ("--seconds", "0.1"),
+    "top": ("--count", "1"),
     "sidecar": ("--to", "table"),
     "collection create": ("--column", "a:int64"),
     "collection write": ("-",),
@@ -157,7 +158,7 @@ def test_the_working_directory_is_a_location(
             done = cli(verb, ".", *options, stdin=b"value\n")
             assert (done.code, "Error" in done.err) == (0, False), done.err
     monkeypatch.chdir(log.parent)
-    for verb in ("inspect", "segments", "verify", "cursors", "tail", "dump"):
+    for verb in ("segments", "verify", "cursors", "tail", "dump"):
         with case(verb):
             done = cli(verb, ".")
             assert (done.code, done.error[:19]) == (3, "there is no log at ")
