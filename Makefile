@@ -75,6 +75,12 @@ test-durable-streams: $(DEV) ## Run the conformance suite of the Durable Streams
 	@$(VENV)/bin/python -m tests.durable_streams $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-durable-streams: skipped, see above"; } || exit $$status
 
+# The browser is the only part that needs root; without it, and without root, it says so and is skipped.
+.PHONY: test-page
+test-page: $(DEV) ## Look at the page of walstore serve --http with a real Chromium; pictures are kept in .screenshots
+	@$(VENV)/bin/python -m tests.browser && $(PYTEST) -m page $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "test-page: skipped, see above"; } || exit $$status
+
 # strace is the only part that needs root; without it, and without root, it says so and is skipped.
 .PHONY: crash
 crash: $(DEV) ## Record a log's system calls, make the states a power failure may leave, and try 20 000: ARGS="--states 100000 --seed 7"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch
 from walstore.errors import WalError
@@ -273,10 +273,25 @@ class Tier(Protocol):
         """Release connections; twice is allowed."""
 
 
+class Extent(NamedTuple):
+    """Records ``[start, limit)`` and what holds them."""
+
+    start: int
+    limit: int
+    size_bytes: int | None
+    """Its size; None if it still grows."""
+    kind: str
+    """``sealed`` or ``active``, a segment; ``fragment``; ``snapshot``, a list of older fragments."""
+
+
 @runtime_checkable
-class CountedTier(Protocol):
-    """A tier that also says what was shipped."""
+class DescribedTier(Protocol):
+    """A tier that also says what was shipped, and what holds it."""
 
     @property
     def uploads(self) -> UploadStatistics | None:
         """What was shipped since it was opened; None before. Read on any thread."""
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """The objects that hold the records, oldest first, as far as that is known without a request."""

@@ -6,7 +6,7 @@ reader of fragments; the protocol of each is in its own module.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
@@ -26,7 +26,7 @@ from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.format.claims import Claims
-from walstore.ports import Clock, LocalRecords, TierSource
+from walstore.ports import Clock, Extent, LocalRecords, TierSource
 from walstore.runtime.statistics import UploadStatistics
 from walstore.validation.arguments import as_count, as_settings
 
@@ -104,6 +104,21 @@ class CloudTier:
     def uploads(self) -> UploadStatistics | None:
         """What was shipped since the tier was opened; None before."""
         return None if self._uploader is None else self._uploader.statistics()
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """What the manifest itself names: snapshots of older fragments, then fragments."""
+        manifest = self._manifest
+        return [
+            *(
+                Extent(one.start, one.limit, one.num_bytes, "snapshot")
+                for one in manifest.snapshots
+            ),
+            *(
+                Extent(one.start, one.limit, one.num_bytes, "fragment")
+                for one in manifest.fragments
+            ),
+        ]
 
     @property
     def uploader(self) -> Uploader:

@@ -158,7 +158,9 @@ def _sample(path: Path, name: str) -> Sample:
 
 
 def _cursors(found: list[CursorInfo]) -> tuple[tuple[str, int | None, bool], ...]:
-    return tuple((one.name, one.position, not one.is_expired) for one in found)
+    return tuple(
+        (one.name, None if one.problem else one.position, not one.is_expired) for one in found
+    )
 
 
 @asynccontextmanager

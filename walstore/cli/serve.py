@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,7 +13,7 @@ import typer
 
 from walstore import Wal, WalStore
 from walstore.cli.errors import UsageError
-from walstore.cli.location import to_directory, to_url
+from walstore.cli.location import open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, TakeOver
 from walstore.cli.output import print_result
 from walstore.cli.running import run_async, stop_on_signal
@@ -56,7 +57,7 @@ def serve(
         typer.Option(
             "--http",
             metavar="HOST:PORT",
-            help="Serve Durable Streams, /health, /ready and /metrics there; see docs/http.md.",
+            help="Serve a page, Durable Streams, /health and /metrics there; see docs/http.md.",
         ),
     ] = None,
     allow_origins: Annotated[
@@ -65,6 +66,14 @@ def serve(
             "--allow-origin",
             metavar="ORIGIN",
             help="With --http: pages of this origin may use it; repeatable; * for all.",
+        ),
+    ] = None,
+    collections: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--collection",
+            metavar="URL",
+            help="With --http: show this versioned collection on the page, too; repeatable.",
         ),
     ] = None,
     store: Annotated[
@@ -110,6 +119,8 @@ def serve(
         raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
     if allow_origins and http is None:
         raise UsageError("--allow-origin needs --http HOST:PORT")
+    if collections and http is None:
+        raise UsageError("--collection needs --http HOST:PORT")
     if take_over and tier is None:
         raise UsageError("--take-over needs --tier URL")
     shared: dict[str, Any] = {
@@ -133,7 +144,16 @@ def serve(
     is_store = store or (directory / STORE_NAME).exists()
     url = None if tier is None else to_url(tier, "--tier")
     run_async(
-        _serve(directory, places, web, url, is_store=is_store, take_over=take_over, as_json=as_json)
+        _serve(
+            directory,
+            places,
+            web,
+            url,
+            [to_url(one, "--collection") for one in collections or ()],
+            is_store=is_store,
+            take_over=take_over,
+            as_json=as_json,
+        )
     )
 
 
@@ -142,6 +162,7 @@ async def _serve(
     places: dict[str, Any],
     web: dict[str, Any] | None,
     tier: str | None,
+    collections: Sequence[str],
     *,
     is_store: bool,
     take_over: bool,
@@ -168,7 +189,8 @@ async def _serve(
         server = await stack.enter_async_context(Server.open(logs, **places))
         addresses = [str(address) for address in server.addresses]
         if web is not None:
-            opened = HttpServer.open(logs, registry=registry, **web)
+            shown = await _open_collections(stack, collections)
+            opened = HttpServer.open(logs, registry=registry, collections=shown, **web)
             served = await stack.enter_async_context(opened)
             addresses += served.addresses
             if metrics is not None:
@@ -178,6 +200,17 @@ async def _serve(
         fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
         await stop.wait()
+
+
+async def _open_collections(stack: AsyncExitStack, urls: Sequence[str]) -> dict[str, Any]:
+    """Return the collections by the last part of their URLs; the whole URL where that is taken."""
+    shown: dict[str, Any] = {}
+    for url in urls:
+        last = url.partition("?")[0].rstrip("/").rpartition("/")[2]
+        shown[url if last in shown else last] = await stack.enter_async_context(
+            open_collection(url)
+        )
+    return shown
 
 
 def _tier(url: str, metrics: PrometheusMetrics | None, *, take_over: bool) -> Any:

@@ -25,6 +25,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.http.access import Access
+from walstore.http.looking import PAGES, Looking, WatchedCollection
 from walstore.http.protocol import RefusedError
 from walstore.http.settings import HttpSettings
 from walstore.http.streams import Streams
@@ -75,6 +76,7 @@ class HttpServer:
         token: str | None = None,
         allow_origins: Sequence[str] = (),
         registry: CollectorRegistry | None = None,
+        collections: Mapping[str, WatchedCollection] | None = None,
         settings: HttpSettings | None = None,
         clock: Clock | None = None,
     ) -> Opening[HttpServer]:
@@ -83,8 +85,9 @@ class HttpServer:
         Without ``tls`` and ``token`` only loopback addresses are allowed. A token is sent as
         ``Authorization: Bearer TOKEN``. Pages of other origins are refused unless ``allow_origins`` names
         theirs, such as ``https://app.example``, or is ``["*"]``. ``registry``, one of prometheus_client, is
-        shown at ``/metrics``; ``/health`` and ``/ready`` need no token. Leaving the block stops the server,
-        and leaves ``logs`` open.
+        shown at ``/metrics``; ``/health`` and ``/ready`` need no token. ``/`` is a page to look at the logs,
+        and at ``collections`` by name (:class:`uploader.Collection`, which stay open). Leaving the block
+        stops the server, and leaves ``logs`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there, MissingExtraError if aiohttp is not installed.
@@ -106,6 +109,7 @@ class HttpServer:
                 token=token,
                 allow_origins=allow_origins,
                 registry=registry,
+                collections=collections or {},
                 settings=settings,
                 clock=clock,
                 is_local=is_loopback(host) and not token,
@@ -126,6 +130,7 @@ class HttpServer:
         token: str | None,
         allow_origins: Sequence[str],
         registry: CollectorRegistry | None,
+        collections: Mapping[str, WatchedCollection],
         settings: HttpSettings | None,
         clock: Clock | None,
         is_local: bool,
@@ -140,6 +145,7 @@ class HttpServer:
         self._registry = registry
         self._clock = clock or SystemClock()
         self._streams = Streams(logs, self._clock)
+        self._looking = Looking(logs, collections, self._clock)
         self._runner: web.AppRunner | None = None
         self._requests = 0
         self._answered: Counter[tuple[str, str]] = Counter()
@@ -188,6 +194,7 @@ class HttpServer:
         from aiohttp import web
 
         from walstore.http.handlers import Handlers
+        from walstore.http.pages import Pages
 
         @web.middleware
         async def answer(
@@ -200,6 +207,7 @@ class HttpServer:
             self._streams, self.settings, self._clock, is_private=self._access.needs_token
         )
         handlers.add_to(app)
+        Pages(self._looking).add_to(app)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         if self._registry is not None:
@@ -345,13 +353,14 @@ HTTP_METRICS: Final = (
     ),
 )
 """What ``PrometheusMetrics.watch`` shows of a server."""
-_OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+_OPEN_PATHS: Final = frozenset({"/health", "/ready"} | PAGES.keys())
 
 
 def _import() -> None:
     """Import what an HTTP server needs; MissingExtraError. Blocking."""
     with needs_extra("serve", "HttpServer"):
         importlib.import_module("walstore.http.handlers")
+        importlib.import_module("walstore.http.pages")
 
 
 def _json(fields: dict[str, Any], status: int = 200) -> web.Response:

@@ -28,11 +28,12 @@ from walstore.groups.group_mixin import GroupParts, OwnedGroups
 from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine
 from walstore.log.engine_start import open_engine
+from walstore.log.extents import LogExtents, look_at_extents
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import Clock, CountedTier, FileSystem, Tier
+from walstore.ports import Clock, DescribedTier, FileSystem, Tier
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -527,6 +528,11 @@ class Wal(CursorMixin, OwnedGroups):
             tier_failure=str(trouble) if trouble else None,
         )
 
+    def extents(self) -> LogExtents:
+        """Return which file or object holds which records, and what keeps the oldest from deletion."""
+        engine = self._engine
+        return look_at_extents(self._state, engine.tier, engine.retention.plan)
+
     # -- closing -----------------------------------------------------------------------------
 
     @property
@@ -605,7 +611,7 @@ def _check_settings(settings: object) -> Settings:
 
 
 def _uploads(tier: object) -> UploadStatistics | None:
-    return tier.uploads if isinstance(tier, CountedTier) else None
+    return tier.uploads if isinstance(tier, DescribedTier) else None
 
 
 def _check_tier(tier: object) -> None:

@@ -44,6 +44,7 @@ from walstore.store.directory import (
     directory_of,
     has_log,
     list_logs,
+    name_of,
     open_store,
 )
 from walstore.store.settings import StoreSettings
@@ -227,6 +228,14 @@ class WalStore:
             return await self._lane.run(list_logs, self._fs, self.path)
         except OSError as error:
             raise describe_open(error, self.path) from error
+
+    def opened(self) -> dict[str, Wal]:
+        """Return the logs that are open now, by name."""
+        return {
+            name: wal
+            for directory, wal in self._logs.items()
+            if (name := name_of(directory)) is not None and not wal.is_closing
+        }
 
     async def exists(self, name: str) -> bool:
         """Return whether there is a log ``name`` on disk, open or not.

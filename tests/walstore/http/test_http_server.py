@@ -215,7 +215,7 @@ async def test_senseless_requests(served: Served) -> None:
         assert (await served.send("GET", "s", query=beyond + live))[0] == 400
     assert await served.status("PATCH", "s") == 405
     assert await served.status("POST", "s", b"a", Content_Type="nonsense") == 400
-    for path in ("/", "/v1/stream/", "/v1/other"):
+    for path in ("/other", "/v1/stream/", "/v1/other"):
         assert (await ask(served, "GET", path))[0] == 404
 
 

@@ -1,0 +1,177 @@
+"""The page in a real browser: what a person sees, finds and reads there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.browser import Tab, find_chromium, open_tab
+from uploader import CloudTier, Collection
+from walstore import Settings, Wal, WalStore
+from walstore.http import HttpServer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.page,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        find_chromium() is None, reason="there is no Chromium: make test-page gets it"
+    ),
+]
+SMALL = Settings(segment_bytes=64 << 10, checkpoint_bytes=64 << 10)
+
+
+async def text_of(tab: Tab, place: str) -> str:
+    found = await tab.run(f"document.querySelector({place!r}).innerText")
+    return str(found)
+
+
+async def boxes(tab: Tab, kind: str) -> list[tuple[float, float]]:
+    """Left and right ends of the shapes of a kind on the axis, as parts of its width."""
+    script = f"""[...document.querySelectorAll('#axis .{kind}')].map(one => {{
+        const all = document.querySelector('#axis').getBoundingClientRect();
+        const box = one.getBoundingClientRect();
+        return [(box.left - all.left) / all.width, (box.right - all.left) / all.width]; }})"""
+    found: list[tuple[float, float]] = await tab.run(script)
+    return found
+
+
+async def test_a_log_is_drawn_to_scale_and_its_records_are_found(tmp_path: Path) -> None:
+    tier = CloudTier((tmp_path / "store").as_uri())
+    async with (
+        Wal.open(tmp_path / "orders", settings=SMALL, tier=tier) as wal,
+        HttpServer.open(wal, "127.0.0.1:0") as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        for n in range(1, 1001):
+            wal.append_nowait(b'{"order": %d}' % n + b" " * 200, key=b"customer-%d" % (n % 7))
+        await wal.append(b"<script>document.title = 'owned'</script>", durability="cloud")
+        await (await wal.cursor("billing")).commit(601)
+        async with wal.group("workers", start=751) as group:
+            await group.ack(await group.fetch(10))
+            await group.fetch(3)
+            await tab.open(server.addresses[0])
+            await tab.until("document.body.dataset.looks > 2")
+            await tab.until("document.querySelectorAll('#records tbody tr').length == 50")
+
+            segments, stored, cursors = [
+                await boxes(tab, kind) for kind in ("segment", "stored", "cursor")
+            ]
+            assert len(segments) == len(wal.extents().segments) > 2
+            assert segments[0][0] == pytest.approx(0, abs=0.01)
+            assert segments[-1][1] == pytest.approx(1, abs=0.01)
+            assert stored[-1][1] == pytest.approx(1, abs=0.01)
+            assert cursors[0][0] == pytest.approx(0.6, abs=0.01)
+            deletable = await boxes(tab, "deletable")
+            assert deletable
+            assert all(right <= 0.6 for _, right in deletable)
+
+            assert "holds retention back" in await text_of(tab, "#cursors tbody tr")
+            row = (await text_of(tab, "#groups tbody tr")).split()
+            assert (row[0], row[1], row[3]) == ("workers", "761", "3")
+            assert "<script>" in await text_of(
+                tab, "#records tbody tr:last-child .value:last-child"
+            )
+            assert await tab.run("document.title") == "walstore"
+            await tab.screenshot("log")
+
+        await browse(tab, **{"from": "1", "key": "customer-3"})
+        await tab.until("document.querySelector('#records tbody td').innerText == '3'")
+        assert (await text_of(tab, "#records tbody tr:nth-child(2)")).split()[0] == "10"
+        first = int((await text_of(tab, "#records tbody tr")).split()[0])
+        await tab.run("document.querySelector('#newer').click()")
+        await tab.until(f"Number(document.querySelector('#records tbody td').innerText) > {first}")
+        await browse(tab, **{"from": "nonsense", "key": ""})
+        await tab.until("document.querySelector('#state').innerText.includes('from is an offset')")
+        assert [one for one in tab.problems if "400" not in one] == []
+
+
+async def browse(tab: Tab, **fields: str) -> None:
+    for name, value in fields.items():
+        await tab.run(f"document.querySelector('#browse [name={name}]').value = {value!r}")
+    await tab.run("document.querySelector('#browse button').click()")
+
+
+async def test_the_pace_is_seen_as_it_changes(tmp_path: Path) -> None:
+    async with (
+        Wal.open(tmp_path / "orders") as wal,
+        HttpServer.open(wal, "127.0.0.1:0") as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        await wal.append(b"first")
+        await tab.open(server.addresses[0])
+        await tab.until("document.body.dataset.looks > 1")
+
+        async def produce() -> None:
+            while True:
+                await wal.append_many([b"x" * 100] * 50)
+
+        producing = asyncio.create_task(produce())
+        rate = "Number(document.querySelectorAll('.figure b')[1].innerText.replace(/\\D/g, ''))"
+        await tab.until(f"{rate} > 100")
+        producing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await producing
+        await tab.until(f"{rate} == 0")
+        await tab.screenshot("pace")
+        assert tab.problems == []
+
+
+async def test_logs_and_collections_are_chosen_from_a_list(tmp_path: Path) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    async with (
+        WalStore.open(tmp_path / "store") as store,
+        Collection.open((tmp_path / "people").as_uri(), create=True, schema=schema) as people,
+        HttpServer.open(store, "127.0.0.1:0", collections={"people": people}) as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        for name in ("audit", "shop/orders ü"):
+            await (await store.wal(name)).append(name.encode())
+        writer = people.writer()
+        await writer.append(pa.table({"id": [1, 2]}), lower=0, upper=7)
+        async with await people.reader("report"):
+            await tab.open(server.addresses[0])
+            await tab.until("document.querySelectorAll('#logs a').length == 3")
+            await tab.until("document.querySelector('#name').innerText == 'audit'")
+            await tab.run("document.querySelectorAll('#logs a')[1].click()")
+            await tab.until("document.querySelector('#name').innerText == 'shop/orders ü'")
+            await tab.until(
+                "document.querySelector('#records').innerText.includes('shop/orders ü')"
+            )
+            await tab.run("document.querySelectorAll('#logs a')[2].click()")
+            await tab.until("document.querySelector('#collection-name').innerText == 'people'")
+            assert "holds back the rest" in await text_of(tab, "#readers")
+            assert (await text_of(tab, "#layers tbody tr")).split()[:3] == ["pending", "1", "2"]
+            await tab.screenshot("collection")
+        assert tab.problems == []
+
+
+async def test_a_token_is_asked_for_and_remembered(tmp_path: Path) -> None:
+    async with (
+        Wal.open(tmp_path / "orders") as wal,
+        HttpServer.open(wal, "127.0.0.1:0", token="secret") as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        await wal.append(b"a record")
+        await tab.open(server.addresses[0])
+        await tab.until("!document.querySelector('#login').hidden")
+        assert await tab.run("document.querySelectorAll('#logs a').length") == 0
+        for token in ("wrong", "secret"):
+            await tab.run(f"document.querySelector('#token').value = {token!r}")
+            await tab.run("document.querySelector('#login button').click()")
+        await tab.until("document.querySelector('#login').hidden")
+        await tab.until("document.querySelector('#records').innerText.includes('a record')")
+        await tab.run("location.reload()")
+        await tab.until("document.querySelector('#records').innerText.includes('a record')")
+
+
+async def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
+    async with open_tab(tmp_path / "profile") as tab, Wal.open(tmp_path / "orders") as wal:
+        async with HttpServer.open(wal, "127.0.0.1:0") as server:
+            await tab.open(server.addresses[0])
+            await tab.until("document.body.dataset.looks > 1")
+        await tab.until("document.querySelector('#state').className == 'bad'")
