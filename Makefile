@@ -130,6 +130,11 @@ test-all: $(DEV) ## Run all tests
 fuzz: $(DEV) ## Open 5 000 damaged and forged logs and 1 500 buckets in every way; more: make fuzz ARGS="--first 5001 --inputs 100000"
 	PYTHONPATH=. $(VENV)/bin/python -m tests.fuzz $(ARGS)
 
+# A frame that is answered wrongly is named by the seed of its connection.
+.PHONY: fuzz-frames
+fuzz-frames: $(DEV) ## Send a million frames, right and wrong ones, to a server: ARGS="--frames 10000000 --first 100000"
+	PYTHONPATH=. $(VENV)/bin/python -m tests.fuzz.frames $(ARGS)
+
 .PHONY: mutants
 mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and see which the tests catch: ARGS="tail cas"
 	@$(VENV)/bin/python -m tests.mutants $(ARGS)

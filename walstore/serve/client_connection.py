@@ -159,6 +159,11 @@ class ClientConnection(asyncio.Protocol):
         return self._wal is None or self._decoder.is_inside or not self._writable.is_set()
 
     @property
+    def used_bytes(self) -> int:
+        """What its requests in progress take of its credit."""
+        return self._used_bytes
+
+    @property
     def requests(self) -> int:
         """How many requests have no answer yet."""
         return len(self._untold)
@@ -200,6 +205,8 @@ class ClientConnection(asyncio.Protocol):
         if self._owner.is_stopping and message.kind not in (Kind.CANCEL, Kind.HELLO):
             self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
             return
+        if message.id in self._tasks and message.kind in _ANSWERED:
+            raise ProtocolViolationError(f"two requests with the number {message.id}")
         match message.kind:
             case Kind.APPEND:
                 self._figures.requests["append"] += 1
@@ -257,11 +264,19 @@ class ClientConnection(asyncio.Protocol):
 
     def _run(self, number: int, begin: Begin, cost: int, *, is_kept: bool = False) -> None:
         """Answer a request with what ``begin()`` returns. One that is kept goes on without its client."""
-        if number in self._tasks:
-            raise ProtocolViolationError(f"two requests with the number {number}")
-        task = self._spawn(self._answer(number, begin, cost))
+        task = self._spawn(self._answer(number, begin))
+        task.add_done_callback(partial(self._answered, number, cost))
         if not is_kept:
             self._tasks[number] = task
+
+    def _answered(self, number: int, cost: int, task: asyncio.Task[None]) -> None:
+        """Settle a request. Not part of its task: one that is cancelled before its first step never runs."""
+        if self._tasks.get(number) is task:
+            del self._tasks[number]
+        if task.cancelled():  # by the client, which wants no answer, or because the server stops
+            self._write(encode(Kind.FAILED, number, NOT_BEGUN))
+        self._used_bytes -= cost
+        self._balance()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -269,24 +284,17 @@ class ClientConnection(asyncio.Protocol):
         task.add_done_callback(self._untold.discard)
         return task
 
-    async def _answer(self, number: int, begin: Begin, cost: int) -> None:
+    async def _answer(self, number: int, begin: Begin) -> None:
         try:
             answer = await begin()
             payload: Sequence[bytes | memoryview] = ()
             if isinstance(answer, _Packed):
                 answer, payload = answer
             self._write(encode(Kind.DONE, number, answer, payload))
-        except asyncio.CancelledError:
-            # By the client, which wants no answer, or because the server stops.
-            self._write(encode(Kind.FAILED, number, NOT_BEGUN))
         except ProtocolViolationError as error:
             self._violated(error)
         except Exception as error:  # noqa: BLE001 - the client gets it
             self._refuse(number, error)
-        finally:
-            self._tasks.pop(number, None)
-            self._used_bytes -= cost
-            self._balance()
 
     # -- the requests themselves -------------------------------------------------------------
 
@@ -409,6 +417,7 @@ class ClientConnection(asyncio.Protocol):
         self._reads_paused = wanted
 
 
+_ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
 _MOST_BACKLOG: Final = 64
 """How many messages may follow a greeting before its answer."""
 

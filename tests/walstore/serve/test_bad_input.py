@@ -212,6 +212,20 @@ async def test_a_greedy_client_waits_for_its_own_requests(tmp_path: Path) -> Non
         assert offsets == sorted(offsets)
 
 
+async def test_a_request_that_is_cancelled_as_it_arrives_is_answered_and_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    """Both in one packet, as a client sends them that changes its mind at once; a thousand times."""
+    limits = ServeSettings(credit_bytes=1 << 16)
+    async with serving(tmp_path / "log", serve=limits) as served, raw(served) as client:
+        for number in range(2, 1002):
+            read = encode(Kind.READ, number, [1, None, 1, 30, "durable"])
+            client.send(*read, *encode(Kind.CANCEL, number, None))
+            answer = await asyncio.wait_for(client.answer(), 10)
+            assert (answer.kind, answer.id, answer.head) == (Kind.FAILED, number, None)
+        await asyncio.wait_for(served.server.aclose(), 5)
+
+
 async def test_the_same_number_twice_ends_the_connection(served: Served) -> None:
     async with raw(served) as client:
         for _ in range(2):
