@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -35,6 +38,7 @@ from walstore.cli.options import (
     layout_arguments,
 )
 from walstore.cli.output import complain, print_result
+from walstore.cli.row import JsonParser, LineParser, Parser, Row, plain_rows
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
@@ -47,9 +51,17 @@ APPEND_EXAMPLES = """\b
 Examples:
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
+  walstore dump data/orders | walstore append data/copy --format json
   producer | walstore append data/blobs --length-prefixed --tier s3://bucket/blobs
   producer | walstore append s3://bucket/events --layout chain
 """
+
+
+class InputFormat(StrEnum):
+    """What a line of the input is."""
+
+    LINES = "lines"
+    JSON = "json"
 
 
 class Level(StrEnum):
@@ -69,6 +81,33 @@ def append(
             "--length-prefixed",
             help="Records are a big-endian u32 length and so many bytes, instead of lines.",
         ),
+    ] = False,
+    input_format: Annotated[
+        InputFormat,
+        typer.Option(
+            "--format",
+            help="What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
+            "headers and time.",
+        ),
+    ] = InputFormat.LINES,
+    key_delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "--key-delimiter",
+            metavar="TEXT",
+            help="The key of a record is what its line has before this.",
+        ),
+    ] = None,
+    time_delimiter: Annotated[
+        str | None,
+        typer.Option(
+            "--time-delimiter",
+            metavar="TEXT",
+            help="The time of a record is what its line has before this: ISO 8601, or microseconds.",
+        ),
+    ] = None,
+    crlf: Annotated[
+        bool, typer.Option("--crlf", help="Lines end with CR LF; neither is part of a record.")
     ] = False,
     max_record_bytes: Annotated[
         int,
@@ -109,6 +148,11 @@ def append(
     require_stdin()
     splitting = LengthPrefixed if length_prefixed else Lines
     splitter: Splitter = splitting(max_record_bytes)
+    if key is not None and key_delimiter is not None:
+        raise UsageError("give --key or --key-delimiter, not both")
+    parser = _choose_parser(
+        input_format, key_delimiter, time_delimiter, has_crlf=crlf, is_lines=not length_prefixed
+    )
     if stream is not None and not 1 <= len(stream) <= MAX_NAME_CHARS:
         raise UsageError(f"--stream needs a name of 1 to {MAX_NAME_CHARS} characters")
     options = {"key": None if key is None else key.encode(), "stream": stream}
@@ -117,7 +161,7 @@ def append(
         if durability is not None or tier is not None or take_over:
             raise UsageError("--durability, --tier and --take-over are for log directories")
         url = to_url(location, "append")
-        done = run_async(append_to_store(url, splitter, options, placing))
+        done = run_async(append_to_store(url, splitter, parser, options, placing))
     else:
         if durability is Level.CLOUD and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
@@ -131,15 +175,46 @@ def append(
 
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
         level = durability or Level.DISK
-        done = run_async(_append(path, splitter, options, level=level, tier=shipping))
+        done = run_async(_append(path, splitter, parser, options, level=level, tier=shipping))
     offsets = f"[{done['start']}, {done['limit']})"
     fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
     print_result(done, fields, as_json=as_json)
 
 
+def _choose_parser(
+    input_format: InputFormat,
+    key_delimiter: str | None,
+    time_delimiter: str | None,
+    *,
+    has_crlf: bool,
+    is_lines: bool,
+) -> Parser:
+    """Return what makes records of the input; UsageError for options that contradict each other."""
+    is_json = input_format is InputFormat.JSON
+    is_marked = has_crlf or key_delimiter is not None or time_delimiter is not None
+    if is_marked and (is_json or not is_lines):
+        raise UsageError(
+            "--key-delimiter, --time-delimiter and --crlf are for lines that are values"
+        )
+    if is_json and not is_lines:
+        raise UsageError("--format json is for lines, not for --length-prefixed")
+    if key_delimiter == "" or time_delimiter == "":
+        raise UsageError("a delimiter is never empty")
+    if is_json:
+        return partial(map, JsonParser())
+    if is_marked:
+        return partial(map, LineParser(has_crlf, _encoded(time_delimiter), _encoded(key_delimiter)))
+    return plain_rows
+
+
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
 async def _append(
     path: Path,
     splitter: Splitter,
+    parser: Parser,
     options: dict[str, Any],
     *,
     level: str,
@@ -155,7 +230,7 @@ async def _append(
         try:
             with stop_on_signal() as stop:
                 async for values in read_records(splitter, stop):
-                    size += await _append_all(wal, values, options)
+                    size += await _append_all(wal, parser(values), options)
                 if wal.tail > start:
                     await wal.wait_durable(wal.tail - 1, parse_durability(level))
         except asyncio.CancelledError:
@@ -187,14 +262,15 @@ def _complain_how_far(wal: Wal, start: int) -> None:
     complain(text)
 
 
-async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]) -> int:
-    """Append values without waiting for each; return their bytes. Waits only while the channel is full."""
+async def _append_all(wal: Wal, rows: Iterator[Row], options: dict[str, Any]) -> int:
+    """Append rows without waiting for each; return their bytes. Waits only while the channel is full."""
     size = 0
-    for value in values:
+    for value, own in rows:
+        chosen = {**options, **own} if own else options
         try:
-            wal.append_nowait(value, **options)
+            wal.append_nowait(value, **chosen)
         except WouldBlock:
-            await wal.append(value, durability="memory", **options)
+            await wal.append(value, durability="memory", **chosen)
         size += len(value)
     return size
 
@@ -204,7 +280,11 @@ _GROUPS: Final = 16
 
 
 async def append_to_store(
-    url: str, splitter: Splitter, options: dict[str, Any], placing: Mapping[str, Any]
+    url: str,
+    splitter: Splitter,
+    parser: Parser,
+    options: dict[str, Any],
+    placing: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Append records until stdin ends or a signal comes; return what the verb reports.
 
@@ -226,7 +306,7 @@ async def append_to_store(
                 try:
                     with stop_on_signal() as stop:
                         async for values in read_records(splitter, stop):
-                            await appending.add(group, values)
+                            await appending.add(group, parser(values))
                 except WalError as error:  # reported once what came before is committed
                     failure = error
         except BaseExceptionGroup as errors:
@@ -257,19 +337,23 @@ class _Appending:
     span: tuple[int, int] | None = None
     """From the first to the last of them. Other writers may have appended some of the records between."""
 
-    async def add(self, group: asyncio.TaskGroup, found: Iterator[bytes]) -> None:
-        """Append values together, also those before an error; waits while enough groups are in flight."""
-        values: list[bytes] = []
+    async def add(self, group: asyncio.TaskGroup, found: Iterator[Row]) -> None:
+        """Append rows, also those before an error; those with equal options together.
+
+        Waits while enough groups are in flight.
+        """
+        rows: list[Row] = []
         try:
-            values.extend(found)  # what came before an error stays
+            rows.extend(found)  # what came before an error stays
         finally:
-            if values:
+            for own, together in groupby(rows, itemgetter(1)):
                 if len(self._under_way) == _GROUPS:
                     await asyncio.wait([self._under_way.popleft()])
-                self._under_way.append(group.create_task(self._append(values)))
+                values = [value for value, _ in together]
+                self._under_way.append(group.create_task(self._append(values, own)))
 
-    async def _append(self, values: list[bytes]) -> None:
-        found = await self._log.append_many(values, **self._options)
+    async def _append(self, values: list[bytes], own: dict[str, Any]) -> None:
+        found = await self._log.append_many(values, **{**self._options, **own})
         self.records += len(values)
         self.size_bytes += sum(map(len, values))
         start, limit = self.span or (found.start, found.stop)

@@ -40,7 +40,7 @@ def encoder(encoding: ValueEncoding) -> Callable[[bytes], Any]:
     }[encoding]
 
 
-def _to_json_lines(batch: Batch, encode: Callable[[bytes], Any]) -> bytes:
+def to_json_lines(batch: Batch, encode: Callable[[bytes], Any]) -> bytes:
     """Return the records of a batch as JSON objects, a line each."""
     rows = [
         {
@@ -111,7 +111,7 @@ def tail(
         raise UsageError("give --from or -n, not both")
     first = start if count is None else f"-{count}"
     encode = encoder(ValueEncoding.AUTO)
-    render = partial(_to_json_lines, encode=encode) if as_json else _to_values
+    render = partial(to_json_lines, encode=encode) if as_json else _to_values
     run_async(_tail(location, first, check_stream(stream), render, follow=follow))
 
 
@@ -180,7 +180,7 @@ async def _dump(
     value: ValueEncoding,
 ) -> None:
     first, last = map(parse_place, places)
-    render = partial(_to_json_lines, encode=encoder(value))
+    render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)
         end = min(await last.resolve(log, stream), log.limit)
