@@ -1,0 +1,186 @@
+"""Producers over HTTP and their server, killed in turn: a live reader sees each message once, in order."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.test_78_served_and_killed import wait_for_more
+
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
+
+KILLS = int(os.environ.get("WALSTORE_HTTP_KILLS", "20"))
+"""In turn the server and a producer."""
+PRODUCERS = 3
+STREAM = "/v1/stream/shop/orders"
+PRODUCER = """
+import http.client, os, sys, time
+
+port, name, epoch, acks = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+file = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+number = 0
+while True:
+    headers = {
+        "Content-Type": "application/json",
+        "Producer-Id": name, "Producer-Epoch": epoch, "Producer-Seq": str(number),
+    }
+    value = f'"{name} {epoch} {number}"'
+    try:
+        connection.request("POST", "STREAM", value, headers)
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        time.sleep(0.01)
+        continue
+    if answer.status == 503:
+        time.sleep(0.01)
+        continue
+    assert answer.status in (200, 204), answer.status
+    os.write(file, (value.strip('"') + "\\n").encode())
+    number += 1
+""".replace("STREAM", STREAM)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def start_server(directory: Path, port: int) -> subprocess.Popen[bytes]:
+    place = f"127.0.0.1:{port}"
+    command = [
+        sys.executable,
+        "-m",
+        "walstore",
+        "serve",
+        str(directory),
+        "--store",
+        "--http",
+        place,
+    ]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    assert server.stdout.readline().startswith(b"serving")
+    while not server.stdout.readline().startswith(b"at       http"):
+        assert server.poll() is None
+    return server
+
+
+class Follower(threading.Thread):
+    """Reads the stream by long polls, over whatever happens to the server."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+        self.messages: list[str] = []
+        self.is_ending = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            offset = "-1"
+            while True:
+                found = self._poll(offset)
+                if found is None:
+                    continue
+                offset, messages, is_up_to_date = found
+                self.messages += messages
+                if self.is_ending and is_up_to_date:
+                    return
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.error = error
+
+    def _poll(self, offset: str) -> tuple[str, list[str], bool] | None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        live = "" if self.is_ending else "&live=long-poll"
+        try:
+            connection.request("GET", f"{STREAM}?offset={offset}{live}")
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        if answer.status == 503:
+            return None
+        assert answer.status in (200, 204), answer.status
+        following = answer.headers["Stream-Next-Offset"]
+        messages = json.loads(body) if body else []
+        return following, messages, answer.headers.get("Stream-Up-To-Date") == "true"
+
+
+def test_each_message_is_there_once_and_seen_once(tmp_path: Path) -> None:
+    chance, port, acks = random.Random(KILLS), free_port(), tmp_path / "acks"
+    acks.touch()
+    server = start_server(tmp_path / "store", port)
+    create(port)
+    epochs = dict.fromkeys((f"p{at}" for at in range(PRODUCERS)), 0)
+    producers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(name: str) -> None:
+        command = [sys.executable, "-c", PRODUCER, str(port), name, str(epochs[name]), str(acks)]
+        producers[name] = subprocess.Popen(command)
+
+    follower = Follower(port)
+    follower.start()
+    try:
+        for name in epochs:
+            start(name)
+        for kill in range(KILLS):
+            wait_for_more(acks, chance.randrange(1, 200))
+            assert all(one.poll() is None for one in producers.values())
+            if kill % 2:
+                name = chance.choice(sorted(epochs))
+                producers[name].kill()
+                producers[name].wait()
+                epochs[name] += 1
+                start(name)
+            else:
+                server.send_signal(signal.SIGKILL)
+                server.communicate()
+                server = start_server(tmp_path / "store", port)
+        wait_for_more(acks, 100)
+    finally:
+        for one in producers.values():
+            one.kill()
+            one.wait()
+        follower.is_ending = True
+        follower.join(60)
+        server.kill()
+        server.communicate()
+    assert follower.error is None
+    check(follower.messages, acks.read_text().splitlines())
+
+
+def create(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("PUT", STREAM, headers={"Content-Type": "application/json"})
+    assert connection.getresponse().status == 201
+    connection.close()
+
+
+def check(messages: list[str], acknowledged: list[str]) -> None:
+    """All that was acknowledged is there; the messages of a producer's life have no gap."""
+    assert len(set(messages)) == len(messages)
+    assert set(acknowledged) <= set(messages)
+    lives: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for message in messages:
+        name, epoch, number = message.split()
+        lives[name, epoch].append(int(number))
+    for life, numbers in lives.items():
+        assert numbers == [*range(len(numbers))], life
+    assert len(messages) - len(acknowledged) <= KILLS  # a killed producer cannot note its last one
