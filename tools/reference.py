@@ -84,7 +84,7 @@ PAGES = [
         "groups",
         "Groups",
         "`Group` and `Job`. [work_queue.md](../work_queue.md) explains them.",
-        {"walstore": "Group Job GroupStatistics"},
+        {"walstore": "Group Job GroupStatistics GroupInfo"},
     ),
     Page(
         "serving",

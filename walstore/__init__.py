@@ -52,7 +52,7 @@ from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.runtime.extras import MissingExtraError
-from walstore.runtime.statistics import GroupStatistics, Statistics
+from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
@@ -67,6 +67,7 @@ __all__ = [
     "Durability",
     "Fence",
     "Group",
+    "GroupInfo",
     "GroupStatistics",
     "Job",
     "Producer",

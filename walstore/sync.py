@@ -29,7 +29,7 @@ from walstore.remote.remote_wal import RemoteWal
 from walstore.remote.remote_wal import connect as connect_remote
 from walstore.remote.transaction import RemoteTransaction
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import GroupStatistics, Statistics
+from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 
 __all__ = [
     "BlockingCursor",
@@ -164,6 +164,16 @@ class BlockingLog:
     def group(self, name: str, **options: Any) -> BlockingGroup:
         """Return a member of a group for ``with``; as :meth:`walstore.Wal.group`."""
         return BlockingGroup(self._loop, self._call(lambda: self._log.group(name, **options)))
+
+    def groups(self) -> list[GroupInfo]:
+        """Return all groups of the log; as :meth:`walstore.Wal.groups`."""
+        found: list[GroupInfo] = self._run(self._log.groups)
+        return found
+
+    def delete_group(self, name: str) -> bool:
+        """Remove a group; as :meth:`walstore.Wal.delete_group`."""
+        found: bool = self._run(lambda: self._log.delete_group(name))
+        return found
 
     def flush(self) -> None:
         """Return when everything accepted before the call is on disk."""

@@ -25,6 +25,7 @@ from walstore.cli import (
     copying,
     cursors,
     demo,
+    group,
     inspect,
     records,
     removal,
@@ -167,6 +168,7 @@ _add(LOOKING, inspect.segments, "the files of a log, one a line")
 _add(LOOKING, stored.fragments, "the objects that hold the records of a stored log")
 _add(LOOKING, stored.manifest, "the root of a stored log")
 _add(LOOKING, cursors.cursors, "list, move or remove the cursors of a log")
+_add(LOOKING, group.group, "list or remove the groups of a log")
 _add(CHECKING, check.check, "is it as you want it? exit codes for monitoring")
 _add(CHECKING, verify.verify, "is every stored byte as it was written?")
 _add(CHECKING, verify.scrub, "everything that is wrong with a stored log")

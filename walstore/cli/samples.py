@@ -72,6 +72,11 @@ class Sample:
         return None if self.uploaded_limit is None else max(0, self.limit - self.uploaded_limit)
 
 
+def is_address(location: str) -> bool:
+    """Return whether a location is the address of a server."""
+    return _SERVED.match(location) is not None
+
+
 Look = Callable[[], Awaitable[list[Sample]]]
 """Returns a sample of each log of a location."""
 
@@ -79,7 +84,7 @@ Look = Callable[[], Awaitable[list[Sample]]]
 @asynccontextmanager
 async def open_samples(location: str, verb: str) -> AsyncIterator[Look]:
     """Yield what looks at a log directory, a directory of logs, a stored log, or a served one."""
-    if _SERVED.match(location):
+    if is_address(location):
         async with _open_served(location) as look:
             yield look
     elif is_url(location):

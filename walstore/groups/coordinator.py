@@ -151,6 +151,14 @@ class GroupCoordinator:
                 self._run(self._state, self._reader), name=f"walstore group {self.name}"
             )
 
+    async def end(self) -> None:
+        """End the group for its members, because it is deleted; what is being opened ends first."""
+        if self._failure is None:
+            self._fail(WalClosedError(f"the group {self.name!r} was deleted"))
+        async with self._opening:
+            pass
+        await self.aclose()
+
     async def aclose(self) -> None:
         """End the group in this process: what is acknowledged is durable. Twice is allowed."""
         if self._failure is None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from walstore.errors import SequenceMismatchError, WalError
+from walstore.cursors.directory import CursorInfo
+from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
 from walstore.groups.coordinator import GroupCoordinator, GroupLog
 from walstore.groups.group import Group, GroupBackend
+from walstore.groups.journal import list_journals, remove_journal
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
-from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.runtime.threads import Lane
+
+_T = TypeVar("_T")
 
 
 class GroupParts(NamedTuple):
@@ -28,13 +33,33 @@ class GroupParts(NamedTuple):
 
 
 class _AppendingLog(Protocol):
-    """What dead letters need of the log."""
+    """What groups need of the log."""
 
     @property
     def producer(self) -> Callable[[str], Any]: ...
 
     @property
     def append(self) -> Callable[..., Any]: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def visible_limit(self) -> int: ...
+
+    @property
+    def cursors(self) -> Callable[[], Awaitable[list[CursorInfo]]]: ...
+
+    @property
+    def delete_cursor(self) -> Callable[[str], Awaitable[bool]]: ...
+
+
+async def _blocking(parts: GroupParts, call: Callable[..., _T], *args: object) -> _T:
+    try:
+        return await parts.lane().run(call, *args)
+    except OSError as error:
+        text = f"the groups of the log cannot be listed or removed: {error}"
+        raise StorageUnavailableError(text, outcome="unknown", retriable=True) from error
 
 
 class GroupMixin:
@@ -89,6 +114,8 @@ class OwnedGroups(GroupMixin):
     """The groups of a log that this process has open for writing."""
 
     _groups: dict[str, GroupCoordinator] | None = None
+    _doomed: frozenset[str] = frozenset()
+    """Names of groups that are being deleted."""
 
     @abstractmethod
     def _group_parts(self) -> GroupParts:
@@ -100,6 +127,8 @@ class OwnedGroups(GroupMixin):
     def coordinator(self, name: str, settings: GroupSettings) -> GroupCoordinator:
         """Not for callers: return the group itself, for its members and a server."""
         parts = self._group_parts()
+        if name in self._doomed:
+            raise WalClosedError(f"the group {name!r} is being deleted; try again")
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
@@ -112,6 +141,52 @@ class OwnedGroups(GroupMixin):
         )
         self._groups[name] = made
         return made
+
+    async def has_group(self, name: str) -> bool:
+        """Not for callers: whether a group is there; a member of a deleted one must not make it anew."""
+        if name in (self._groups or ()):
+            return True
+        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        return name in await _blocking(parts, list_journals, parts.fs, log.path)
+
+    async def groups(self) -> list[GroupInfo]:
+        """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""
+        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        names = await _blocking(parts, list_journals, parts.fs, log.path)
+        floors = {one.name: one.position for one in await log.cursors()}
+        used = self._group_statistics()
+        found = []
+        for name in names:
+            now = used.get(name)
+            floor = floors.get(f"group.{name}") if now is None else now.floor
+            behind = None if floor is None else max(0, log.visible_limit - floor)
+            found.append(GroupInfo(name, floor, behind, now))
+        return found
+
+    async def delete_group(self, name: str) -> bool:
+        """Remove a group and all that it remembers; return whether there was one.
+
+        Its members raise WalClosedError. Records stay, dead letters too. A group that is made with this name
+        later begins anew. If cancelled or after an error it may be deleted in part: delete it again. Raises
+        as :meth:`delete_cursor`.
+        """
+        name = check_group_name(name)
+        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        if name in self._doomed:
+            raise WalClosedError(f"the group {name!r} is being deleted; try again")
+        self._doomed |= {name}
+        try:
+            found = (self._groups or {}).get(name)
+            if found is not None:
+                await found.end()
+            # The cursor first: a journal alone is found by whoever deletes again.
+            had_cursor = await log.delete_cursor(f"group.{name}")
+            had_journal = await _blocking(parts, remove_journal, parts.fs, log.path, name)
+            if self._groups is not None:
+                self._groups.pop(name, None)
+        finally:
+            self._doomed -= {name}
+        return had_journal or had_cursor
 
     def _group_statistics(self) -> dict[str, GroupStatistics]:
         """Return the groups in use at this moment, on any thread."""

@@ -195,3 +195,22 @@ class GroupJournal:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def list_journals(fs: FileSystem, directory: Path) -> list[str]:
+    """Return the names of the groups of the log in ``directory``, in order. Blocking; OSError."""
+    try:
+        names = fs.list(directory / DIRECTORY_NAME)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name != SPARE_NAME)
+
+
+def remove_journal(fs: FileSystem, directory: Path, name: str) -> bool:
+    """Remove a group's journal durably; return whether there was one. Blocking; OSError."""
+    try:
+        fs.remove(directory / DIRECTORY_NAME / name)
+    except FileNotFoundError:
+        return False
+    fs.sync_directory(directory / DIRECTORY_NAME)
+    return True

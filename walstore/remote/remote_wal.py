@@ -18,7 +18,7 @@ from walstore.cursors.directory import CursorInfo
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
-from walstore.groups.settings import GroupSettings
+from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
@@ -37,7 +37,7 @@ from walstore.remote.source import LogMirror, RemoteSource
 from walstore.remote.transaction import RemoteTransaction, check_size
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening, warn_unclosed
-from walstore.runtime.statistics import Statistics, unpack_statistics
+from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics, unpack_statistics
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text
 from walstore.wire.address import Address, parse_address
@@ -315,6 +315,18 @@ class RemoteWal(GroupMixin):
     async def cursors(self) -> list[CursorInfo]:
         """Return all cursors of the log by name; damaged ones carry an error."""
         return await self._cursors.list()
+
+    async def groups(self) -> list[GroupInfo]:
+        """Return all groups of the log by name; as :meth:`walstore.Wal.groups`."""
+        return [
+            GroupInfo(name, floor, behind, None if now is None else GroupStatistics(**now))
+            for name, floor, behind, now in await self.client.call("groups")
+        ]
+
+    async def delete_group(self, name: str) -> bool:
+        """Remove a group and all that it remembers; as :meth:`walstore.Wal.delete_group`."""
+        found: bool = await self.client.call("delete_group", check_group_name(name), is_write=True)
+        return found
 
     async def delete_cursor(self, name: str) -> bool:
         """Remove a cursor, even one in use, so that retention may pass it; return whether there was one."""

@@ -11,7 +11,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import WalClosedError, WouldBlock
 
@@ -37,6 +37,19 @@ class GroupStatistics:
     """Those of them that were not the first of their record."""
     dead: int
     """Dead letters since the log was opened."""
+
+
+class GroupInfo(NamedTuple):
+    """A group of a log, whether it is in use or not."""
+
+    name: str
+    floor: int | None
+    """Offset of the first record that is not settled, or a lower one if the group is not in use; None if its
+    cursor was removed."""
+    behind: int | None
+    """Records from there to the last one."""
+    statistics: GroupStatistics | None
+    """The group at this moment; None if it is not in use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.errors import WalClosedError
 from walstore.groups.settings import check_group_name
 from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
@@ -157,6 +158,8 @@ async def _delete_cursor(wal: Wal, name: str) -> bool:
 
 async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) -> Any:
     """Do something in a group, which is made and opened for the first client that names it."""
+    if verb != "open" and not await wal.has_group(check_group_name(name)):
+        raise WalClosedError(f"the group {name!r} was deleted")
     group = wal.coordinator(check_group_name(name), unpack_settings(options))
     await group.open()
     match verb, arguments:
@@ -183,6 +186,22 @@ async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) 
 _MOST_WAIT_SECONDS: Final = 60.0
 
 
+async def _groups(wal: Wal) -> list[Any]:
+    return [
+        [
+            one.name,
+            one.floor,
+            one.behind,
+            None if one.statistics is None else dataclasses.asdict(one.statistics),
+        ]
+        for one in await wal.groups()
+    ]
+
+
+async def _delete_group(wal: Wal, name: str) -> bool:
+    return await wal.delete_group(name)
+
+
 CALLS: Final[Mapping[str, Call]] = {
     "describe": describe,
     "refresh": _refresh,
@@ -203,5 +222,7 @@ CALLS: Final[Mapping[str, Call]] = {
     "cursors": _cursors,
     "delete_cursor": _delete_cursor,
     "group": _group,
+    "groups": _groups,
+    "delete_group": _delete_group,
 }
 """What a client may call besides appending and reading."""

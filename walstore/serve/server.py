@@ -36,6 +36,8 @@ from walstore.wire.address import Address, check_socket_path, is_loopback, parse
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 1.0
+_ACCEPT_TURNS: Final = 5
+"""Turns of the event loop after which a connection that was being accepted is refused and closed."""
 _BACKLOG: Final = 1024
 _SOCKET_MODE: Final = 0o600
 
@@ -232,6 +234,8 @@ class Server:
         for connection in list(self._connections):
             connection.drop("the server stopped")
         await asyncio.wait([self._sweeping])
+        for _ in range(_ACCEPT_TURNS):
+            await self._clock.sleep(0)
 
     async def _announce(self, where: str | None) -> None:
         """Tell those who find the log locked. Not being able to is no reason not to serve."""

@@ -13,19 +13,8 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 
 VERBS = (
-    *(
-        "append",
-        "tail",
-        "dump",
-        "serve",
-        "ls",
-        "top",
-        "inspect",
-        "segments",
-        "fragments",
-        "manifest",
-        "cursors",
-    ),
+    *("append", "tail", "dump", "serve"),
+    *("ls", "top", "inspect", "segments", "fragments", "manifest", "cursors", "group"),
     *("check", "verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal"),
     "destroy",
     *("bench", "demo", "soak", "collection"),

@@ -12,7 +12,7 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli, fill
 from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
 
-DIRECTORY = ("ls", "segments", "repair", "upload", "trim")
+DIRECTORY = ("ls", "group", "segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""

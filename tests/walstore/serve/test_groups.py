@@ -398,6 +398,49 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
         assert {job.value for job in await group.fetch(5, max_wait=5)} >= {b"b", b"c"}
 
 
+async def test_groups_are_listed_and_deleted(log: Any) -> None:
+    await append(log, b"a", b"b", b"c")
+    assert await log.groups() == []
+    assert not await log.delete_group("workers")
+    async with log.group("workers") as group, log.group("others"):
+        job, *_ = await group.fetch(2, max_wait=5)
+        await job.ack()
+        others, workers = await log.groups()
+        assert (others.name, others.floor, others.behind) == ("others", 1, 3)
+        assert (workers.name, workers.floor, workers.behind) == ("workers", 2, 2)
+        assert workers.statistics is not None
+        assert await group.fetch(9, max_wait=5)
+        waiting = asyncio.ensure_future(group.fetch(max_wait=30))
+        await group.statistics()
+        assert await log.delete_group("workers")
+        with pytest.raises(WalClosedError, match="was deleted"):
+            await waiting
+        with pytest.raises(WalClosedError, match="was deleted"):
+            await job.ack()
+    assert [one.name for one in await log.groups()] == ["others"]
+    assert "group.workers" not in [one.name for one in await log.cursors()]
+    async with log.group("workers") as anew:
+        first, *_ = await anew.fetch(9)
+        assert (first.offset, first.deliveries) == (1, 1)
+
+
+async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    async with Wal.open(tmp_path / "log", fs=fs) as wal:
+        await append(wal, b"a")
+        async with wal.group("g") as group:
+            await group.ack(await group.fetch())
+        fs.fail("remove", errno.EIO, name="g", times=1)
+        with pytest.raises(StorageUnavailableError) as failed:
+            await wal.delete_group("g")
+        assert (failed.value.outcome, failed.value.retriable) == ("unknown", True)
+        assert [(one.name, one.floor) for one in await wal.groups()] == [("g", None)]
+        assert await wal.delete_group("g")
+        assert await wal.groups() == []
+        async with wal.group("g") as anew:
+            assert len(await anew.fetch(max_wait=5)) == 1
+
+
 async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log") as wal:
         group = wal.group("g")

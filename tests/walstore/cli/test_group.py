@@ -1,0 +1,53 @@
+"""walstore group: what there is, and removing it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.walstore.cli.conftest import Cli
+from walstore import Wal
+from walstore.serve import Server
+
+
+async def _fill(path: Path) -> None:
+    async with Wal.open(path) as wal:
+        await wal.append_many([b"v"] * 5)
+        async with wal.group("workers") as group:
+            await group.ack(await group.fetch(2))
+
+
+def test_a_directory(cli: Cli, tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path / "log"))
+    (found,) = cli("group", tmp_path / "log", "--json").json["groups"]
+    assert (found["name"], found["floor"], found["behind"]) == ("workers", 3, 3)
+    assert (found["in_use"], found["pending"]) == (False, None)
+    dry = cli("group", tmp_path / "log", "--delete", "workers")
+    assert (dry.code, "give --confirm" in dry.err, dry.lines[1].split()[0]) == (0, True, "workers")
+    for more in ((), ("--confirm",)):
+        missing = cli("group", tmp_path / "log", "--delete", "none", *more)
+        assert (missing.code, "there is no group 'none'" in missing.error) == (3, True)
+    assert cli("group", tmp_path / "log", "--delete", "workers", "--confirm").code == 0
+    empty = cli("group", tmp_path / "log")
+    assert (empty.code, "there are no groups" in empty.err, empty.out) == (0, True, b"")
+
+
+async def test_a_served_log(cli: Cli, tmp_path: Path) -> None:
+    await _fill(tmp_path / "log")
+    address = f"unix://{tmp_path / 's.sock'}"
+    async with (
+        Wal.open(tmp_path / "log") as wal,
+        Server.open(wal, unix=tmp_path / "s.sock"),
+        wal.group("workers") as group,
+    ):
+        await group.fetch()
+        done = await asyncio.to_thread(cli, "group", address, "--json")
+        assert done.json["groups"][0]["pending"] == 1
+        locked = await asyncio.to_thread(
+            cli, "group", tmp_path / "log", "--delete", "workers", "--confirm"
+        )
+        assert locked.code == 4
+        assert address in locked.error
+        gone = await asyncio.to_thread(cli, "group", address, "--delete", "workers", "--confirm")
+        assert (gone.code, gone.out) == (0, b"")
+        assert await wal.groups() == []

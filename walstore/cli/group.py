@@ -1,0 +1,129 @@
+"""walstore group: the groups of a log, and removing one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from walstore import GroupInfo, Wal, connect
+from walstore.cli.location import to_directory
+from walstore.cli.options import AsJson, Confirm
+from walstore.cli.output import complain, format_count, print_json, print_table
+from walstore.cli.running import run_async
+from walstore.cli.samples import is_address
+from walstore.cursors.directory import list_cursors
+from walstore.errors import LogNotFoundError
+from walstore.files.log_files import LogSnapshot
+from walstore.groups.journal import list_journals
+from walstore.runtime.clock import SystemClock
+
+GROUP_EXAMPLES = """\b
+Examples:
+  walstore group data/orders
+  walstore group unix:///run/orders.sock --json
+  walstore group unix:///run/orders.sock --delete old-workers --confirm
+"""
+
+
+def group(
+    location: Annotated[
+        str,
+        typer.Argument(metavar="LOCATION", help="A log directory, or the address of a server."),
+    ],
+    *,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Remove the group.")
+    ] = None,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the groups of a log, or remove one with all that it remembers.
+
+    A served log also tells what members have now. Of a directory the floor may be some seconds old while a
+    program has it open. With --delete it is a dry run without --confirm; the records stay. A group is removed
+    by the owner of the log: at its address, or in a directory that nobody has open (else exit code 4).
+    """
+    found = run_async(_change(location, delete, is_confirmed=confirm))
+    rows = [_fields(one) for one in found]
+    if as_json:
+        print_json({"location": location, "groups": rows})
+        return
+    if not rows:
+        complain(f"there are no groups in {location}")
+        return
+    names = ("group", "floor", "behind", "pending", "unsettled", "delivered", "dead")
+    print_table(names, [[_or_dash(row[_FIELD.get(name, name)]) for name in names] for row in rows])
+
+
+_FIELD = {"group": "name"}
+
+
+async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> list[GroupInfo]:
+    if is_address(location):
+        token = os.environ.get("WALSTORE_TOKEN") or None
+        async with connect(location, token=token) as wal:
+            await _delete(wal, location, delete, is_confirmed=is_confirmed)
+            return await wal.groups()
+    path = to_directory(location, "group")
+    if delete is not None and is_confirmed:
+        await asyncio.to_thread(lambda: LogSnapshot.open(path).close())  # else one would be made
+        async with Wal.open(path) as wal:
+            await _delete(wal, location, delete, is_confirmed=True)
+    found = await asyncio.to_thread(_look, path)
+    if delete is not None and not is_confirmed:
+        _check(delete, [one.name for one in found], location)
+    return found
+
+
+async def _delete(wal: Any, location: str, name: str | None, *, is_confirmed: bool) -> None:
+    if name is None:
+        return
+    if not is_confirmed:
+        _check(name, [one.name for one in await wal.groups()], location)
+    elif not await wal.delete_group(name):
+        raise LogNotFoundError(f"there is no group {name!r} in {location}", location=location)
+
+
+def _check(name: str, names: list[str], location: str) -> None:
+    if name not in names:
+        raise LogNotFoundError(f"there is no group {name!r} in {location}", location=location)
+    complain(f"nothing was changed; give --confirm to remove group {name!r}")
+
+
+def _look(path: Path) -> list[GroupInfo]:
+    view = LogSnapshot.open(path)
+    try:
+        floors = {
+            one.name: one.position for one in list_cursors(view.fs, path, SystemClock().now_us())
+        }
+        found = []
+        for name in list_journals(view.fs, path):
+            floor = floors.get(f"group.{name}")
+            behind = None if floor is None else max(0, view.durable_limit - floor)
+            found.append(GroupInfo(name, floor, behind, None))
+        return found
+    finally:
+        view.close()
+
+
+def _fields(info: GroupInfo) -> dict[str, Any]:
+    now = {} if info.statistics is None else dataclasses.asdict(info.statistics)
+    return {
+        "name": info.name,
+        "floor": info.floor,
+        "behind": info.behind,
+        "in_use": info.statistics is not None,
+        **{
+            name: now.get(name)
+            for name in ("lag", "pending", "unsettled", "delivered", "redelivered", "dead")
+        },
+    }
+
+
+def _or_dash(value: Any) -> Any:
+    return "-" if value is None else format_count(value) if isinstance(value, int) else value
