@@ -25,6 +25,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.http.access import Access
+from walstore.http.connections import Connections
 from walstore.http.looking import PAGES, Looking, WatchedCollection
 from walstore.http.protocol import RefusedError
 from walstore.http.settings import HttpSettings
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 1.0
+_SPARE_CONNECTIONS: Final = 16
+"""Connections beyond those that are answered: others are told why, and ``/health`` answers."""
 _STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
     (OffsetTrimmedError, 410),
     (OffsetError, 400),
@@ -150,7 +153,9 @@ class HttpServer:
         self._requests = 0
         self._answered: Counter[tuple[str, str]] = Counter()
         self._is_stopping = False
-        self._sweeping: asyncio.Task[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
+        self._sweeping: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -220,26 +225,37 @@ class HttpServer:
             shutdown_timeout=self.settings.drain_seconds,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024)
+        assert self._runner.server is not None
+        self._connections = Connections(
+            self._runner.server,
+            most=2 * self.settings.connections + _SPARE_CONNECTIONS,
+            idle_seconds=self.settings.idle_seconds,
+            clock=self._clock,
+        )
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            self._server = await loop.create_server(
+                self._connections, host, port, ssl=tls, backlog=1024
+            )
         except OSError as error:
             raise StorageUnavailableError(
                 f"cannot listen at {host}:{port}: {error.strerror or error}", retriable=False
             ) from error
         scheme = "http" if tls is None else "https"
-        for place in self._runner.addresses:
+        for place in (one.getsockname() for one in self._server.sockets):
             shown = f"[{place[0]}]" if ":" in place[0] else place[0]
             self.addresses.append(f"{scheme}://{shown}:{place[1]}")
-        self._sweeping = asyncio.get_running_loop().create_task(
-            self._sweep(), name="walstore serve http"
-        )
+        for sweep in (self._sweep(), self._connections.sweep()):
+            self._sweeping.append(loop.create_task(sweep, name="walstore serve http"))
 
     async def _close(self) -> None:
         self._is_stopping = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.wait([self._sweeping])
+        for sweeping in self._sweeping:
+            sweeping.cancel()
+        if self._sweeping:
+            await asyncio.wait(self._sweeping)
+        if self._server is not None:
+            self._server.close()
         self._streams.end_all()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -260,6 +276,9 @@ class HttpServer:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         """Let a request in or refuse it, and say what became of it."""
+        assert self._connections is not None
+        transport = request.transport
+        self._connections.begin(transport)
         self._requests += 1
         status = 499  # the client went away
         try:
@@ -267,6 +286,7 @@ class HttpServer:
             status = answer.status
         finally:
             self._requests -= 1
+            self._connections.end(transport)
             method = request.method if request.method in _METHODS else "other"
             self._answered[method, str(status)] += 1
         return answer

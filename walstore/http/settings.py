@@ -16,11 +16,14 @@ class HttpSettings:
     """Limits and time-outs of an HTTP server. InvalidSettingsError for a value out of range."""
 
     connections: int = 4096
-    """Requests at a time, live readers included, 1 to 65 536; further ones are answered with 503."""
+    """Requests at a time, live readers included, 1 to 65 536; further ones are answered with 503. Connections
+    beyond twice as many, and sixteen, are closed."""
     body_bytes: int = 16 * MIB
     """Largest body of a request, 1 KiB to 1 GiB; a larger one is answered with 413."""
     read_bytes: int = MIB
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
+    idle_seconds: float = 60.0
+    """How long a connection is kept without a whole request head, 0.05 to 86 400."""
     body_seconds: float = 30.0
     """How long a client may take to send a body, 0.05 to 86 400; then it is answered with 408."""
     poll_seconds: float = 20.0
@@ -35,6 +38,7 @@ class HttpSettings:
         as_count(self.body_bytes, "body_bytes", low=1 << 10, high=1 << 30)
         as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
         for name, low, high in (
+            ("idle_seconds", 0.05, 86_400.0),
             ("body_seconds", 0.05, 86_400.0),
             ("poll_seconds", 0.05, 3_600.0),
             ("event_seconds", 0.05, 86_400.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.cases import case
 from tests.waiting import until
 from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.serve.certificates import make_certificate
@@ -147,6 +149,40 @@ async def test_too_many_requests(tmp_path: Path) -> None:
             status, headers, _ = await served.send("GET", "s")
             assert (status, headers["Retry-After"]) == (503, "1")
             assert (await ask(served, "GET", "/health"))[0] == 200
+
+
+async def test_half_a_head_and_silence_end_the_connection(tmp_path: Path) -> None:
+    limits = HttpSettings(idle_seconds=0.2, poll_seconds=1.0)
+    async with serving(tmp_path, settings=limits) as served:
+        await served.send("PUT", "s", **TEXT)
+        for said in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"):
+            with case(said):
+                reader, writer = await asyncio.open_connection(*address(served))
+                writer.write(said)
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.wait_for(reader.read(), 10) == b""
+                writer.close()
+        # One with a request in progress stays, however long that takes.
+        status, _, _ = await served.send("GET", "s", query="?offset=now&live=long-poll")
+        assert status == 204
+
+
+async def test_too_many_connections_are_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=HttpSettings(connections=1)) as served:
+        opened = [await asyncio.open_connection(*address(served)) for _ in range(30)]
+        ended = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+        await until(lambda: sum(one.done() for one in ended) >= 30 - 18)
+        for one in ended:
+            one.cancel()
+        await asyncio.gather(*ended, return_exceptions=True)
+        for _, writer in opened:
+            writer.close()
+        await until(lambda: not served.server.requests)
+
+
+def address(served: Served) -> tuple[str, int]:
+    host, port = served.server.addresses[0].removeprefix("http://").rsplit(":", 1)
+    return host, int(port)
 
 
 async def test_a_body_that_never_ends(tmp_path: Path) -> None:
