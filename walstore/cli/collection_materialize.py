@@ -127,8 +127,7 @@ def materialize(
         summary = run_async(land(settings, observer, cursor=cursor, make=make))
     if summary.is_stopped and not follow:
         raise typer.Abort
-    if not as_json:
-        print_summary(settings, summary, cursor=cursor)
+    print_summary(settings, summary, cursor=cursor, as_json=as_json)
 
 
 def _fitting_kind(envelope: EnvelopeName, kind: KindName | None) -> KindName:

@@ -15,8 +15,21 @@ if TYPE_CHECKING:
     from walstore.spark.sidecar import Landed, Observer, SidecarSettings, Started, Summary
 
 
-def print_summary(settings: SidecarSettings, summary: Summary, *, cursor: str | None) -> None:
+def print_summary(
+    settings: SidecarSettings, summary: Summary, *, cursor: str | None, as_json: bool
+) -> None:
     """Print what a run did; ``cursor`` is the name of its cursor."""
+    if as_json:
+        print_json(
+            {
+                "event": "ended",
+                "records": summary.records,
+                "positions": _nested(summary.positions),
+                "cursors": _nested(summary.cursors),
+                "stopped": summary.is_stopped,
+            }
+        )
+        return
     held = f"{cursor} at {brief(summary.cursors)}" if cursor else "none, the log is not retained"
     print_fields(
         [

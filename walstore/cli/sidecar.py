@@ -189,8 +189,7 @@ def sidecar(
             raise UsageError("--spark-log is for tables; a collection is kept without Spark")
     run = _keep if is_collection else _run
     summary = run(settings, metrics_port, spark_log, as_json=as_json)
-    if not as_json:
-        print_summary(settings, summary, cursor=settings.cursor_name)
+    print_summary(settings, summary, cursor=settings.cursor_name, as_json=as_json)
 
 
 def _run(

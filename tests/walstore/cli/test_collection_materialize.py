@@ -69,7 +69,7 @@ def test_a_directory_once_and_again(cli: Cli, changes: Path, target: str) -> Non
     assert read(cli, target) == [(1, "x", 2), (2, "x", 1)]
     asyncio.run(write(changes, row(3)))
     again = cli(*verb, "--json", "--cursor", "target")
-    started, landed = again.rows
+    started, landed, ended = again.rows
     assert (started["event"], started["positions"]) == ("started", {"changes": {"0": 4}})
     assert (started["resumed"], started["cursor"], started["checkpoint"]) == (
         True,
@@ -79,7 +79,9 @@ def test_a_directory_once_and_again(cli: Cli, changes: Path, target: str) -> Non
     assert (landed["event"], landed["records"], landed["lag_records"]) == ("landed", 1, 0)
     assert landed["positions"] == landed["cursors"] == {"changes": {"0": 5}}
     assert asyncio.run(cursor_of(changes, "target")) == 5
-    assert [one["event"] for one in cli(*verb, "--json").rows] == ["started"]
+    assert (ended["event"], ended["records"], ended["stopped"]) == ("ended", 1, False)
+    assert ended["cursors"] == landed["cursors"]
+    assert [one["event"] for one in cli(*verb, "--json").rows] == ["started", "ended"]
     assert read(cli, target) == [(1, "x", 2), (2, "x", 1), (3, "x", 1)]
 
 
@@ -208,7 +210,8 @@ def test_a_sidecar_keeps_a_collection(cli: Cli, changes: Path, target: str) -> N
     verb = ("sidecar", changes, "--to", target, "--format", "collection", "--envelope", "append")
     done = cli(*verb, "--once", "--json", "--max-records-per-trigger", "2")
     assert (done.code, done.err) == (0, "")
-    started, first, second = done.rows
+    started, first, second, ended = done.rows
+    assert ended["event"] == "ended"
     assert started["cursor"].startswith("sidecar_target_")
     assert [first["records"], second["records"]] == [2, 1]
     assert asyncio.run(cursor_of(changes, started["cursor"])) == 4

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,3 +95,25 @@ def test_failures_in_json(cli: Cli, log: Path, tmp_path: Path) -> None:
 
 def test_json_behind_the_options_is_none(cli: Cli) -> None:
     assert cli("inspect", "--", "--json").err.startswith("walstore: ")
+
+
+@pytest.mark.slow
+def test_completion() -> None:
+    command = [sys.executable, "-m", "walstore"]
+
+    def ask(*arguments: str, **variables: str) -> str:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    assert "complete_bash" in ask("--show-completion", "bash")
+    for words, found in (
+        ("walstore se", "serve segments seal"),
+        ("walstore tail --f", "--follow --from"),
+    ):
+        with case(words):
+            cursor = str(words.count(" "))
+            shown = ask(COMP_WORDS=words, COMP_CWORD=cursor, _WALSTORE_COMPLETE="complete_bash")
+            assert shown.split() == found.split()
