@@ -227,6 +227,13 @@ async def cursors(log: Log, tag: str) -> None:
     assert await log.wal.delete_cursor("a")
 
 
+@case("Wal.groups Wal.delete_group")
+async def groups(log: Log, tag: str) -> None:
+    """Of a log without any; those in use are in tests/walstore/serve/test_groups.py."""
+    assert await log.wal.groups() == []
+    assert not await log.wal.delete_group("a")
+
+
 @case("Reader.fetch")
 async def fetch(log: Log, tag: str) -> None:
     log.results = await log.reader.fetch(max_records=3)
@@ -398,7 +405,7 @@ async def test_a_cancelled_append_to_a_transaction_loses_none_before_it(
 def test_every_public_coroutine_is_here() -> None:
     covered = {name for _, _, covers in CASES.values() for name in covers.split()}
     elsewhere = {"Wal.aclose", "Wal.__aenter__", "Wal.__aexit__", "Wal.open_in", "Wal.announce"}
-    elsewhere.add("Wal.append_letter")
+    elsewhere |= {"Wal.append_letter", "Wal.has_group"}  # not for callers
     for owner in (Wal, Transaction, Producer, Fence, Reader):
         for name, _ in inspect.getmembers(owner, inspect.iscoroutinefunction):
             if not name.startswith("_") or name.startswith("__a"):

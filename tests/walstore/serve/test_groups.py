@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cases import case
+from tests.interrupted import Interrupted, finish
 from tests.local import SMALL
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
@@ -439,6 +441,30 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
         assert await wal.groups() == []
         async with wal.group("g") as anew:
             assert len(await anew.fetch(max_wait=5)) == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_deletion_cancelled_anywhere_is_done_by_the_next(
+    tmp_path: Path, late: bool
+) -> None:
+    async with Wal.open(tmp_path / "log") as wal:
+        await append(wal, b"a", b"b")
+        for nth in count(1):
+            async with wal.group("g") as group:
+                job, *_ = await group.fetch()
+                await job.ack()
+                deleting = Interrupted(wal.delete_group("g"), nth, late=late)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.create_task(finish(deleting))
+                await wal.delete_group("g")
+                assert await wal.groups() == []
+                assert await wal.cursors() == []
+                with pytest.raises(WalClosedError, match="was deleted"):
+                    await group.fetch()
+            if deleting.is_over:
+                break
+            assert job.offset == 1, "it began anew"
+    assert nth > 2
 
 
 async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
