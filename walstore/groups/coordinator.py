@@ -456,7 +456,7 @@ class GroupCoordinator:
                 if syncs:
                     self._durable.advance(asked)
                 if size > MOST_JOURNAL_BYTES and size > 4 * _BYTES_PER_JOB * self._unsettled:
-                    await self._rewrite()
+                    await self._try_rewrite()
         except WalError as error:
             self._fail(error)
         finally:
@@ -464,6 +464,13 @@ class GroupCoordinator:
 
     def _append(self, entries: bytes, syncs: bool) -> int:  # noqa: FBT001 - called through a lane
         return self._journal.append(entries, syncs=syncs)
+
+    async def _try_rewrite(self) -> None:
+        """Replace the journal by a short one; without space for that the long one goes on."""
+        try:
+            await self._rewrite()
+        except DiskFullError as error:
+            logger.warning("the journal of group %s stays long: %s", self.name, error)
 
     async def _rewrite(self) -> None:
         """Replace the journal by one that says what is so now; entries noted meanwhile follow."""

@@ -443,6 +443,27 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
             assert len(await anew.fetch(max_wait=5)) == 1
 
 
+async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walstore.groups.coordinator.MOST_JOURNAL_BYTES", 1 << 10)
+    fs = FaultyFileSystem(PosixFileSystem())
+    async with Wal.open(tmp_path / "log", fs=fs) as wal:
+        await append(wal, *(b"%d" % n for n in range(300)), durability="memory")
+        async with wal.group("g") as group:
+            jobs = await group.fetch(300, max_wait=5)
+            fs.fail("open", errno.ENOSPC, name=JOURNAL, times=10_000)
+            for at in range(0, 200, 10):
+                await group.ack(jobs[at : at + 10])
+            assert (tmp_path / "log" / "groups" / "g").stat().st_size > 200 * 24
+            fs.heal()
+            for at in range(200, 300, 10):
+                await group.ack(jobs[at : at + 10])
+            assert (tmp_path / "log" / "groups" / "g").stat().st_size < 200 * 24
+    async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
+        assert await group.fetch(max_wait=0.1) == []
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_deletion_cancelled_anywhere_is_done_by_the_next(
     tmp_path: Path, late: bool
