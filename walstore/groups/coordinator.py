@@ -306,14 +306,18 @@ class GroupCoordinator:
         return taken
 
     async def _keep_leases(self, state: GroupState, taken: list[tuple[Record, int]]) -> None:
-        """Return when leases are in the journal; they never were if there is no space for it."""
+        """Return when leases are in the journal.
+
+        They never were if there is no space for that, or the caller is cancelled: nobody learned of them.
+        """
         try:
             await self._wait_written()
-        except DiskFullError:
+        except (DiskFullError, asyncio.CancelledError):
             for record, deliveries in taken:
                 state.revoke(record.offset, deliveries, self._clock.monotonic())
             self._delivered -= len(taken)
             self._redelivered -= sum(deliveries > 1 for _, deliveries in taken)
+            self._changed.set()
             raise
 
     def _seconds_left(self, state: GroupState, deadline: float | None) -> float | None:

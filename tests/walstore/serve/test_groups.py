@@ -337,6 +337,29 @@ async def test_a_lease_of_another_process_is_in_the_journal_before_the_answer(
         assert [job.value for job in await fetching] == [b"a"]
 
 
+async def test_a_fetch_cancelled_before_its_answer_leaves_the_job_to_others(tmp_path: Path) -> None:
+    fs = FaultyFileSystem(PosixFileSystem())
+    socket = tmp_path / "s.sock"
+    async with (
+        Wal.open(tmp_path / "log", fs=fs) as wal,
+        Server.open(wal, unix=socket),
+        connect(f"unix://{socket}") as remote,
+        remote.group("g") as group,
+        remote.group("g") as other,
+    ):
+        with fs.hold("pwrite", name=JOURNAL) as held:
+            await append(wal, b"a")
+            fetching = asyncio.ensure_future(group.fetch())
+            await held.wait_entered()
+            fetching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await fetching
+            await remote.statistics()  # the server has had the cancellation before this
+        (job,) = await asyncio.wait_for(other.fetch(), 10)
+        assert (job.value, job.deliveries) == (b"a", 1)
+        await job.ack()
+
+
 async def test_a_full_disk_refuses_leases_of_other_processes_and_counts_no_deliveries(
     tmp_path: Path,
 ) -> None:
