@@ -14,6 +14,7 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 from walstore import Record, Wal
 from walstore.cli.errors import UsageError
+from walstore.cli.output import to_json
 from walstore.cli.records import ValueEncoding, encoder, to_json_lines
 from walstore.cli.row import JsonParser, LineParser
 
@@ -84,9 +85,10 @@ def test_dump_and_append_are_inverse(
         Record(1 + at, value, key, stream, headers, 5 + at)
         for at, (value, key, stream, headers) in enumerate(rows)
     ]
-    lines = to_json_lines(records, encoder(ValueEncoding.AUTO)).splitlines()  # type: ignore[arg-type]
+    lines = to_json_lines(records, encoder(ValueEncoding.AUTO)).splitlines()
     parser = JsonParser()
     for record, line in zip(records, lines, strict=True):
+        assert line.decode() == to_json(json.loads(line)), "as the JSON encoder writes it"
         value, options = parser(line)
         assert value == record.value
         assert options.get("key") == record.key
