@@ -101,14 +101,11 @@ def test_json_behind_the_options_is_none(cli: Cli) -> None:
 def test_completion() -> None:
     command = [sys.executable, "-m", "walstore"]
 
-    def ask(*arguments: str, **variables: str) -> str:
+    def ask(**variables: str) -> str:
         environment = {**os.environ, **variables}
-        done = subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return done.stdout
 
-    assert "complete_bash" in ask("--show-completion", "bash")
     for words, found in (
         ("walstore se", "serve segments seal"),
         ("walstore tail --f", "--follow --from"),
