@@ -21,6 +21,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.iceberg.json_columns import JsonColumn
     from uploader.iceberg.log_table import LogTable, Registered, Released
     from uploader.layouts.log_session import Layout
+    from uploader.partitioned.partitioned_log import PartitionedGroup, PartitionedLog
     from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
     from uploader.rebuilding.plan import RebuildPlan
@@ -81,6 +82,8 @@ __all__ = [
     "MergeJob",
     "MergeResult",
     "MergedObject",
+    "PartitionedGroup",
+    "PartitionedLog",
     "Plan",
     "Progress",
     "RebuildPlan",

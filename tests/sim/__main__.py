@@ -1,7 +1,8 @@
 """Runs histories: ``python -m tests.sim --seeds 2000`` many, ``--seed 7`` one with its trace.
 
 Of local logs; with ``--cloud`` of logs in object storage, of which even seeds have the layout ``swap``; with
-``--collections`` of versioned collections, of which odd seeds have the kind ``upsert``.
+``--collections`` of versioned collections, of which odd seeds have the kind ``upsert``; with ``--groups`` of
+groups whose members share an object in a store.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from tests.sim.cloud.ledger import CLOUD_RULES
 from tests.sim.collections import plan as collection_plan
 from tests.sim.collections.history import CollectionHistory, happenings
 from tests.sim.collections.truth import COLLECTION_RULES
+from tests.sim.groups import history as group_history
+from tests.sim.groups import plan as group_plan
+from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.history import History
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
@@ -53,6 +57,13 @@ COLLECTIONS: Final = Kind(
     CollectionHistory,
     happenings,
     COLLECTION_RULES,
+)
+GROUPS: Final = Kind(
+    " --groups",
+    group_plan.draw,
+    group_history.GroupHistory,
+    group_history.happenings,
+    GROUP_RULES,
 )
 CLOUD: Final = Kind(" --cloud", cloud_plan.draw, CloudHistory, cloud_events.events, CLOUD_RULES)
 
@@ -179,6 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--cloud", action="store_true", help="simulate logs in object storage")
     parser.add_argument("--collections", action="store_true", help="simulate collections")
+    parser.add_argument("--groups", action="store_true", help="simulate groups in a store")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
     parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -195,7 +207,8 @@ def main() -> int:
     options = parser.parse_args()
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
-    kind = COLLECTIONS if options.collections else CLOUD if options.cloud else LOCAL
+    chosen = [(options.collections, COLLECTIONS), (options.cloud, CLOUD), (options.groups, GROUPS)]
+    kind = next((kind for is_chosen, kind in chosen if is_chosen), LOCAL)
     if options.seed is None:
         holds = run_many(
             kind,

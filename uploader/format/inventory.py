@@ -20,6 +20,8 @@ class Part(Enum):
     """An inner node of the manifest's tree."""
     CURSOR = "cursor"
     """A reader's place."""
+    GROUP = "group"
+    """What the members of a group share."""
     HOLD = "hold"
     """From where on nothing is collected while a write is not finished."""
     GARBAGE = "garbage"
@@ -47,6 +49,7 @@ FOLDERS: Final = {
     **{layout.shard_folder(1 + at): Part.FRAGMENT for at in range(layout.MOST_SHARDS)},
     layout.SNAPSHOT_FOLDER: Part.SNAPSHOT,
     layout.CURSOR_FOLDER: Part.CURSOR,
+    layout.GROUP_FOLDER: Part.GROUP,
     layout.HOLD_FOLDER: Part.HOLD,
     layout.GARBAGE.rpartition("/")[0] + "/": Part.GARBAGE,
     layout.HEADS.rpartition("/")[0] + "/": Part.HEADS,
@@ -106,6 +109,7 @@ _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.FRAGMENT: fragment_number,
     Part.SNAPSHOT: layout.parse_snapshot_path,
     Part.CURSOR: layout.parse_cursor_path,
+    Part.GROUP: layout.parse_group_path,
     Part.HOLD: layout.parse_hold_path,
     Part.REBUILT: _check_rebuilt,
     Part.MANIFEST: layout.parse_manifest_key,

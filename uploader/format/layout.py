@@ -31,6 +31,8 @@ GARBAGE: Final = "gc/GARBAGE"
 FRAGMENT_FOLDER: Final = "log/"
 SNAPSHOT_FOLDER: Final = "snapshot/"
 CURSOR_FOLDER: Final = "cursor/"
+GROUP_FOLDER: Final = "group/"
+"""Ours: what the members of a group share."""
 HOLD_FOLDER: Final = "hold/"
 """Ours: from where on nothing is collected as long as a write is not finished."""
 FORK_NOTE: Final = "fork/SOURCE"
@@ -53,6 +55,7 @@ _SHARD_FRAGMENT_NAME: Final = re.compile(r"([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]
 _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
+_GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 _HOLD_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _REBUILT: Final = re.compile(rf"({REBUILT_FOLDER}[0-9a-f]{{16}}/)(.+)")
 
@@ -134,6 +137,29 @@ def parse_cursor_path(path: str) -> str:
     name = path.removeprefix(CURSOR_FOLDER).removesuffix(_CURSOR_SUFFIX)
     if not _CURSOR_NAME.fullmatch(name) or cursor_path(name) != path:
         raise ValueError(f"not the key of a cursor: {path!r}")
+    return name
+
+
+def group_path(name: str) -> str:
+    """Return the key of a group; ValueError unless its name has 1 to 100 letters, digits and _.
+
+    It is part of the name of a cursor.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a group's name must be a str, not {type(name).__name__}")
+    if not _GROUP_NAME.fullmatch(name):
+        raise ValueError(
+            "the name of a group of a log in a store has 1 to 100 of the characters A-Z a-z 0-9 _, "
+            f"unlike {name[:200]!r}"
+        )
+    return f"{GROUP_FOLDER}{name}.json"
+
+
+def parse_group_path(path: str) -> str:
+    """Return the name in a group's key; ValueError if it is none."""
+    name = path.removeprefix(GROUP_FOLDER).removesuffix(".json")
+    if group_path(name) != path:
+        raise ValueError(f"not the key of a group: {path!r}")
     return name
 
 

@@ -13,6 +13,8 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.stream_table import closings_in, finished_closings
 from uploader.fragments.fragment import FragmentBatch, check_fragment
+from uploader.groups.cloud_group import GroupPlace
+from uploader.groups.cloud_groups import CloudGroups
 from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_source import (
     CloudSource,
@@ -52,8 +54,8 @@ PREFETCH_BYTES = 32 << 20
 """Default memory limit for the fragments fetched ahead for a reader."""
 
 
-class CloudLog:
-    """Read-only view of a log in object storage. Make one with :meth:`open`."""
+class CloudLog(CloudGroups):
+    """View of a log in object storage: its records, cursors and groups. Make one with :meth:`open`."""
 
     @classmethod
     def open(
@@ -345,6 +347,7 @@ class CloudLog:
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""
+        await self._close_groups()
         self._closed = True
         self._read_guard.thread = 0
         await self._fragments.aclose()
@@ -356,6 +359,11 @@ class CloudLog:
             raise WalClosedError(f"the log at {self.url} is closed")
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _group_place(self) -> GroupPlace:
+        self._read_guard.check()
+        session = self._session
+        return GroupPlace(self, self._store, self._cursors, session.retry, self._clock)
 
     async def _newest(self) -> Manifest:
         await self.refresh()

@@ -116,6 +116,11 @@ class GroupCoordinator:
 
     # -- opening and closing -----------------------------------------------------------------
 
+    @property
+    def is_used(self) -> bool:
+        """Whether members use it, or are about to; False if the first of them could not enter."""
+        return self._state is not None or self._failure is not None or self._opening.locked()
+
     def check_settings(self, settings: GroupSettings) -> None:
         """Raise InvalidSettingsError unless a further member wants what the first one wanted."""
         if settings != self.settings:

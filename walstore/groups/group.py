@@ -51,7 +51,7 @@ class Job:
     member, once ``ack_wait_seconds`` are over.
     """
 
-    __slots__ = ("_backend", "deliveries", "record")
+    __slots__ = ("_backend", "deliveries", "partition", "record")
 
     def __init__(self, backend: GroupBackend, record: Record, deliveries: int) -> None:
         """Not for callers; see :class:`Group`."""
@@ -60,6 +60,8 @@ class Job:
         """The record."""
         self.deliveries = deliveries
         """How often it has been delivered, this time included: 1 the first time."""
+        self.partition = 0
+        """Of a partitioned log: the number of the job's log, from 0. Else 0."""
 
     @property
     def offset(self) -> int:

@@ -132,7 +132,7 @@ class OwnedGroups(GroupMixin):
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
-        if found is not None:
+        if found is not None and (found.is_used or found.settings == settings):
             found.check_settings(settings)
             return found
         log = cast(GroupLog, self)

@@ -1,0 +1,74 @@
+"""The simulation of groups in a store: a seed is always the same history, and what is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.sim.groups.history import GroupHistory, simulate
+from tests.sim.groups.plan import draw
+from tests.sim.groups.truth import GROUP_RULES
+from tests.sim.rules import ViolationError
+from uploader.groups.cloud_group import CloudGroup
+from uploader.groups.group_turn import GroupTurn, Sight
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
+def test_histories(first: int) -> None:
+    """A small share of what ``make sim`` runs."""
+    for seed in range(first, first + (100 if first else 20)):
+        simulate(seed)
+
+
+def test_a_seed_is_always_the_same_history() -> None:
+    traces = []
+    for _ in range(2):
+        history = GroupHistory(draw(3))
+        history.run()
+        traces.append(history.trace)
+    assert len(traces[0]) > 50
+    assert traces[0] == traces[1]
+
+
+def found_by(rule: str, seeds: range) -> bool:
+    """Whether some history breaks a rule."""
+    assert rule in GROUP_RULES
+    for seed in seeds:
+        try:
+            simulate(seed)
+        except ViolationError as violation:
+            if violation.rule == rule:
+                return True
+    return False
+
+
+def _ends_early(self: Sight, offset: int, row: Any) -> float:
+    return self._seen[offset, row.tag] + row.wait_ms / 1200
+
+
+def _takes_any(self: GroupTurn, busy: set[int]) -> Any:
+    return [(offset, row) for offset, row in self._rows.items() if not row.is_leased]
+
+
+def _same_tags(self: CloudGroup) -> str:
+    self._turns += 1
+    return f"p-{self._turns}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "rule"),
+    [
+        (Sight, "due", _ends_early, "lease"),
+        (GroupTurn, "_eligible", _takes_any, "order"),
+        (CloudGroup, "_next_tag", _same_tags, "one-member"),
+        (GroupTurn, "settle", lambda *_: None, "acknowledged"),
+    ],
+)
+def test_a_defect_is_found(
+    owner: type, name: str, broken: Callable[..., Any], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    assert found_by(rule, range(200))
