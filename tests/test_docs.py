@@ -75,7 +75,7 @@ PAGES = {
     "tutorial": 6,
     "versioned_collections": 2,
     "web_application": 1,
-    "work_queue": 1,
+    "work_queue": 2,
 }
 """How many programs each page has."""
 

@@ -44,11 +44,11 @@ def test_every_package_says_what_is_in_it() -> None:
 
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
-        _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key _disk_watch
-        _engine _file _files _fragments _fs _guard _head_starts _keeper _publisher _queue _root _sequencer
-        _session _shared _state _store _tail _window""",
+        _anchor _backend _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
+        _disk_watch _engine _file _files _fragments _fs _guard _head_starts _keeper _made _publisher _queue
+        _root _sequencer _session _shared _state _store _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """
-        _call _compare _execution _explain_start _finish _note _open _open_it _plan _read_bytes
+        _call _compare _execution _explain_start _finish _note _open _open_it _plan _put _read_bytes
         _running _start _stop _stopping_on_signal _take _watch""",
     "what must be released: threads, tasks, descriptors, bytes, entries": """
         _admissions _ahead _batches _builder _busy _cached_bytes _closed _descriptor _fd _filling _groups

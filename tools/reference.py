@@ -116,7 +116,7 @@ PAGES = [
         "cloud_log",
         "Reading a log in object storage",
         "`CloudLog` and cursors in the cloud.",
-        {"uploader": "CloudLog Verified CloudCursors CloudCursor"},
+        {"uploader": "CloudLog Verified CloudCursors CloudCursor PartitionedLog PartitionedGroup"},
     ),
     Page(
         "cloud_writer",

@@ -65,7 +65,7 @@ class LetterWriter(Protocol):
         """Appends one record with its key, stream and headers."""
 
 
-class GroupLog(Protocol):
+class GroupRecords(Protocol):
     """What a group needs of its log."""
 
     @property
@@ -89,7 +89,7 @@ class GroupLog(Protocol):
 class GroupPlace:
     """Where a group is, and with what it is changed."""
 
-    log: GroupLog
+    log: GroupRecords
     store: ObjectStore
     cursors: CloudCursors
     retry: RetryPolicy

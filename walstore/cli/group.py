@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from walstore import GroupInfo, Wal, connect
-from walstore.cli.location import to_directory
+from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, format_count, print_json, print_table
 from walstore.cli.running import run_async
@@ -27,13 +27,16 @@ Examples:
   walstore group data/orders
   walstore group unix:///run/orders.sock --json
   walstore group unix:///run/orders.sock --delete old-workers --confirm
+  walstore group s3://bucket/orders
 """
 
 
 def group(
     location: Annotated[
         str,
-        typer.Argument(metavar="LOCATION", help="A log directory, or the address of a server."),
+        typer.Argument(
+            metavar="LOCATION", help="A log directory, the address of a server, or a store URL."
+        ),
     ],
     *,
     delete: Annotated[
@@ -46,7 +49,8 @@ def group(
 
     A served log also tells what members have now. Of a directory the floor may be some seconds old while a
     program has it open. With --delete it is a dry run without --confirm; the records stay. A group is removed
-    by the owner of the log: at its address, or in a directory that nobody has open (else exit code 4).
+    by the owner of the log: at its address, or in a directory that nobody has open (else exit code 4);
+    one in a store by anybody.
     """
     found = run_async(_change(location, delete, is_confirmed=confirm))
     rows = [_fields(one) for one in found]
@@ -69,6 +73,12 @@ async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> l
         async with connect(location, token=token) as wal:
             await _delete(wal, location, delete, is_confirmed=is_confirmed)
             return await wal.groups()
+    if is_url(location):
+        from uploader import CloudLog
+
+        async with CloudLog.open(location) as log:
+            await _delete(log, location, delete, is_confirmed=is_confirmed)
+            return await log.groups()
     path = to_directory(location, "group")
     if delete is not None and is_confirmed:
         await asyncio.to_thread(lambda: LogSnapshot.open(path).close())  # else one would be made
@@ -80,12 +90,12 @@ async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> l
     return found
 
 
-async def _delete(wal: Any, location: str, name: str | None, *, is_confirmed: bool) -> None:
+async def _delete(log: Any, location: str, name: str | None, *, is_confirmed: bool) -> None:
     if name is None:
         return
     if not is_confirmed:
-        _check(name, [one.name for one in await wal.groups()], location)
-    elif not await wal.delete_group(name):
+        _check(name, [one.name for one in await log.groups()], location)
+    elif not await log.delete_group(name):
         raise LogNotFoundError(f"there is no group {name!r} in {location}", location=location)
 
 

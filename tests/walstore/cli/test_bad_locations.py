@@ -12,11 +12,11 @@ from tests.cases import case
 from tests.walstore.cli.conftest import Cli, fill
 from tests.walstore.cli.test_app import COLLECTION_VERBS, VERBS
 
-DIRECTORY = ("ls", "group", "segments", "repair", "upload", "trim")
+DIRECTORY = ("ls", "segments", "repair", "upload", "trim")
 """Verbs that need a log directory."""
 STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
 """Verbs that need a log in a store."""
-READERS = ("tail", "dump", "inspect", "cursors", "check", "verify", "top")
+READERS = ("tail", "dump", "inspect", "cursors", "check", "verify", "top", "group")
 EITHER = (*READERS, "sidecar")
 OTHER = ("append", "bench")
 """Append makes what is not there, bench takes any directory."""

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.walstore.cli.conftest import Cli
+from uploader import CloudLog, CloudWriter
 from walstore import Wal
 from walstore.serve import Server
 
@@ -30,6 +31,20 @@ def test_a_directory(cli: Cli, tmp_path: Path) -> None:
     assert cli("group", tmp_path / "log", "--delete", "workers", "--confirm").code == 0
     empty = cli("group", tmp_path / "log")
     assert (empty.code, "there are no groups" in empty.err, empty.out) == (0, True, b"")
+
+
+async def test_a_log_in_a_store(cli: Cli, tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    async with CloudWriter.open(url) as writer:
+        await writer.append_many([b"v"] * 5)
+    async with CloudLog.open(url) as log, log.group("workers") as group:
+        await group.ack(await group.fetch(2))
+    (found,) = (await asyncio.to_thread(cli, "group", url, "--json")).json["groups"]
+    assert (found["name"], found["floor"], found["behind"]) == ("workers", 3, 3)
+    done = await asyncio.to_thread(cli, "group", url, "--delete", "workers", "--confirm")
+    assert (done.code, "there are no groups" in done.err) == (0, True)
+    missing = await asyncio.to_thread(cli, "group", url, "--delete", "workers", "--confirm")
+    assert (missing.code, "there is no group 'workers'" in missing.error) == (3, True)
 
 
 async def test_a_served_log(cli: Cli, tmp_path: Path) -> None:

@@ -524,3 +524,13 @@ async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
         await group.__aexit__(None, None, None)
     with pytest.raises(WalClosedError):
         await wal.group("g").__aenter__()
+
+
+async def test_a_group_that_could_not_be_entered_is_entered_otherwise(log: Any) -> None:
+    """The options of the failed attempt are not those of the group."""
+    await append(log, b"a")
+    for start in (99, "soon"):
+        with pytest.raises((ValueError, WalError)):
+            await log.group("workers", start=start).__aenter__()
+    async with log.group("workers") as group:
+        assert [job.value for job in await group.fetch(max_wait=5)] == [b"a"]

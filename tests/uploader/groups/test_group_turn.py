@@ -1,0 +1,181 @@
+"""One change of a group's document, and since when a process has seen what is in it."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from uploader.format.group_document import GroupDocument, JobRow
+from uploader.groups.group_turn import GroupTurn, Sight
+from walstore.groups.settings import GroupSettings
+from walstore.records import Record
+
+_TAGS = count(1)
+
+
+def records(*keys: bytes | None, first: int = 1) -> list[Record]:
+    return [Record(at, b"v", key, timestamp_us=at) for at, key in enumerate(keys, first)]
+
+
+class Program:
+    """A process: what it has seen, and its options."""
+
+    def __init__(self, **options: Any) -> None:
+        self.sight = Sight()
+        self.settings = GroupSettings(**{"ack_wait_seconds": 10.0, **options})
+
+    def turn(self, document: GroupDocument, now: float) -> GroupTurn:
+        self.sight.look(document, now, {})
+        return GroupTurn(document, self.sight, self.settings, tag=f"t-{next(_TAGS)}", now=now)
+
+    def take(
+        self, document: GroupDocument, now: float, most: int, fresh: list[Record] | None = None
+    ) -> tuple[GroupDocument, list[tuple[int, int]], list[tuple[int, int]]]:
+        turn = self.turn(document, now)
+        fresh = fresh or []
+        limit = max([document.position, *(record.offset + 1 for record in fresh)])
+        taken, spent = turn.take(most, fresh, limit)
+        made = turn.made()
+        if made is not None:
+            self.sight.look(made, now, {made.tag: now})
+        return made or document, taken, spent
+
+
+def empty(**options: Any) -> GroupDocument:
+    return GroupDocument(made="m", tag="t-0", **options)
+
+
+def test_a_lease_is_over_for_another_process_when_it_has_seen_it_for_so_long() -> None:
+    """C1, whatever time it is there."""
+    one, two = Program(), Program()
+    document, taken, _ = one.take(empty(), 100.0, 5, records(None, None))
+    assert taken == [(1, 1), (2, 1)]
+    assert two.take(document, 5000.0, 5)[1] == []
+    assert two.take(document, 5009.9, 5)[1] == []
+    assert two.sight.next_due(document, 5009.9) == 5010.0
+    document, taken, _ = two.take(document, 5010.0, 5)
+    assert taken == [(1, 2), (2, 2)]
+    assert one.take(document, 111.0, 5)[1] == []  # the other's lease is new to it
+
+
+def test_a_lease_counts_from_before_its_change_was_asked_for() -> None:
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    sight = Sight()
+    sight.look(document, 4.0, {document.tag: 0.0})
+    assert sight.due(1, document.rows[1]) == 10.0
+
+
+def test_what_is_settled_never_comes_again() -> None:
+    """C2"""
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 2, records(None, None))
+    turn = program.turn(document, 1.0)
+    turn.settle(1)
+    turn.settle(1)
+    turn.settle(77)
+    made = turn.made()
+    assert made is not None
+    assert (made.floor, list(made.rows)) == (2, [2])
+    assert program.take(made, 1000.0, 5, records(None, None))[1] == [(2, 2)]
+    again = program.turn(made, 1.0)
+    again.settle(1)
+    assert again.made() is None  # nothing to put
+
+
+def test_jobs_of_a_key_one_after_the_other() -> None:
+    """C3"""
+    program = Program(is_ordered=True)
+    document, taken, _ = program.take(
+        empty(is_ordered=True), 0.0, 9, records(b"a", b"b", b"a", None, b"a")
+    )
+    assert taken == [(1, 1), (2, 1), (4, 1)]
+    assert list(document.rows) == [1, 2, 3, 4, 5]
+    turn = program.turn(document, 1.0)
+    turn.settle(1)
+    assert turn.take(9, [], document.position)[0] == [(3, 1)]
+    turn = program.turn(document, 1.0)
+    turn.give_back(1, 1, 5.0)
+    made = turn.made()
+    assert made is not None
+    assert program.take(made, 2.0, 9)[1] == []  # it waits, and those behind it, too
+    assert program.take(made, 7.0, 9)[1] == [(1, 2)]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_was_delivered_too_often_is_for_a_dead_letter(most: int) -> None:
+    """C4"""
+    program = Program(max_deliver=most)
+    document = empty()
+    for delivery in range(1, most + 1):
+        document, taken, spent = program.take(document, 20.0 * delivery, 1, records(None))
+        assert (taken, spent) == ([(1, delivery)], [])
+    document, taken, spent = program.take(document, 1000.0, 1)
+    assert (taken, spent) == ([], [(1, most + 1)])
+    assert program.take(document, 1001.0, 1)[1:] == ([], [])  # somebody is at it
+
+
+def test_a_lease_that_nobody_learned_of_was_no_delivery() -> None:
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    turn = program.turn(document, 1.0)
+    turn.revoke(1, 1)
+    made = turn.made()
+    assert made is not None
+    assert made.rows[1].deliveries == 0
+    assert program.take(made, 1.0, 1)[1] == [(1, 1)]
+
+
+def test_a_late_call_about_another_lease_does_nothing() -> None:
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    document, taken, _ = program.take(document, 11.0, 1)
+    assert taken == [(1, 2)]
+    turn = program.turn(document, 12.0)
+    turn.give_back(1, 1, 0)
+    turn.revoke(1, 1)
+    assert not turn.extend(1, 1)
+    assert turn.made() is None
+    assert turn.extend(1, 2)
+    assert not program.turn(document, 30.0).extend(1, 2)
+
+
+def test_the_position_passes_what_are_no_jobs() -> None:
+    program = Program()
+    turn = program.turn(empty(), 0.0)
+    assert turn.take(5, [], 40) == ([], [])
+    made = turn.made()
+    assert made is not None
+    assert made.position == 40
+    full = Program(max_ack_pending=1)
+    turn = full.turn(empty(), 0.0)
+    assert turn.take(5, records(None, None, first=7), 40)[0] == [(7, 1)]
+    made = turn.made()
+    assert made is not None
+    assert (made.position, list(made.rows)) == (8, [7])
+
+
+def test_only_so_many_are_leased_and_a_lease_that_is_over_is_none() -> None:
+    program = Program(max_ack_pending=2)
+    fresh = records(None, None, None, None)
+    document, taken, _ = program.take(empty(), 0.0, 9, fresh)
+    assert taken == [(1, 1), (2, 1)]
+    assert program.take(document, 1.0, 9, fresh)[1] == []
+    document, taken, _ = program.take(document, 10.0, 9, fresh)
+    assert taken == [(1, 2), (2, 2)]
+    turn = program.turn(document, 11.0)
+    turn.settle(2)
+    assert turn.take(9, fresh, 5)[0] == [(3, 1)]
+
+
+def test_rows_are_compared_by_their_change() -> None:
+    row = JobRow(1, is_leased=True, wait_ms=1000, tag="a-1", key=0)
+    sight = Sight()
+    sight.look(empty(position=9, rows={7: row}), 0.0, {})
+    sight.look(empty(position=9, rows={7: row}), 0.5, {})
+    assert sight.due(7, row) == 1.0
+    later = row._replace(tag="a-2")
+    sight.look(empty(position=9, rows={7: later}), 0.5, {})
+    assert sight.due(7, later) == 1.5

@@ -1,0 +1,89 @@
+"""Members of a group of a partitioned log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.cloud import FAST
+from tests.uploader.cloud_streams import put_log
+from uploader import PartitionedLog
+from uploader.partitioned import create_partitions
+from uploader.partitioned.partitions import SubStore
+from uploader.stores import MemoryStore
+from uploader.testing import FaultyStore
+from walstore.errors import InvalidSettingsError, LogNotFoundError, WalClosedError
+
+
+@pytest.fixture
+async def store() -> FaultyStore:
+    """Three logs, of which one was never written to."""
+    store = FaultyStore(MemoryStore())
+    await create_partitions(store, 3, retry=FAST)
+    for partition in (0, 2):
+        await put_log(SubStore(store, partition), 2, lambda _: None)
+    return store
+
+
+def opened(store: Any) -> Any:
+    return PartitionedLog.open("memory://p", store=FaultyStore(store), retry=FAST)
+
+
+async def test_members_share_the_records_of_all_logs(store) -> None:
+    seen: Counter[tuple[int, int]] = Counter()
+
+    async def work() -> None:
+        async with opened(store) as log, log.group("g") as group:
+            while jobs := await group.fetch(3, max_wait=0.5):
+                seen.update((job.partition, job.offset) for job in jobs)
+                await group.ack(jobs)
+
+    await asyncio.gather(work(), work())
+
+    assert seen == {(at, offset): 1 for at in (0, 2) for offset in range(1, 21)}
+
+
+async def test_a_log_that_is_written_to_later_joins(store) -> None:
+    async with opened(store) as log, log.group("g") as group:
+        await group.ack(await group.fetch(100))
+        await group.ack(await group.fetch(100))
+        waiting = asyncio.ensure_future(anext(aiter(group)))
+        await asyncio.sleep(0)
+        await put_log(SubStore(store, 1), 1, lambda _: None, records=1)
+        job = await waiting
+        assert (job.partition, job.offset) == (1, 1)
+        await job.ack()
+        found = await group.statistics()
+        assert {at: one.unsettled for at, one in found.items()} == {0: 0, 1: 0, 2: 0}
+        assert await log.delete_group("g")
+        with pytest.raises(WalClosedError, match="deleted"):
+            await group.fetch(max_wait=0)
+
+
+async def test_what_a_member_leaves_behind_comes_again(store) -> None:
+    async with opened(store) as log:
+        async with log.group("g", is_ordered=True) as group:
+            jobs = [*await group.fetch(20), *await group.fetch(20)]
+            assert {job.partition for job in jobs} == {0, 2}
+        with pytest.raises(WalClosedError, match="not in its group"):
+            await group.fetch()
+        async with log.group("g", is_ordered=True) as group:
+            assert {job.deliveries for job in await group.fetch(20)} == {2}
+            with pytest.raises(RuntimeError, match="once"):
+                await group.__aenter__()
+
+
+async def test_bad_input(store) -> None:
+    with pytest.raises(LogNotFoundError, match="no partitioned log"):
+        await PartitionedLog.open("memory://q", store=MemoryStore())
+    async with opened(store) as log:
+        with pytest.raises(ValueError, match="the name of a group"):
+            await log.group("../x").__aenter__()
+        with pytest.raises(InvalidSettingsError, match="letters="):
+            await log.group("g", max_deliver=1).__aenter__()
+    with pytest.raises(WalClosedError):
+        log.group("g")
+    await log.aclose()
