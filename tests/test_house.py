@@ -44,7 +44,7 @@ def test_every_package_says_what_is_in_it() -> None:
 
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
-        _anchor _backend _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
+        _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
         _disk_watch _engine _file _files _fragments _fs _guard _head_starts _keeper _made _publisher _queue
         _root _sequencer _session _shared _state _store _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """

@@ -41,7 +41,7 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import LoopGuard, Opening
 from walstore.validation.arguments import as_count, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
@@ -122,6 +122,7 @@ class CloudLog(CloudGroups):
         self._refreshed_at = clock.monotonic()
         self._closed = False
         self._read_guard = ReadGuard(self.check_open)
+        self._home = LoopGuard(f"log at {store.url}")
 
     @property
     def url(self) -> str:
@@ -361,7 +362,8 @@ class CloudLog(CloudGroups):
     # -- inside ------------------------------------------------------------------------------
 
     def _group_place(self) -> GroupPlace:
-        self._read_guard.check()
+        self.check_open()
+        self._home.check()
         session = self._session
         return GroupPlace(self, self._store, self._cursors, session.retry, self._clock)
 

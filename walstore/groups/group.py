@@ -10,6 +10,7 @@ from typing import Final, Protocol, Self
 
 from walstore.errors import WalClosedError, WalError
 from walstore.records import Record
+from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
 
@@ -51,11 +52,11 @@ class Job:
     member, once ``ack_wait_seconds`` are over.
     """
 
-    __slots__ = ("_backend", "deliveries", "partition", "record")
+    __slots__ = ("_group", "deliveries", "partition", "record")
 
-    def __init__(self, backend: GroupBackend, record: Record, deliveries: int) -> None:
+    def __init__(self, group: Group, record: Record, deliveries: int) -> None:
         """Not for callers; see :class:`Group`."""
-        self._backend = backend
+        self._group = group
         self.record = record
         """The record."""
         self.deliveries = deliveries
@@ -105,7 +106,7 @@ class Job:
         ended, the work counts as done nevertheless, unless another member has done it. If cancelled, or after
         OutcomeUnknownError or StorageUnavailableError, it may or may not be recorded.
         """
-        await self._backend.settle((self.record.offset,))
+        await self._group.backend.settle((self.record.offset,))
 
     async def nak(self, delay: float = 0.0) -> None:
         """Give the job back: it comes again to any member, after ``delay`` seconds, 0 to 30 days.
@@ -115,18 +116,18 @@ class Job:
         seconds = as_seconds(delay, "delay")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
             raise ValueError(f"delay must be 0 to 30 days, not {delay!r}")
-        await self._backend.give_back(self.record.offset, self.deliveries, seconds)
+        await self._group.backend.give_back(self.record.offset, self.deliveries, seconds)
 
     async def in_progress(self) -> None:
         """Begin the lease anew: another ``ack_wait_seconds`` from now.
 
         LeaseExpiredError if it has ended; another member may have the job by now.
         """
-        await self._backend.extend(self.record.offset, self.deliveries)
+        await self._group.backend.extend(self.record.offset, self.deliveries)
 
     async def term(self) -> None:
         """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
-        await self._backend.settle((self.record.offset,))
+        await self._group.backend.settle((self.record.offset,))
 
     def __repr__(self) -> str:
         return f"<Job {self.record.offset}, delivery {self.deliveries}>"
@@ -136,9 +137,9 @@ class Group:
     """One member of a group. Made by :meth:`walstore.Wal.group`.
 
     Use it with ``async with``, and in that ``async for job in group`` or :meth:`fetch`; several tasks may
-    do so at once. Leaving the block gives back at once what the member has not ended. Raises
-    WalClosedError when the log is closed, and what :class:`walstore.Reader` and
-    :meth:`walstore.Wal.cursor` raise.
+    do so at once, of the event loop that entered; in others it raises WrongLoopError. Leaving the block
+    gives back at once what the member has not ended. Raises WalClosedError when the log is closed, and what
+    :class:`walstore.Reader` and :meth:`walstore.Wal.cursor` raise.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class Group:
         self._find = backend
         self._member = make_tag(_TAG_BYTES)
         self._backend: GroupBackend | None = None
+        self._guard: LoopGuard | None = None
         self._has_left = False
 
     async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
@@ -166,7 +168,7 @@ class Group:
         seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
         backend = self._entered()
         taken = await backend.take(self._member, most, seconds)
-        return [Job(backend, record, deliveries) for record, deliveries in taken]
+        return [Job(self, record, deliveries) for record, deliveries in taken]
 
     async def ack(self, jobs: Iterable[Job]) -> None:
         """Say that the work of several jobs is done, in one step: the fastest way. As :meth:`Job.ack`."""
@@ -187,6 +189,7 @@ class Group:
             raise RuntimeError("a member enters its group once; make another")
         backend = await self._find()
         await backend.open()
+        self._guard = LoopGuard(f"member of the group {self.name!r}")
         self._backend = backend
         return self
 
@@ -199,14 +202,22 @@ class Group:
         self._has_left = True
         if self._backend is not None:
             try:
-                await self._backend.leave(self._member)
+                await self.backend.leave(self._member)
             except WalError:
                 return  # what it holds comes again after ack_wait_seconds
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r}>"
 
-    def _entered(self) -> GroupBackend:
-        if self._backend is None or self._has_left:
+    @property
+    def backend(self) -> GroupBackend:
+        """Not for callers: the group, for jobs of this member. WrongLoopError from another event loop."""
+        if self._backend is None or self._guard is None:
             raise WalClosedError("the member is not in its group; use it within 'async with'")
+        self._guard.check()
         return self._backend
+
+    def _entered(self) -> GroupBackend:
+        if self._has_left:
+            raise WalClosedError("the member is not in its group; use it within 'async with'")
+        return self.backend

@@ -333,7 +333,7 @@ class GroupProgram:
     def _note(self, job: Job, group: Group) -> None:
         self.history.happened["jobs"] += 1
         self.history.happened["redelivered"] += job.deliveries > 1
-        backend: Any = group._backend
+        backend: Any = group.backend
         self.truth.deliver(job.offset, job.deliveries, backend._made)
         self._had(group).append((job.offset, job.deliveries))
 

@@ -30,6 +30,7 @@ from walstore.errors import (
     OutcomeUnknownError,
     StorageUnavailableError,
     WalClosedError,
+    WrongLoopError,
 )
 from walstore.records import Record
 from walstore.testing import ManualClock
@@ -207,7 +208,7 @@ async def test_what_fails_too_often_becomes_a_dead_letter(store) -> None:
                     assert job.deliveries == deliveries
                     await job.nak()
                 assert await take(group, 1) == []
-                backend: Any = group._backend
+                backend: Any = group.backend
                 await until(lambda: backend.look().dead == 1)
                 assert (await group.statistics()).unsettled == 0
             await log.refresh()
@@ -375,10 +376,12 @@ async def test_bad_input(store) -> None:
         with pytest.raises(ValueError, match="start must be"):
             await log.group("g", start="soon").__aenter__()
         async with log.group("g") as group:
-            (job,) = await group.fetch(1)
+            await group.fetch(1)
             with pytest.raises(OffsetNotWrittenError):
-                await job._backend.settle([7])
+                await group.backend.settle([7])
         with pytest.raises(WalClosedError):
             await group.fetch(1)
+        with pytest.raises(WrongLoopError):
+            await asyncio.to_thread(asyncio.run, log.group("h").__aenter__())
     with pytest.raises(WalClosedError):
         await log.group("g").__aenter__()

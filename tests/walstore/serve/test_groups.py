@@ -25,6 +25,7 @@ from walstore import (
     Wal,
     WalClosedError,
     WalError,
+    WrongLoopError,
     connect,
 )
 from walstore.files.posix import PosixFileSystem
@@ -534,3 +535,17 @@ async def test_a_group_that_could_not_be_entered_is_entered_otherwise(log: Any) 
             await log.group("workers", start=start).__aenter__()
     async with log.group("workers") as group:
         assert [job.value for job in await group.fetch(max_wait=5)] == [b"a"]
+
+
+async def test_members_and_jobs_belong_to_an_event_loop(log: Any) -> None:
+    await append(log, b"a", b"b")
+    async with log.group("workers") as group:
+        (job,) = await group.fetch(max_wait=5)
+
+        async def elsewhere() -> None:
+            for call in (group.fetch, group.statistics, job.ack, job.nak, job.in_progress):
+                with pytest.raises(WrongLoopError, match="member of the group 'workers'"):
+                    await call()
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+        await job.ack()
