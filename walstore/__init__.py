@@ -51,6 +51,7 @@ from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_wal import RemoteWal, connect
+from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.settings import Settings
@@ -74,6 +75,7 @@ __all__ = [
     "Reader",
     "ReadonlyWal",
     "RemoteWal",
+    "Replication",
     "Settings",
     "Start",
     "Statistics",

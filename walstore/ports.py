@@ -15,6 +15,7 @@ from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.format.claims import Claims
 from walstore.runtime.statistics import UploadStatistics
+from walstore.runtime.threads import Lane
 
 Buffer = bytes | bytearray | memoryview
 
@@ -153,6 +154,85 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Wait; cancellable."""
+
+
+class SegmentTee(Protocol):
+    """Is told what is written to a log's segments. Called on the writer's thread, in order."""
+
+    def wrote(
+        self, start: int, created_us: int, position: int, pieces: Sequence[Buffer], limit: int
+    ) -> None:
+        """Bytes were written at a place of a segment, up to the offset ``limit``. They do not change."""
+
+    def sealed(self, start: int, created_us: int, size: int, limit: int) -> None:
+        """A segment is complete and durable, its footer included."""
+
+    def synced(self) -> None:
+        """All that was written is durable."""
+
+    def removed(self, head: int) -> None:
+        """The segments wholly below an offset are removed."""
+
+
+class ReplicatedLog(Protocol):
+    """A log that is open, for what replicates it. Belongs to the event loop, but for :meth:`mark`."""
+
+    @property
+    def extents(self) -> Sequence[tuple[int, int, int, int, bool]]:
+        """Its segments when it was opened: start, salt, time of making, size, whether it is sealed."""
+
+    async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
+        """Return bytes of a segment; OSError, also if it was begun anew after that time."""
+
+    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+        """Return the ends of a segment's frames, and their CRCs; OSError."""
+
+    def on_replicated(self, limit: int) -> None:
+        """Every offset below ``limit`` is on enough machines."""
+
+    def on_too_few(self, error: WalError) -> None:
+        """There have been too few copies for too long: callers need not wait any more."""
+
+    def on_fenced(self, error: WalError) -> None:
+        """Another primary has taken over."""
+
+
+class Replicator(Protocol):
+    """Keeps copies of a log on other machines. :class:`walstore.Replication` makes one."""
+
+    @property
+    def trouble(self) -> WalError | None:
+        """Why nothing can be acknowledged now; None if it can."""
+
+    @property
+    def tee(self) -> SegmentTee:
+        """Is told what is written."""
+
+    async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
+        """Become the primary of the log in a locked directory, and return its epoch.
+
+        The directory then has all that any copy may have acknowledged. FencedError if another one is quicker,
+        StorageUnavailableError if too few copies answer.
+        """
+
+    def start(self, log: ReplicatedLog, log_id: bytes) -> None:
+        """Begin to copy."""
+
+    async def wait_all(self) -> None:
+        """Return when all that was written until now is on enough machines."""
+
+    async def drain(self) -> None:
+        """As :meth:`wait_all`, but return also if there are too few, or it takes too long."""
+
+    async def aclose(self) -> None:
+        """Stop copying; twice is allowed."""
+
+
+class ReplicationPlan(Protocol):
+    """What a log is opened with to be replicated: :class:`walstore.Replication`."""
+
+    def begin(self, path: Path, clock: Clock) -> Replicator:
+        """Return what replicates one opening of the log at ``path``; ValueError for its name."""
 
 
 class LocalRecords(Protocol):

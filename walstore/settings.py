@@ -26,7 +26,8 @@ from walstore.validation.fields import (
 __all__ = ["GIB", "KIB", "MIB", "Settings", "parse_durability"]
 
 _LEVEL = Rule(
-    "Level an append waits for unless the call names one. 'replicated' is reserved for a later version.",
+    "Level an append waits for unless the call names one. A log with 'replication=' has 'replicated' instead of "
+    "'disk'.",
     "",
     words=tuple(level.value for level in Durability),
 )
@@ -185,8 +186,6 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "durability", Durability(self.durability))
-        if self.durability is Durability.REPLICATED:
-            raise InvalidSettingsError("durability 'replicated' is not available yet")
         if self.channel_bytes < self.max_record_bytes:
             raise InvalidSettingsError(
                 f"channel_bytes must be at least max_record_bytes, which is {self.max_record_bytes}, "

@@ -122,7 +122,6 @@ REFUSED = [
     ("durability", ["disk"]),
     ("durability", "fast"),
     ("durability", None),
-    ("durability", "replicated"),
 ]
 
 EVERY_KIND = sorted(

@@ -17,17 +17,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final
 
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
-from uploader.format.group_document import MOST_GROUP_BYTES, GroupDocument
+from uploader.format.group_document import GroupDocument
+from uploader.groups.group_place import (
+    GroupPlace,
+    JobReader,
+    LetterWriter,
+    cursor_of,
+    remove,
+)
 from uploader.groups.group_turn import GroupTurn, Sight
 from uploader.root import cas
-from uploader.root.stored_document import find_stored, parse_aside, run_aside
+from uploader.root.stored_document import parse_aside
 from uploader.runtime.task_groups import BackgroundTask, within_seconds
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     CorruptionError,
     CursorMovedError,
@@ -40,8 +44,6 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.settings import GroupSettings
-from walstore.ports import Clock
-from walstore.read.reader import Reader
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
@@ -55,66 +57,6 @@ _SAVE_SECONDS: Final = 1.0
 _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20
 _ROW_BYTES: Final = 32
-
-
-class LetterWriter(Protocol):
-    """Where dead letters are appended: a :class:`uploader.CloudWriter`, or an open :class:`walstore.Wal`."""
-
-    @property
-    def append(self) -> Callable[..., Any]:
-        """Appends one record with its key, stream and headers."""
-
-
-class GroupRecords(Protocol):
-    """What a group needs of its log."""
-
-    @property
-    def head(self) -> int:
-        """First retained offset."""
-
-    @property
-    def tail(self) -> int:
-        """Offset after the last one in the manifest that was read last."""
-
-    @property
-    def reader(self) -> Callable[..., Reader]:
-        """Makes a reader."""
-
-    @property
-    def refresh(self) -> Callable[..., Any]:
-        """Reads the manifest again."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPlace:
-    """Where a group is, and with what it is changed."""
-
-    log: GroupRecords
-    store: ObjectStore
-    cursors: CloudCursors
-    retry: RetryPolicy
-    clock: Clock
-
-    async def load(self, name: str) -> tuple[GroupDocument, str] | None:
-        """Return a group and the ETag of its object, also a removed one; None if there never was one."""
-        found = await find_stored(
-            self.store,
-            layout.group_path(name),
-            partial(GroupDocument.parse, name=name),
-            most_bytes=MOST_GROUP_BYTES,
-        )
-        return None if found is None else (found.value, found.etag)
-
-    async def put(self, name: str, document: GroupDocument, etag: str | None) -> cas.PutResult:
-        """Replace the object that has this ETag, or create it; OutcomeUnknownError without an answer."""
-        size = len(document.rows) * _ROW_BYTES
-        data = await run_aside(document.serialise, size_bytes=size)
-        return await cas.put(self.store, layout.group_path(name), data, etag, retry=self.retry)
-
-
-def cursor_of(name: str, document: GroupDocument) -> str:
-    """Return the name of a group's cursor. A group that is made later has another one."""
-    return f"group_{name}_{document.made}"
 
 
 @dataclass(slots=True, eq=False)
@@ -189,9 +131,7 @@ class CloudGroup:
         self._lost: dict[str, str] = {}
         """Tags of changes whose outcome it did not learn, and the ETags that they were to replace."""
         self._leased: dict[int, _Leased] = {}
-        self._reader: Reader | None = None
-        self._ahead: deque[Record] = deque()
-        self._ahead_limit = 0
+        self._jobs = JobReader(place, name, settings)
         self._wishes: list[_Wish] = []
         self._takers: list[_Taker] = []
         self._kicked = asyncio.Event()
@@ -202,7 +142,6 @@ class CloudGroup:
         self._saved_floor = 0
         self._burials: set[asyncio.Task[None]] = set()
         self._delivered = self._redelivered = self._dead = 0
-        self._skipped = settings.letters_of(name) if settings.stream is None else None
 
     @property
     def is_used(self) -> bool:
@@ -476,7 +415,7 @@ class CloudGroup:
             wanted = sum(taker.most for taker in takers)
             try:
                 if wanted:
-                    await self._read_ahead(document, wanted)
+                    await self._jobs.read_ahead(document, wanted)
             except WalError as error:
                 self._reject(takers, (), error)
                 wanted = 0
@@ -487,7 +426,7 @@ class CloudGroup:
             found, buried = self._found_again(document, wanted)
             if wanted > len(found):
                 outcome.taken, outcome.spent = turn.take(
-                    wanted - len(found), self._ahead, self._ahead_limit
+                    wanted - len(found), self._jobs.ahead, self._jobs.limit
                 )
             made = turn.made()
             if made is not None and not await self._put(made, began):
@@ -605,60 +544,12 @@ class CloudGroup:
         self._turns += 1
         return f"{self._process}-{self._turns}"
 
-    # -- records -----------------------------------------------------------------------------
-
-    async def _read_ahead(self, document: GroupDocument, wanted: int) -> None:
-        """Read the next records of the log, as many as may be wanted."""
-        position = document.position
-        await self._see_up_to(position)
-        while self._ahead and self._ahead[0].offset < position:
-            self._ahead.popleft()
-        if self._reader is None:
-            self._reader = self._place.log.reader(position, stream=document.stream)
-            self._ahead_limit = position
-        if self._ahead_limit < position:  # another process was there
-            self._ahead.clear()
-            self._reader.seek(position)
-            self._ahead_limit = position
-        room = max(0, self.settings.most_unsettled - len(document.rows))
-        wanted = room if document.is_ordered else min(wanted, room)
-        while len(self._ahead) < wanted and self._ahead_limit < self._place.log.tail:
-            batch = await self._reader.fetch(max_records=_READ_RECORDS, max_bytes=_READ_BYTES)
-            if batch.limit <= self._ahead_limit:
-                return
-            self._ahead_limit = batch.limit
-            self._ahead.extend(
-                record
-                for record in batch.records()
-                if self._skipped is None or record.stream != self._skipped
-            )
-
     async def _note_leased(self, jobs: Sequence[tuple[int, int]]) -> None:
         """Note what was leased, with its records: those read ahead, and others, which are read again."""
-        position = 0 if self._document is None else self._document.position
-        read: dict[int, Record] = {}
-        while self._ahead and self._ahead[0].offset < position:
-            record = self._ahead.popleft()
-            read[record.offset] = record
+        read = self._jobs.pass_by(0 if self._document is None else self._document.position)
         for offset, deliveries in jobs:
-            record = read.get(offset) or await self._read_again(offset)
+            record = read.get(offset) or await self._jobs.read(offset)
             self._leased[offset] = _Leased(record, deliveries)
-
-    async def _see_up_to(self, position: int) -> None:
-        """Read the manifest again if another process has seen a newer one."""
-        if self._place.log.tail < position:
-            await self._place.log.refresh()
-
-    async def _read_again(self, offset: int) -> Record:
-        await self._see_up_to(offset + 1)
-        async with self._place.log.reader(offset, stop=offset + 1) as reader:
-            async for record in reader:
-                return record
-        raise CorruptionError(
-            "the group has a job that the log does not have",
-            path=layout.group_path(self.name),
-            position=offset,
-        )
 
     # -- wishes ------------------------------------------------------------------------------
 
@@ -750,23 +641,3 @@ class CloudGroup:
             return  # by another member, or it is deleted with the group
         except WalError as error:
             logger.warning("the cursor of group %s stays behind: %s", self.name, error)
-
-
-async def remove(place: GroupPlace, name: str, tag: str, *, only: str | None = None) -> bool:
-    """Remove a group, with its cursor; return whether there was one. ``only`` is the one that is meant."""
-    while True:
-        found = await place.load(name)
-        if found is None:
-            return False
-        document, etag = found
-        if only not in {None, document.made}:
-            return False
-        if not document.is_removed:
-            removed = GroupDocument(made=document.made, tag=tag, is_removed=True)
-            result = await place.put(name, removed, etag)
-            result.decided(place.store.url, f"group {name!r} was removed; call again")
-            if result.outcome is not cas.PutOutcome.COMMITTED:
-                continue
-        # Also of one that was removed before: that call may have ended in between.
-        await place.cursors.delete(cursor_of(name, document))
-        return not document.is_removed

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final
 
 from uploader.format import layout
-from uploader.groups.cloud_group import CloudGroup, GroupPlace, LetterWriter, remove
+from uploader.groups.cloud_group import CloudGroup
+from uploader.groups.group_place import GroupPlace, LetterWriter, remove
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.probe import require_conditional_puts
 from walstore.errors import InvalidSettingsError, WalError

@@ -13,8 +13,8 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.stream_table import closings_in, finished_closings
 from uploader.fragments.fragment import FragmentBatch, check_fragment
-from uploader.groups.cloud_group import GroupPlace
 from uploader.groups.cloud_groups import CloudGroups
+from uploader.groups.group_place import GroupPlace
 from uploader.layouts.log_session import LogSession
 from uploader.read.cloud_source import (
     CloudSource,

@@ -133,12 +133,19 @@ class LogState:
         cache_budget: CacheBudget | None = None,
         registers: Mapping[str, str] | None = None,
         shows_written: bool = False,
+        is_replicated: bool = False,
     ) -> None:
         self.head = head
         """First offset on local disk."""
         self.durable = Watermark(durable_limit, loop)
-        self.visible = Watermark(durable_limit, loop) if shows_written else self.durable
-        """Where readers stop: the durable limit, or the written limit if syncing is left to the system."""
+        self.replicated = Watermark(durable_limit, loop) if is_replicated else None
+        """What is on enough machines; None if the log is not replicated."""
+        self._shows_written = shows_written and not is_replicated
+        self.visible = Watermark(durable_limit, loop) if self._shows_written else self.durable
+        """Where readers stop: the durable limit, the written limit if syncing is left to the system, or
+        what is replicated."""
+        if self.replicated is not None:
+            self.visible = self.replicated
         self.uploaded = Watermark(uploaded_limit, loop)
         self.settled = Watermark(0, loop)
         """Appends that change the ledger, by their serial: those up to it are durable."""
@@ -188,7 +195,7 @@ class LogState:
         if commit.registers is not None:
             self._registers_to_come = MappingProxyType(dict(commit.registers))
         self._head_to_come = commit.head
-        if self.visible is not self.durable:
+        if self._shows_written:
             self.visible.advance(commit.limit)
         if commit.is_synced:
             self.on_sync(commit.limit)

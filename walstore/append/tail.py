@@ -20,6 +20,7 @@ Invariants (tests/walstore/append/test_tail.py, tests/scenarios)
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
-from walstore.ports import Clock, File, FileSystem, Lock
+from walstore.ports import Buffer, Clock, File, FileSystem, Lock, SegmentTee
 from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings
 
@@ -89,6 +90,8 @@ class Tail:
         self._cell = cell
         self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
+        self.tee: SegmentTee | None = None
+        """Is told what is written, if the log is replicated."""
         self.lock: Lock | None = None
         """Held for as long as this can write, even if it is never closed."""
         # Owned by the writer thread.
@@ -175,6 +178,13 @@ class Tail:
         """Make everything written durable and return the seconds it took; TailError if it failed."""
         with _Failing(self):
             return self._sync()
+
+    def mark(self) -> None:
+        """Write a frame of this epoch that changes nothing, durably. TailError on any failure."""
+        with _Failing(self):
+            self._announce()
+            if not self._write_head(self.head):
+                raise OSError(errno.ENOSPC, "no space for the first frame of the epoch")
 
     def rotate(self) -> Segment:
         """Seal the active segment, begin the next, and return the sealed one.
@@ -313,7 +323,7 @@ class Tail:
                 self._chain,
                 self.ledger,
                 log_id=self._log_id,
-                now_us=self._clock.now_us(),
+                now_us=self._created_us(),
             )
         except OSError:
             if spill.outcome == "unknown":
@@ -324,6 +334,11 @@ class Tail:
         self._sealed.append(placed.summary)
         self._note_written(builder.serial)
         self._note_synced()
+        if self.tee is not None:
+            assert placed.header is not None
+            assert placed.index is not None
+            footer = segment.encode_footer(placed.summary, placed.index)
+            self._tell_sealed(placed.header, placed.summary.data_bytes + len(footer))
         # Before the next segment, which may fail: other processes see what is reported to the caller.
         self._cell.store(self._cell_of(placed.summary, placed.header))
         self._begin_segment()
@@ -391,7 +406,21 @@ class Tail:
             raise
         self._note_written(serial)
         self._since_checkpoint_bytes += size
+        if size:
+            self._tell_written(self._file.position - size, frames)
         return size
+
+    def _tell_written(self, position: int, pieces: Sequence[Buffer]) -> None:
+        if self.tee is not None:
+            header = self._header
+            limit = self._chain.next_offset
+            self.tee.wrote(header.start, header.created_us, position, pieces, limit)
+
+    def _tell_sealed(self, header: SegmentHeader, size: int) -> None:
+        if self.tee is not None:
+            limit = self._chain.next_offset
+            self.tee.sealed(header.start, header.created_us, size, limit)
+            self.tee.synced()
 
     def _sync(self) -> float:
         """Sync the active segment; return the seconds it took."""
@@ -400,6 +429,8 @@ class Tail:
         seconds = self._clock.monotonic() - began
         self._note_synced()
         self._store_cell()
+        if self.tee is not None:
+            self.tee.synced()
         return seconds
 
     def _note_written(self, serial: int) -> None:
@@ -430,7 +461,9 @@ class Tail:
             self._sync()  # else a crash might keep the footer and lose frames that it covers
         assert self.active.index is not None
         summary = self._summary()
-        self._file.seal(segment.encode_footer(summary, self.active.index))
+        footer = segment.encode_footer(summary, self.active.index)
+        self._file.seal(footer)
+        self._tell_sealed(self._header, summary.data_bytes + len(footer))
         self._sealed.append(summary)
         return Segment(
             self.active.path, self.active.start, summary, self.active.index, header=self._header
@@ -460,7 +493,7 @@ class Tail:
             self._log_id,
             chain.next_offset,
             chain.epoch,
-            self._clock.now_us(),
+            self._created_us(),
             chain.previous_crc,
             segment.make_salt(),
         )
@@ -474,6 +507,16 @@ class Tail:
         self._first_position = sum(map(len, pieces))
         self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
         self.active = Segment(path, chain.next_offset, None, index, header=header)
+        self._tell_written(0, pieces)
+        if self.tee is not None:
+            self.tee.synced()
+
+    def _created_us(self) -> int:
+        """Return the time of making of the next segment: copies tell two of the same name apart by it."""
+        now_us = self._clock.now_us()
+        if self.tee is None or self._chain.next_offset != self.active.start:
+            return now_us
+        return max(now_us, self._header.created_us + 1)
 
     def _renew_segment(self) -> None:
         """Replace a segment that contains only marks by one with the ledger, which is smaller."""
@@ -616,6 +659,8 @@ class Tail:
             logger.warning("segments of %s are deleted later: %s", self._directory, error)
             return
         starts, self._given_up = self._given_up, []
+        if self.tee is not None:
+            self.tee.removed(self.head)
         for start in starts:
             try:
                 self._fs.remove(self._directory / segment.file_name(start))

@@ -25,7 +25,7 @@ from walstore.append.tail import Tail
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
-from walstore.ports import Clock
+from walstore.ports import Clock, SegmentTee
 from walstore.runtime.error_mapping import copy_error, to_wal_error
 from walstore.runtime.statistics import UNOBSERVED, LogObserver
 from walstore.runtime.threads import Lane
@@ -205,6 +205,30 @@ class Writer:
                 await self._run(self._tail.remove, starts)
 
         await self._request(advance)
+
+    async def attach(self, tee: SegmentTee, look: Callable[[], None]) -> None:
+        """Let ``look()`` see the files, and tell ``tee`` what is written from then on.
+
+        WalError if the log failed or closes.
+        """
+
+        def attach() -> None:
+            look()
+            self._tail.tee = tee
+
+        await self._request(partial(self._run_alone, attach))
+
+    async def mark_epoch(self) -> None:
+        """Write a frame of this opening's epoch; durable when this returns. Raises as :meth:`attach`."""
+
+        async def mark() -> None:
+            await self._run(self._tail.mark)
+            self._note_synced()
+
+        await self._request(mark)
+
+    async def _run_alone(self, call: Callable[[], None]) -> None:
+        await self._run(call)
 
     def note_uploaded(self, limit: int) -> None:
         """Remember the uploaded limit for the next checkpoint."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from walstore import Wal, WalStore
+from walstore import Replication, Wal, WalStore
 from walstore.cli.errors import UsageError
 from walstore.cli.location import open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, TakeOver
@@ -20,6 +20,7 @@ from walstore.cli.running import run_async, stop_on_signal
 from walstore.files.locks import STORE_NAME
 from walstore.http import HttpServer, HttpSettings
 from walstore.metrics import PrometheusMetrics
+from walstore.replication.node import ReplicaNode
 from walstore.serve import Server, ServeSettings
 
 SERVE_EXAMPLES = """\b
@@ -28,6 +29,8 @@ Examples:
   walstore serve data/orders --unix /run/orders.sock --tier s3://bucket/orders
   walstore serve data --store --tcp 127.0.0.1:7420
   walstore serve data --store --http 127.0.0.1:7421
+  walstore serve copies --replicate --tcp 127.0.0.1:7430
+  walstore serve data/orders --replica tcp://127.0.0.1:7430 --replica tcp://127.0.0.1:7431
   WALSTORE_TOKEN=... walstore serve data/orders --tcp 0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
 """
 
@@ -87,6 +90,21 @@ def serve(
         ),
     ] = None,
     take_over: TakeOver = False,
+    replicate: Annotated[
+        bool,
+        typer.Option(
+            "--replicate",
+            help="DIRECTORY holds copies of other machines' logs, for their primaries.",
+        ),
+    ] = False,
+    replicas: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replica",
+            metavar="ADDRESS",
+            help="Be the log's primary, with a copy at this node; repeatable.",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
     ] = None,
@@ -123,6 +141,10 @@ def serve(
         raise UsageError("--collection needs --http HOST:PORT")
     if take_over and tier is None:
         raise UsageError("--take-over needs --tier URL")
+    if replicate and (replicas or store or tier or http):
+        raise UsageError("--replicate goes without --replica, --store, --tier and --http")
+    if replicas and (store or tier):
+        raise UsageError("--replica goes without --store and --tier")
     shared: dict[str, Any] = {
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
@@ -141,6 +163,9 @@ def serve(
             "allow_origins": allow_origins or (),
             "settings": HttpSettings(drain_seconds=drain_seconds),
         }
+    if replicate:
+        run_async(_serve_copies(directory, places, as_json=as_json))
+        return
     is_store = store or (directory / STORE_NAME).exists()
     url = None if tier is None else to_url(tier, "--tier")
     run_async(
@@ -150,6 +175,7 @@ def serve(
             web,
             url,
             [to_url(one, "--collection") for one in collections or ()],
+            replication=_replication(replicas, shared) if replicas else None,
             is_store=is_store,
             take_over=take_over,
             as_json=as_json,
@@ -164,6 +190,7 @@ async def _serve(
     tier: str | None,
     collections: Sequence[str],
     *,
+    replication: Replication | None,
     is_store: bool,
     take_over: bool,
     as_json: bool,
@@ -184,7 +211,7 @@ async def _serve(
         else:
             shipping = None if tier is None else _tier(tier, metrics, take_over=take_over)
             logs = await stack.enter_async_context(
-                Wal.open(directory, tier=shipping, metrics=metrics)
+                Wal.open(directory, tier=shipping, metrics=metrics, replication=replication)
             )
         server = await stack.enter_async_context(Server.open(logs, **places))
         addresses = [str(address) for address in server.addresses]
@@ -200,6 +227,24 @@ async def _serve(
         fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
         await stop.wait()
+
+
+async def _serve_copies(directory: Path, places: dict[str, Any], *, as_json: bool) -> None:
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(stop_on_signal())
+        node = await stack.enter_async_context(ReplicaNode.open(directory))
+        server = await stack.enter_async_context(Server.open(None, replicas=node, **places))
+        addresses = [str(address) for address in server.addresses]
+        done = {"copies": str(directory), "addresses": addresses}
+        fields = [("copies", str(directory)), *(("at", address) for address in addresses)]
+        print_result(done, fields, as_json=as_json)
+        await stop.wait()
+
+
+def _replication(addresses: Sequence[str], shared: dict[str, Any]) -> Replication:
+    token = shared["token"]
+    trust = None if shared["tls"] is None else ssl.create_default_context()
+    return Replication(nodes=addresses, token=token, tls=trust)
 
 
 async def _open_collections(stack: AsyncExitStack, urls: Sequence[str]) -> dict[str, Any]:

@@ -6,18 +6,20 @@ after it with a :class:`FrameScan`: the next whole frame is found by its magic, 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from walstore.files.segment_file import unreadable_batch
+from walstore.files.segment_file import read_header, unreadable_batch
 from walstore.format import frame, recovery, segment
 from walstore.format.frame import FrameHeader
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentIndex
-from walstore.ports import File
+from walstore.ports import File, FileSystem
 
 _CHUNK_BYTES: Final = 8 << 20
 _SCAN_CHUNK_BYTES: Final = 4 << 20
@@ -86,6 +88,27 @@ def used_limit(file: File, position: int, end: int | None = None) -> int:
         if recovery.any_nonzero(memoryview(data)):
             used = at + len(data.rstrip(b"\0"))
     return used
+
+
+def frames_of(fs: FileSystem, path: Path) -> list[tuple[int, int]]:
+    """Return the ends of the frames of a segment file, and their CRCs. OSError, CorruptionError."""
+    with contextlib.closing(fs.open(path, "r")) as file:
+        header = read_header(file, path)
+        scan = FrameScan(file, file.size(), header.salt)
+        found: list[tuple[int, int]] = []
+        position, crc = segment.HEADER_BYTES, header.previous_crc
+        while (frame := scan.whole_at(position)) is not None and frame[0].previous_crc == crc:
+            position, crc = position + frame[0].length, frame[0].crc
+            found.append((position, crc))
+        return found
+
+
+def read_bytes(fs: FileSystem, path: Path, created_us: int, position: int, size: int) -> bytes:
+    """Return bytes of a segment file; OSError, also if it is not the one that was made at that time."""
+    with contextlib.closing(fs.open(path, "r")) as file:
+        if read_header(file, path).created_us != created_us:
+            raise OSError(errno.ESTALE, "the segment was begun anew")
+        return file.pread(size, position)
 
 
 class FrameScan:

@@ -38,7 +38,7 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Opened
 from walstore.log.retention import LogPins, ReaderPins, Retention
 from walstore.log.tier_source import Shipping, local_uploaded_limit
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, FileSystem, Replicator, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
@@ -67,6 +67,7 @@ class Engine:
         opened: Opened,
         resources: LogResources,
         tier: Tier | None,
+        replicator: Replicator | None = None,
     ) -> None:
         """Compose the parts and start the supervisor; see :func:`open_engine`."""
         loop = asyncio.get_running_loop()
@@ -79,6 +80,7 @@ class Engine:
         self.clock = clock
         self.opened = opened
         self.tier = tier
+        self.replicator = replicator
         self.resources = resources
         self.worker, self.reading = resources.writing, resources.reading
         self.state = LogState(
@@ -92,6 +94,7 @@ class Engine:
             cache_budget=resources.cache,
             registers=tail.ledger.registers,
             shows_written=settings.sync == "os",
+            is_replicated=replicator is not None,
         )
         self.channel = Channel(
             tail.durable_limit,
@@ -198,13 +201,16 @@ class Engine:
             return span
         if not span or (conditions is not None and conditions.is_duplicate):
             await self.settle()
+            if level is Durability.REPLICATED and self.replicator is not None:
+                await self.replicator.wait_all()
         await self.wait(span.stop, level)
         return span
 
     async def change(self, conditions: AppendConditions) -> None:
         """Change registers or streams without a record; durable when this returns."""
         request = AppendRequest((), None, None, None, None, 0, conditions)
-        await self.submit(request, Durability.DISK)
+        replicated = self.replicator is not None
+        await self.submit(request, Durability.REPLICATED if replicated else Durability.DISK)
 
     async def settle(self) -> None:
         """Return when everything accepted, records and other changes, is durable."""
@@ -227,6 +233,9 @@ class Engine:
             waiter = self.state.durable.waiter(limit)
             self.writer.request_sync()
             await waiter
+        replicated = self.state.replicated
+        if level is Durability.REPLICATED and replicated is not None and replicated.value < limit:
+            await replicated.waiter(limit)
         if level is Durability.CLOUD and self.state.uploaded.value < limit:
             # After the disk: a failure from here on leaves the record durable, and its error says so.
             uploaded = self.state.uploaded.waiter(limit)
@@ -235,14 +244,24 @@ class Engine:
 
     def level(self, durability: Durability | str | None) -> Durability:
         """Check a level before anything is accepted at it."""
-        if durability is None:
-            return self.settings.durability
-        level = parse_durability(durability)
+        level = self.default_level if durability is None else parse_durability(durability)
         if level is Durability.REPLICATED:
-            raise InvalidSettingsError("durability 'replicated' is not available yet")
+            if self.replicator is None:
+                raise InvalidSettingsError(
+                    "durability 'replicated' needs a log opened with replication="
+                )
+            if self.replicator.trouble is not None:
+                raise copy_error(self.replicator.trouble)
         if level is Durability.CLOUD and self.tier is None:
             raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
         return level
+
+    @property
+    def default_level(self) -> Durability:
+        """Level of an append that names none: of a replicated log ``replicated`` instead of ``disk``."""
+        level = self.settings.durability
+        is_raised = self.replicator is not None and level is Durability.DISK
+        return Durability.REPLICATED if is_raised else level
 
     def timestamp(self, timestamp_us: int | None) -> int | None:
         """Check a caller's timestamp."""
@@ -370,6 +389,8 @@ class Engine:
         self.channel.close(closed)
         if not self._is_settled:
             await self._wait_for(self._loop.create_task(self._settle_quietly()))
+        if self.replicator is not None:
+            await self._wait_for(self._loop.create_task(self._end_replication(self.replicator)))
         self.state.drain()
         if shipping is not None:
             await self._wait_for(shipping)
@@ -399,6 +420,14 @@ class Engine:
         """Wait until everything accepted is durable; a failure is reported to the waiters, not here."""
         with contextlib.suppress(WalError):
             await self.settle()
+
+    async def _end_replication(self, replicator: Replicator) -> None:
+        """Let the copies get what is written, as far as they can, and stop copying."""
+        try:
+            if self.writer.failure is None:
+                await replicator.drain()
+        finally:
+            await replicator.aclose()
 
     async def _start_writer(self) -> asyncio.Task[None]:
         """Start the writer's task and return it once it runs."""

@@ -15,8 +15,9 @@ from walstore.format.claims import Claims
 from walstore.log.engine import Engine
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
+from walstore.log.replicated import begin_to_replicate
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, FileSystem, ReplicationPlan, Replicator, Tier
 from walstore.records import Durability
 from walstore.runtime.error_mapping import describe_open
 from walstore.settings import Settings
@@ -31,16 +32,22 @@ async def open_engine(
     fs: FileSystem,
     clock: Clock,
     resources: LogResources | None = None,
+    *,
+    replication: ReplicationPlan | None = None,
 ) -> Engine:
     """Lock and recover the log at ``path``, or create it, and start its tasks."""
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+    if settings.durability is Durability.REPLICATED and replication is None:
+        raise InvalidSettingsError("durability 'replicated' needs a log opened with replication=")
     resources = resources or LogResources.alone()
+    replicator: Replicator | None = None
     try:
         path = await absolute(path, resources.writing)
+        replicator = None if replication is None else replication.begin(path, clock)
         if tier is not None:
             await tier.open(await resources.writing.run(peek_log_id, fs, path))
-        opened = await _enter_and_recover(path, settings, tier, fs, clock, resources)
+        opened = await _enter_and_recover(path, settings, tier, fs, clock, resources, replicator)
     except BaseException as error:
         resources.close()
         if tier is not None:
@@ -56,8 +63,11 @@ async def open_engine(
         opened=opened,
         resources=resources,
         tier=tier,
+        replicator=replicator,
     )
     await engine.until_started()
+    if replicator is not None:
+        await begin_to_replicate(engine, replicator)
     return engine
 
 
@@ -68,6 +78,7 @@ async def _enter_and_recover(
     fs: FileSystem,
     clock: Clock,
     resources: LogResources,
+    replicator: Replicator | None,
 ) -> Opened:
     """Lock the log's directory, claim the tier, and recover the log or create it.
 
@@ -96,11 +107,22 @@ async def _enter_and_recover(
             tier_limit=1 if tier is None or known is not None else tier.limit,
             tier_url=tier.url if tier else None,
             tier_timestamp_us=timestamp_us,
+            own_epoch=epoch,
         )
         resources.adopt(opened.tail.park)
         return opened
 
     lane, timestamp_us = resources.writing, 0
+    epoch: int | None = None
+    if replicator is not None:
+        entered = await lane.run_owned(enter, Entered.release)
+        try:
+            epoch = await replicator.take_over(entered.fs, entered.directory, lane)
+            entered = await lane.run(entered.look_again)
+        except BaseException:
+            await lane.run_through(entered.release)
+            raise
+        return await lane.run_owned(lambda: recover(entered), close_log)
     if tier is None:
         return await lane.run_owned(lambda: recover(enter()), close_log)
     entered = await lane.run_owned(enter, Entered.release)

@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from walstore.append.disk_watch import look
 from walstore.append.tail import Tail
@@ -50,7 +50,7 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
 from walstore.format.ledger import Ledger
 from walstore.format.recovery import Chain, Evidence, Verdict
-from walstore.format.segment import SegmentSummary
+from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.runtime.error_mapping import is_full
 from walstore.settings import Settings
@@ -61,6 +61,8 @@ BROKEN_SUFFIX: Final = ".broken"
 MOST_BROKEN: Final = 8
 """How many copies of torn tails are kept in a directory."""
 _CHUNK_BYTES: Final = 8 << 20
+_NO_EPOCH: Final = 1 << 63
+"""Above all epochs: no frame says anything of this disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,10 @@ class Entered:
         """Return the identity of the log, None if there is none yet, and its claims."""
         return peek_log_id(self.fs, self.directory), load_claims(self.fs, self.directory)
 
+    def look_again(self) -> Entered:
+        """Return the directory with the files that it has now."""
+        return replace(self, names=self.fs.list(self.directory))
+
     def remember(self, claims: Claims) -> None:
         """Make claims durable; OSError."""
         write_hint(self.fs, self.directory / claims_file.FILE_NAME, claims.encode())
@@ -151,6 +157,39 @@ def enter_log(
     return Entered(directory, fs, lock, names)
 
 
+class RecoveredEnd(NamedTuple):
+    """Where the log in a directory ends, after what was torn has been cut off."""
+
+    log_id: bytes
+    header: SegmentHeader
+    """Of the last segment."""
+    position: int
+    """End of its frames."""
+    is_sealed: bool
+    limit: int
+    epoch: int
+    """Of its last frame."""
+
+
+def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
+    """Cut a torn tail off a copy of a log, and make the rest durable; None if there is no log.
+
+    A copy's frames are those of another machine, where what they say of syncs applied; only checkpoint and
+    cell speak of this disk. Raises as :func:`recover_log`.
+    """
+    hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory)
+    found = find_log(fs, directory, fs.list(directory), None, cell, Ledger())
+    if found is None:
+        return None
+    start = _recover(fs, directory, found, hint, cell, own_epoch=_NO_EPOCH)
+    start.close()
+    epoch = max(start.chain.epoch, found.header.epoch)
+    position = found.position if start.active is None else start.active[2]
+    return RecoveredEnd(
+        found.log_id, found.header, position, found.is_sealed, start.chain.next_offset, epoch
+    )
+
+
 def recover_log(
     entered: Entered,
     *,
@@ -161,6 +200,7 @@ def recover_log(
     tier_limit: int,
     tier_url: str | None,
     tier_timestamp_us: int = 0,
+    own_epoch: int | None = None,
 ) -> Opened:
     """Recover or create the log in a directory, which is released if that fails.
 
@@ -171,6 +211,8 @@ def recover_log(
 
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
     becomes durable with the first write; without one, the next opening has the same epoch.
+    ``own_epoch`` is the epoch of a replicated log's primary; what frames of earlier ones say of syncs applied
+    elsewhere.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(entered.release)
@@ -182,7 +224,8 @@ def recover_log(
             tier_limit,
             tier_url,
             tier_timestamp_us,
-            defers_epoch=defers_epoch,
+            defers_epoch=defers_epoch and own_epoch is None,
+            own_epoch=own_epoch,
         )
         opened.tail.lock = entered.lock
         stack.pop_all()
@@ -207,6 +250,7 @@ def _open_locked(
     tier_timestamp_us: int,
     *,
     defers_epoch: bool,
+    own_epoch: int | None,
 ) -> Opened:
     directory, fs = entered.directory, entered.fs
     hint = load_checkpoint(fs, directory)
@@ -217,7 +261,10 @@ def _open_locked(
         chain = Chain(tier_limit, 0, tier_timestamp_us, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
     else:
-        log_id, start = found.log_id, _recover(fs, directory, found, hint, cell)
+        log_id, start = (
+            found.log_id,
+            _recover(fs, directory, found, hint, cell, own_epoch=own_epoch or 0),
+        )
     if start.chain.next_offset < tier_limit:
         start.close()
         raise ContentionError(
@@ -225,6 +272,8 @@ def _open_locked(
             f"{start.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
     start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
+    if own_epoch is not None:
+        start.chain.epoch = max(start.chain.epoch, own_epoch)
     shared = None
     try:
         remove_leftovers(fs, directory, entered.names)
@@ -246,7 +295,7 @@ def _open_locked(
                 cell=shared,
                 uploaded_limit=hint.uploaded_limit if hint and found is not None else 0,
                 tier_url=tier_url or (hint.tier_url if hint else None),
-                own_epoch=hint.own_epoch if hint else 0,
+                own_epoch=max(hint.own_epoch if hint else 0, own_epoch or 0),
                 given_up=start.given_up,
                 is_as_checkpointed=defers_epoch
                 and start.active is not None
@@ -357,11 +406,14 @@ def _recover(
     found: ScannedLog,
     hint: Checkpoint | None,
     cell: DurableCell | None,
+    *,
+    own_epoch: int,
 ) -> _Start:
     """Make the end of the log safe to append to."""
     header, chain = found.header, found.chain
     path = directory / segment.file_name(header.start)
     evidence = evidence_of(header.start, header.salt, hint, cell)
+    evidence = replace(evidence, own_epoch=max(evidence.own_epoch, own_epoch))
     file = fs.open(path, "r+")
     try:
         if found.is_sealed:

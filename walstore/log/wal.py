@@ -21,7 +21,7 @@ from walstore.cursors.cursor import Cursor
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.directory import CursorState
 from walstore.cursors.store import CursorStore
-from walstore.errors import StreamClosedError, WalClosedError, WouldBlock
+from walstore.errors import InvalidSettingsError, StreamClosedError, WalClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupParts, OwnedGroups
@@ -33,7 +33,7 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import Clock, DescribedTier, FileSystem, Tier
+from walstore.ports import Clock, DescribedTier, FileSystem, ReplicationPlan, Tier
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -66,22 +66,28 @@ class Wal(CursorMixin, OwnedGroups):
         fs: FileSystem | None = None,
         clock: Clock | None = None,
         metrics: Metrics | None = None,
+        replication: ReplicationPlan | None = None,
     ) -> Opening[Wal]:
         """Open the log in directory ``path``, creating it if there is none, and recover it.
 
-        Use as ``async with Wal.open(p) as wal`` or ``wal = await Wal.open(p)`` with a later
-        ``await wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``).
-        ``metrics`` exports its counters to a monitoring system (``walstore.metrics.PrometheusMetrics``).
+        Use as ``async with Wal.open(p) as wal`` or ``wal = await Wal.open(p)`` with a later ``await
+        wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``). ``metrics``
+        exports its counters to a monitoring system (``walstore.metrics.PrometheusMetrics``).
+        ``replication`` keeps copies on other machines (:class:`walstore.Replication`), and makes this
+        program the log's primary: what any copy may have acknowledged is in the log then, and no other
+        program's appends are acknowledged any more.
 
         Raises TypeError or InvalidSettingsError at once for an invalid path, such as a URL, ``""`` or
         ``"~/x"``. Opening raises WalLockedError if the log is open elsewhere, CorruptionError if synced
         records are damaged (then nothing is changed), FormatVersionError for files of a newer version,
-        DiskFullError, StorageUnavailableError for a directory that cannot be written, and what the tier
-        raises: FencedError if another directory took it over.
+        DiskFullError, StorageUnavailableError for a directory that cannot be written, or with too few copies,
+        and what the tier raises: FencedError if another directory took it over, or another program this log.
         """
         directory = as_directory(path, "Wal.open()")
         checked = _check_settings(settings)
         _check_tier(tier)
+        if replication is not None and tier is not None:
+            raise InvalidSettingsError("a replicated log cannot have a tier= yet")
 
         async def open_it() -> Wal:
             wal = cls(
@@ -91,6 +97,7 @@ class Wal(CursorMixin, OwnedGroups):
                     tier,
                     fs or PosixFileSystem(),
                     clock or SystemClock(),
+                    replication=replication,
                 )
             )
             return await wal._observed_by(metrics, wal.path.name or str(wal.path))
@@ -169,7 +176,7 @@ class Wal(CursorMixin, OwnedGroups):
         self._state = engine.state
         self._channel = engine.channel
         self._loop = engine.channel.loop
-        self._durability = engine.settings.durability
+        self._durability = engine.default_level
         self._followers: Followers[Reader] = Followers()
 
     # -- appending ---------------------------------------------------------------------------
@@ -195,6 +202,8 @@ class Wal(CursorMixin, OwnedGroups):
         StorageUnavailableError and OutcomeUnknownError; their ``outcome`` is the fate of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
+        if level is Durability.REPLICATED:
+            self._engine.level(level)  # there may be too few copies
         # append_nowait() detects another thread; in this one no other loop runs while the log's does.
         # Getting the running loop takes 180 ns.
         if not self._loop.is_running():
@@ -457,6 +466,17 @@ class Wal(CursorMixin, OwnedGroups):
     def durable_limit(self) -> int:
         """Every offset below it is on disk."""
         return self._state.durable.value
+
+    @property
+    def durability(self) -> Durability:
+        """Level of an append that names none; of a replicated log ``replicated`` instead of ``disk``."""
+        return self._durability
+
+    @property
+    def replicated_limit(self) -> int | None:
+        """Every offset below it is on enough machines; None if the log is not replicated."""
+        replicated = self._state.replicated
+        return None if replicated is None else replicated.value
 
     @property
     def uploaded_limit(self) -> int:

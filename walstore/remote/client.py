@@ -86,6 +86,7 @@ class Client:
         reconnect_seconds: float,
         clock: Clock,
         make_tag: Callable[[], bytes],
+        service: str | None = None,
     ) -> None:
         self.address = address
         """Where the server is."""
@@ -96,6 +97,7 @@ class Client:
         self._token = token
         self._tls = tls
         self._log = log
+        self._service = service
         self._connect_seconds = connect_seconds
         self._reconnect_seconds = reconnect_seconds
         self._clock = clock
@@ -245,6 +247,7 @@ class Client:
             on_message=self._on_message,
             on_lost=lost,
             seconds=seconds,
+            service=self._service,
         )
         made.append(link)
         try:

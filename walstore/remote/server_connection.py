@@ -76,12 +76,16 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(pieces)
 
-    async def greet(self, token: str | None, log: str | None) -> dict[str, Any]:
+    async def greet(
+        self, token: str | None, log: str | None, service: str | None
+    ) -> dict[str, Any]:
         """Introduce this client and return what the server says of itself and of the log.
 
         Raises what the server refuses a client with, or StorageUnavailableError.
         """
         greeting = {"version": VERSION, "token": token, "log": log}
+        if service is not None:
+            greeting["service"] = service
         self.send(encode(Kind.HELLO, _GREETING, greeting))
         welcome = await self._welcome
         if not isinstance(welcome, dict):
@@ -123,8 +127,11 @@ async def connect_to(
     on_message: Callable[[Message], None],
     on_lost: Callable[[str], None],
     seconds: float,
+    service: str | None = None,
 ) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
+
+    ``service`` asks for something else than a log.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
@@ -145,7 +152,7 @@ async def connect_to(
                 )
             else:
                 _, link = await loop.create_connection(make, address.host, address.port)
-            return link, await link.greet(token, log)
+            return link, await link.greet(token, log, service)
     except BaseException as error:
         if link is not None:
             link.abort()

@@ -43,7 +43,7 @@ async def describe(wal: Wal) -> dict[str, Any]:
     return {
         "log_id": wal.log_id,
         "path": str(wal.path).encode(errors="surrogateescape"),
-        "durability": settings.durability.value,
+        "durability": wal.durability.value,
         "max_record_bytes": settings.max_record_bytes,
         "channel_bytes": settings.channel_bytes,
         "limits": limits(wal),

@@ -22,6 +22,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
+from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.serve.appending import Appender
 from walstore.serve.calls import CALLS, limits
 from walstore.serve.figures import ServerFigures
@@ -68,6 +69,9 @@ class ConnectionOwner(Protocol):
     async def log(self, name: str | None) -> Wal:
         """Return the log of that name."""
 
+    def replicas(self) -> ReplicaNode:
+        """Return the copies that are served; AccessDeniedError if there are none."""
+
     def joined(self, connection: ClientConnection) -> bool:
         """Take a connection in; False if there are too many."""
 
@@ -87,6 +91,7 @@ class ClientConnection(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._untold: set[asyncio.Task[None]] = set()
         self._wal: Wal | None = None
+        self._replicas: ReplicaNode | None = None
         self._appender: Appender | None = None
         self._transactions: ServedTransactions | None = None
         self._backlog: list[Message] = []
@@ -156,7 +161,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_stuck(self) -> bool:
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
-        return self._wal is None or self._decoder.is_inside or not self._writable.is_set()
+        return not self._is_greeted or self._decoder.is_inside or not self._writable.is_set()
 
     @property
     def used_bytes(self) -> int:
@@ -193,9 +198,13 @@ class ClientConnection(asyncio.Protocol):
 
     # -- requests ----------------------------------------------------------------------------
 
+    @property
+    def _is_greeted(self) -> bool:
+        return self._wal is not None or self._replicas is not None
+
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if self._backlog or (self._wal is None and message.kind != Kind.HELLO):
+            if self._backlog or (not self._is_greeted and message.kind != Kind.HELLO):
                 self._backlog.append(message)  # the greeting is being answered
                 continue
             self._begin(message)
@@ -207,6 +216,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
+        if self._replicas is not None and message.kind in (Kind.APPEND, Kind.READ):
+            raise ProtocolViolationError(f"a request of kind {message.kind} for copies")
         match message.kind:
             case Kind.APPEND:
                 self._figures.requests["append"] += 1
@@ -221,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
                 if task is not None:
                     task.cancel()
             case Kind.HELLO:
-                if self._wal is not None or self._tasks:
+                if self._is_greeted or self._tasks:
                     raise ProtocolViolationError("a second greeting")
                 self._run(message.id, partial(self._greet, message.head), 0)
             case _:
@@ -244,10 +255,16 @@ class ClientConnection(asyncio.Protocol):
                 pass
             case _:
                 raise ProtocolViolationError("a call that is none")
+        cost = self._occupy(message)
+        if self._replicas is not None:
+            self._figures.requests["replica"] += 1
+            # Kept: what a primary asked for is done in order, also if its connection is lost.
+            ask = partial(self._replicas.call, message.payload, name, *arguments)
+            self._run(message.id, ask, cost, is_kept=True)
+            return
         assert self._wal is not None
         assert self._appender is not None
         assert self._transactions is not None
-        cost = self._occupy(message)
         if name in self._appender.calls or name in self._transactions.calls or name in CALLS:
             self._figures.requests[name] += 1  # not any name: a client could fill the memory
         if name in self._appender.calls:
@@ -317,8 +334,16 @@ class ClientConnection(asyncio.Protocol):
         name = head.get("log")
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")
-        wal = await self._owner.log(name)
         settings = self._owner.settings
+        if head.get("service") == SERVICE:
+            self._replicas = self._owner.replicas()
+            return {
+                "version": VERSION,
+                "server": self._owner.version,
+                "message_bytes": settings.message_bytes,
+                "credit_bytes": settings.credit_bytes,
+            }
+        wal = await self._owner.log(name)
         self._appender = Appender(wal)
         self._transactions = ServedTransactions(wal, settings.transactions)
         self._wal = wal

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 import walstore
 from walstore.errors import (
+    AccessDeniedError,
     InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -24,6 +25,7 @@ from walstore.errors import (
 )
 from walstore.log.wal import Wal
 from walstore.ports import Clock
+from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening
@@ -52,8 +54,9 @@ class Server:
     @classmethod
     def open(
         cls,
-        logs: Wal | WalStore,
+        logs: Wal | WalStore | None,
         *,
+        replicas: ReplicaNode | None = None,
         unix: str | os.PathLike[str] | None = None,
         tcp: str | None = None,
         tls: ssl.SSLContext | None = None,
@@ -66,11 +69,14 @@ class Server:
         A socket at ``unix`` is made with mode 0600, so only this user may connect; one left by a server that
         was killed is replaced. ``tcp`` without ``tls`` must be a loopback address; any other needs ``tls``
         and a ``token``, which clients pass to ``connect``. A store's log is opened, or made, when the first
-        client asks for it. Leaving the block stops the server, and leaves ``logs`` open.
+        client asks for it. ``replicas`` are copies of other machines' logs, for their primaries; ``logs`` may
+        be None then. Leaving the block stops the server, and leaves ``logs`` and ``replicas`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there.
         """
+        if logs is None and replicas is None:
+            raise InvalidSettingsError("a server serves logs=, replicas=, or both")
         if unix is None and tcp is None:
             raise InvalidSettingsError(
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
@@ -86,7 +92,7 @@ class Server:
             raise InvalidSettingsError("a token is never empty")
 
         async def open_it() -> Server:
-            server = cls(logs, token=token, settings=settings, clock=clock)
+            server = cls(logs, replicas=replicas, token=token, settings=settings, clock=clock)
             try:
                 if path is not None:
                     await server._listen_at_socket(path)
@@ -102,8 +108,9 @@ class Server:
 
     def __init__(
         self,
-        logs: Wal | WalStore,
+        logs: Wal | WalStore | None,
         *,
+        replicas: ReplicaNode | None = None,
         token: str | None,
         settings: ServeSettings | None,
         clock: Clock | None,
@@ -120,6 +127,7 @@ class Server:
         self.figures = ServerFigures()
         """What was counted."""
         self._logs = logs
+        self._replicas = replicas
         self._clock = clock or SystemClock()
         self._servers: list[asyncio.AbstractServer] = []
         self._connections: set[ClientConnection] = set()
@@ -168,6 +176,8 @@ class Server:
                 )
             return await self._logs.wal(name)
         wal = self._logs
+        if wal is None:
+            raise LogNotFoundError("this server serves copies only", location=str(name)[:200])
         if name is not None and name != wal.path.name:
             raise LogNotFoundError(
                 f"this server serves the log {wal.path.name!r}", location=str(name)[:200]
@@ -175,6 +185,12 @@ class Server:
         if wal.is_closing:
             raise WalClosedError("the served log is closed")
         return wal
+
+    def replicas(self) -> ReplicaNode:
+        """Return the copies that are served; AccessDeniedError if there are none."""
+        if self._replicas is None:
+            raise AccessDeniedError("this server takes no copies; start it with --replicate")
+        return self._replicas
 
     def joined(self, connection: ClientConnection) -> bool:
         """Take a connection in; False if there are too many, or the server stops."""
@@ -239,6 +255,8 @@ class Server:
 
     async def _announce(self, where: str | None) -> None:
         """Tell those who find the log locked. Not being able to is no reason not to serve."""
+        if self._logs is None:
+            return
         with contextlib.suppress(OSError, WalError):
             await self._logs.announce(where)
 

@@ -246,7 +246,7 @@ async def test_levels(wal, faulty) -> None:
     await wal.append(b"", durability="disk")
     for wrong, why in [
         ("cloud", "needs a log opened with tier="),
-        ("replicated", "not available yet"),
+        ("replicated", "needs a log opened with replication="),
         ("paper", "durability must be one of 'memory', 'disk', 'cloud'"),
     ]:
         for call in (

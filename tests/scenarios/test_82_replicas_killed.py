@@ -1,0 +1,168 @@
+"""A replicated log in three processes that are killed and stopped in turn: nothing is lost, or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from walstore import Replication, Wal
+
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
+
+FAULTS = int(os.environ.get("WALSTORE_REPLICA_FAULTS", "24"))
+PRODUCERS = 4
+PRIMARY = """
+import asyncio, os, sys, itertools
+from walstore import Replication, Wal, WalError, Settings
+
+async def main():
+    path, nodes, story = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
+    file = os.open(story, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def tell(text):
+        os.write(file, (text + "\\n").encode())
+    replication = Replication(nodes=nodes, name="orders", patience_seconds=2.0)
+    settings = Settings(segment_bytes=65536)
+    async with Wal.open(path, replication=replication, settings=settings) as wal:
+        tell(f"primary {os.getpid()} {wal.statistics().epoch}")
+        async def produce(number):
+            producer = wal.producer(f"p{number}")
+            for at in itertools.count(producer.last_sequence + 1):
+                value = f"{number} {at}".encode() + b"." * (at % 700)
+                if at % 17 == 0:
+                    async with wal.transaction() as transaction:
+                        await transaction.append(b"t " + value)
+                await producer.append(value, sequence=at)
+                tell(f"ok {number} {at}")
+        await asyncio.gather(*(produce(number) for number in range(4)))
+
+asyncio.run(main())
+"""
+
+
+class Machine:
+    """A machine: its process serves a copy, or is the primary."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.address = f"unix://{path}.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def serve(self) -> None:
+        command = [sys.executable, "-m", "walstore", "serve", str(self.path), "--replicate"]
+        command += ["--unix", f"{self.path}.sock"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def lead(self, others: list[Machine], story: Path) -> None:
+        nodes = ",".join(other.address for other in others)
+        command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+
+def lines(story: Path) -> list[str]:
+    return story.read_text().splitlines() if story.exists() else []
+
+
+def wait_for_more(story: Path, count: int, machine: Machine) -> None:
+    """Wait until so many more appends are acknowledged; give up if the primary ends."""
+    goal = sum(line.startswith("ok") for line in lines(story)) + count
+    for _ in range(6000):
+        if sum(line.startswith("ok") for line in lines(story)) >= goal:
+            return
+        if machine.process is None or machine.process.poll() is not None:
+            return
+        threading.Event().wait(0.01)
+    raise TimeoutError("nothing is acknowledged")
+
+
+def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
+    chance, story = random.Random(FAULTS), tmp_path / "story"
+    machines = [Machine(tmp_path / f"m{number}") for number in range(3)]
+    for machine in machines:
+        machine.path.mkdir()
+    leader = machines[0]
+    happened: Counter[str] = Counter()
+    try:
+        for machine in machines[1:]:
+            machine.serve()
+        leader.lead(machines[1:], story)
+        for _ in range(FAULTS):
+            wait_for_more(story, 30, leader)
+            fault = chance.choice(["primary", "primary", "replica", "stop", "pause"])
+            happened[fault] += 1
+            others = [machine for machine in machines if machine is not leader]
+            if fault == "replica":
+                victim = chance.choice(others)
+                victim.kill()
+                victim.serve()
+            elif fault == "pause":
+                victim = chance.choice(others)
+                victim.send(signal.SIGSTOP)
+                wait_for_more(story, 10, leader)
+                victim.send(signal.SIGCONT)
+            else:
+                # The primary dies, or stands still while another one takes over.
+                old, leader = leader, chance.choice(others)
+                if fault == "primary":
+                    old.kill()
+                else:
+                    old.send(signal.SIGSTOP)
+                leader.kill()
+                leader.lead([machine for machine in machines if machine is not leader], story)
+                if fault == "stop":
+                    wait_for_more(story, 10, leader)
+                    old.send(signal.SIGCONT)
+                    threading.Event().wait(0.3)
+                    old.kill()
+                old.serve()
+        wait_for_more(story, 30, leader)
+        leader.kill()
+        check(asyncio.run(read(leader, machines)), lines(story))
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert happened["primary"] + happened["stop"] > FAULTS // 3
+
+
+async def read(leader: Machine, machines: list[Machine]) -> list[Any]:
+    nodes = [machine.address for machine in machines if machine is not leader]
+    replication = Replication(nodes=nodes, name="orders")
+    path = leader.path / "orders"
+    async with Wal.open(path, replication=replication) as wal, wal.reader(follow=False) as reader:
+        return [record.value async for record in reader]
+
+
+def check(found: list[bytes], story: list[str]) -> None:
+    values = [value.rstrip(b".").decode() for value in found if not value.startswith(b"t ")]
+    counts = Counter(values)
+    assert [value for value, times in counts.items() if times > 1] == []
+    acknowledged = [line.removeprefix("ok ") for line in story if line.startswith("ok ")]
+    assert [value for value in acknowledged if value not in counts] == []
+    for number in range(PRODUCERS):
+        own = [int(value.split()[1]) for value in values if value.startswith(f"{number} ")]
+        assert own == sorted(own)
+    epochs = [int(line.split()[2]) for line in story if line.startswith("primary")]
+    assert epochs == sorted(set(epochs)), "two primaries had one epoch"
+    print(json.dumps({"acknowledged": len(acknowledged), "primaries": len(epochs)}))

@@ -1,0 +1,79 @@
+"""Machines of a replicated log in one process: each holds a copy, and one of them may be the primary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from walstore import Replication, Settings, Wal
+from walstore.replication.node import ReplicaNode
+from walstore.serve import Server
+
+SMALL = Settings(segment_bytes=65536)
+
+
+class Machine:
+    """One machine: serves its copy, unless it is down or the primary."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = path / "s.sock"
+        path.mkdir()
+        self.node: ReplicaNode | None = None
+        self.server: Server | None = None
+        self.fs: Any = None
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.socket}"
+
+    async def start(self) -> None:
+        self.node = await ReplicaNode.open(self.path, fs=self.fs)
+        self.server = await Server.open(None, replicas=self.node, unix=self.socket)
+
+    async def stop(self) -> None:
+        server, self.server = self.server, None
+        node, self.node = self.node, None
+        if server is not None:
+            await server.aclose()
+        if node is not None:
+            await node.aclose()
+
+
+class Cluster:
+    """Some machines; use as a context manager."""
+
+    def __init__(self, path: Path, size: int = 3) -> None:
+        self.machines = [Machine(path / f"m{number}") for number in range(size)]
+
+    async def __aenter__(self) -> Self:
+        for machine in self.machines:
+            await machine.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for machine in self.machines:
+            await machine.stop()
+
+    async def primary(self, number: int, **options: Any) -> Wal:
+        """Open the log on a machine, which serves its copy no longer."""
+        machine = self.machines[number]
+        await machine.stop()
+        options = {"patience_seconds": 2.0, **options}
+        settings = options.pop("settings", SMALL)
+        nodes = [other.address for other in self.machines if other is not machine]
+        replication = Replication(nodes=nodes, **options)
+        return await Wal.open(
+            machine.path / "orders", settings=settings, replication=replication, fs=machine.fs
+        )
+
+    def files(self, number: int) -> dict[str, bytes]:
+        """Return the segments of a machine's copy."""
+        directory = self.machines[number].path / "orders"
+        return {path.name: path.read_bytes() for path in directory.glob("*.wal")}
+
+
+async def values(wal: Wal) -> list[bytes]:
+    """Return the values of all records that readers see."""
+    async with wal.reader(follow=False) as reader:
+        return [record.value async for record in reader]

@@ -1,0 +1,229 @@
+"""The copy of a log on another machine: what it takes, what it refuses, and what survives its crash."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from walstore import Settings, Wal
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    FencedError,
+    StorageUnavailableError,
+    WalLockedError,
+)
+from walstore.files.posix import PosixFileSystem
+from walstore.format.segment import HEADER_BYTES
+from walstore.replication.copies import LocalCopy, catch_up
+from walstore.replication.position import NOTHING, Place, SegmentExtent
+from walstore.replication.promise import Promise
+from walstore.replication.replica import Replica
+from walstore.runtime.threads import Worker
+from walstore.testing import FaultyFileSystem, PowerLossFileSystem
+
+FS = PosixFileSystem()
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    made = Worker("replica")
+    yield made
+    made.close()
+
+
+async def fill(path: Path, seed: int = 1) -> None:
+    """Make a log of several segments, with a large transaction and marks."""
+    chance = random.Random(seed)
+    async with Wal.open(path, settings=Settings(segment_bytes=65536)) as wal:
+        for _ in range(150):
+            await wal.append(b"v" * chance.randrange(2000), durability="memory")
+        async with wal.transaction() as transaction:
+            for _ in range(8):
+                await transaction.append(b"t" * 10_000)
+        await wal.open_stream("s")
+        await wal.append(b"last")
+
+
+async def copy(worker: Worker, source: Path, target: Path, fs: Any = FS) -> None:
+    """Make a copy equal to a log that nobody writes."""
+    from_ = await worker.run(Replica.open, FS, source)
+    to = await worker.run(Replica.open, fs, target)
+    one, two = LocalCopy(from_, worker), LocalCopy(to, worker)
+    try:
+        end = await two.obey(to.promise.epoch + 1, "p")
+        reached = await catch_up(one, two, end, log_id=from_.end.log_id)
+        assert reached == from_.end.place
+        ours, theirs = list(await one.extents()), list(await two.extents())
+        both = min(len(ours), len(theirs))  # older ones may have been trimmed on either side
+        assert ours[-both:] == theirs[-both:]
+    finally:
+        for made, replica in ((one, from_), (two, to)):
+            await made.aclose()
+            await worker.run(replica.release)
+
+
+async def records(path: Path) -> list[Any]:
+    async with Wal.open(path) as wal, wal.reader(follow=False) as reader:
+        return [record async for record in reader]
+
+
+async def test_a_copy_is_the_log(tmp_path: Path, worker: Worker) -> None:
+    await fill(tmp_path / "a")
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_copy_that_went_another_way_is_cut_to_what_is_common(
+    seed: int, tmp_path: Path, worker: Worker
+) -> None:
+    """Both logs go on by themselves from the same bytes; the target ends as the source."""
+    chance = random.Random(seed)
+    await fill(tmp_path / "a", seed)
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    for name in ("a", "b"):
+        settings = Settings(segment_bytes=65536)
+        async with Wal.open(tmp_path / name, settings=settings) as wal:
+            for _ in range(chance.randrange(1, 120)):
+                await wal.append(name.encode() * chance.randrange(1500), durability="memory")
+            await wal.flush()
+            if chance.random() < 0.3:
+                await wal.trim(chance.randrange(1, wal.tail))
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    expected = await records(tmp_path / "a")
+    found = await records(tmp_path / "b")
+    both = min(len(found), len(expected))
+    assert found[-both:] == expected[-both:]
+
+
+def test_promises_survive_and_only_grow(tmp_path: Path) -> None:
+    replica = Replica.open(FS, tmp_path / "log")
+    assert replica.obey(3, "one") == NOTHING
+    assert replica.obey(3, "one") == NOTHING
+    for epoch, primary in ((3, "two"), (2, "one"), (1, "three")):
+        with pytest.raises(FencedError, match="follows the primary of epoch 3"):
+            replica.obey(epoch, primary)
+    replica.close()
+    with pytest.raises(WalLockedError):
+        Replica.open(FS, tmp_path / "log")
+    replica.release()
+    again = Replica.open(FS, tmp_path / "log")
+    assert again.promise == Promise(3, "one")
+    with pytest.raises(FencedError):
+        again.promise.check_same(3, "two")
+    again.obey(4, "two")
+    again.close()
+    again.release()
+
+
+async def test_bytes_continue_the_copy_to_the_byte(tmp_path: Path, worker: Worker) -> None:
+    await fill(tmp_path / "a")
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    await worker.run(check_places, tmp_path / "b")
+
+
+def check_places(path: Path) -> None:
+    replica = Replica.open(FS, path)
+    end = replica.end.place
+    for place in (
+        end._replace(position=end.position + 8),
+        end._replace(position=end.position - 8),
+        end._replace(created_us=end.created_us + 1),
+        Place(end.segment + 5, end.created_us, 100),
+    ):
+        with pytest.raises(ContentionError, match="do not continue"):
+            replica.write(place, [b"x" * 8])
+    with pytest.raises(CorruptionError):
+        replica.write(Place(end.segment + 50, 1, 0), [b"x" * 128])
+    assert replica.end.place == end
+    replica.close()
+    replica.release()
+
+
+@pytest.mark.parametrize("kind", ["pwrite", "datasync", "replace", "sync_directory", "open"])
+@pytest.mark.parametrize("nth", [1, 2, 5, 9])
+async def test_any_call_may_fail_and_the_copy_is_continued(
+    kind: str, nth: int, tmp_path: Path, worker: Worker
+) -> None:
+    await fill(tmp_path / "a")
+    fs = FaultyFileSystem(FS)
+    fs.fail(kind, errno.ENOSPC, nth=nth)
+    for _ in range(3):
+        with contextlib.suppress(StorageUnavailableError, OSError):
+            await copy(worker, tmp_path / "a", tmp_path / "b", fs)
+            break
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+@pytest.mark.parametrize("seed", range(16))
+async def test_what_was_synced_survives_a_power_failure(
+    seed: int, tmp_path: Path, worker: Worker
+) -> None:
+    """The machine of a copy loses power: what it said is durable is there, and the copy is continued."""
+    await fill(tmp_path / "a", seed)
+    chance = random.Random(seed)
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    fs = PowerLossFileSystem(machine)
+    source = await worker.run(Replica.open, FS, tmp_path / "a")
+    target = await worker.run(Replica.open, fs, machine / "b")
+    one, two = LocalCopy(source, worker), LocalCopy(target, worker)
+    end = await two.obey(7, "p")
+    stop = chance.choice(list(await one.extents()))
+    until = Place(stop.start, stop.created_us, chance.randrange(200, stop.size))
+    extents = [extent for extent in await one.extents() if extent.start <= stop.start]
+    await catch_up(Until(one, extents, until), two, end, log_id=source.end.log_id)
+
+    def fail() -> Place:
+        """Write more, and lose power before anybody said that this is durable."""
+        durable = target.sync()
+        more = source.read(durable, chance.randrange(1, 50_000))
+        if more and durable.position < stop.size:
+            target.write(durable, [more])
+        fs.crash(seed, tmp_path / "after")
+        target.release()
+        return durable
+
+    durable = await worker.run(fail)
+
+    def look() -> None:
+        again = Replica.open(FS, tmp_path / "after" / "b")
+        assert again.promise == Promise(7, "p")
+        ends = [HEADER_BYTES, *(at for at, _ in source.frames(durable.segment))]
+        whole = max(at for at in ends if at <= durable.position)
+        assert again.end.place[:2] == durable[:2]
+        assert again.end.place.position >= whole
+        again.close()
+        again.release()
+
+    await worker.run(look)
+    await one.aclose()
+    await worker.run(source.release)
+    await copy(worker, tmp_path / "a", tmp_path / "after" / "b")
+    assert await records(tmp_path / "after" / "b") == await records(tmp_path / "a")
+
+
+class Until:
+    """A source that has not been told of its end yet."""
+
+    def __init__(self, copy: LocalCopy, extents: list[SegmentExtent], until: Place) -> None:
+        self._copy = copy
+        last = extents[-1]._replace(size=until.position, is_sealed=False)
+        self._extents = [*extents[:-1], last]
+
+    async def extents(self) -> list[SegmentExtent]:
+        return self._extents
+
+    async def frames(self, start: int) -> Any:
+        return await self._copy.frames(start)
+
+    async def read(self, place: Place, size: int) -> bytes:
+        return await self._copy.read(place, size)

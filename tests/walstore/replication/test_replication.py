@@ -1,0 +1,244 @@
+"""A replicated log on several machines: what is acknowledged, what survives, and who may write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+from tests.walstore.replication.cluster import SMALL, Cluster, values
+from walstore import (
+    CorruptionError,
+    FencedError,
+    InvalidSettingsError,
+    Replication,
+    StorageUnavailableError,
+    Wal,
+    WalClosedError,
+)
+from walstore.replication.promise import FILE_NAME
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as made:
+        yield made
+
+
+async def caught_up(cluster: Cluster, wal: Wal, *numbers: int) -> None:
+    """Wait until copies have all that the primary has."""
+    for number in numbers:
+        node = cluster.machines[number].node
+        assert node is not None
+        await until(lambda node=node: bool(node.logs))
+        replica, tail = node._held["orders"].replica, wal._engine.opened.tail
+
+        def is_there(replica: Any = replica, tail: Any = tail) -> bool:
+            place = replica.end.place
+            return (place.segment, place.position) == (tail.active.start, tail._file.position)
+
+        await until(is_there)
+
+
+async def test_copies_are_the_same_files(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    assert wal.level(None) == "replicated"
+    await wal.append(b"one", key=b"k")
+    await asyncio.gather(*(wal.append(b"v" * 1000) for _ in range(300)))
+    await wal.append_many([b"a", b"b"])
+    async with wal.transaction() as transaction:
+        for _ in range(20):
+            await transaction.append(b"t" * 10_000)
+    await wal.append(b"last")
+    assert wal.replicated_limit == wal.tail == wal.visible_limit
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    for machine in cluster.machines:
+        await machine.stop()
+    assert len(cluster.files(0)) > 3
+    ours = {name: data.rstrip(b"\0") for name, data in cluster.files(0).items()}
+    for number in (1, 2):
+        assert {name: data.rstrip(b"\0") for name, data in cluster.files(number).items()} == ours
+
+
+async def test_what_was_acknowledged_survives_the_primary(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    await asyncio.gather(*(wal.append(b"%d" % number) for number in range(100)))
+    async with wal.transaction() as transaction:
+        await transaction.append(b"in a transaction")
+    before = await values(wal)
+    await wal.aclose()  # and it stays down
+
+    second = await cluster.primary(1)
+    assert await values(second) == before
+    assert second.statistics().epoch > 1
+    await second.append(b"more")
+    await second.aclose()
+    await cluster.machines[0].start()
+    await cluster.machines[1].start()
+    third = await cluster.primary(2)
+    assert await values(third) == [*before, b"more"]
+    await third.aclose()
+
+
+async def test_a_primary_that_was_passed_over_acknowledges_nothing(cluster: Cluster) -> None:
+    old = await cluster.primary(0)
+    await old.append(b"first")
+    new = await cluster.primary(1)
+    with pytest.raises(FencedError) as caught:
+        for _ in range(1000):
+            await old.append(b"of the old one")
+    assert caught.value.outcome == "unknown"
+    with pytest.raises(WalClosedError, match="taken over"):
+        await old.append(b"again")
+    await new.append(b"second")
+    assert await values(new) == [b"first", b"second"]
+    with pytest.raises(WalClosedError, match="taken over"):
+        await old.aclose()
+    await new.aclose()
+
+
+async def test_what_no_quorum_has_is_cut(cluster: Cluster) -> None:
+    """The old primary's own records that nobody acknowledged are not in the log of its successor."""
+    wal = await cluster.primary(0, patience_seconds=0.5)
+    await wal.append(b"kept")
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+    await wal.append(b"lost", durability="disk")
+    assert wal.replicated_limit == 2
+    assert wal.durable_limit == 3
+    with pytest.raises(StorageUnavailableError, match="2 are needed") as caught:
+        await wal.append(b"lost, too")
+    assert caught.value.outcome == "unknown"
+    with pytest.raises(StorageUnavailableError, match="2 are needed") as caught:
+        await wal.append(b"refused")
+    assert caught.value.outcome == "not_written"
+    assert await values(wal) == [b"kept"]
+    await wal.aclose()
+
+    for number in (1, 2):
+        await cluster.machines[number].start()
+    second = await cluster.primary(1)
+    await second.append(b"new")
+    await cluster.machines[0].start()
+    await caught_up(cluster, second, 0, 2)
+    await second.aclose()
+    await cluster.machines[1].start()
+    third = await cluster.primary(0)
+    assert await values(third) == [b"kept", b"new"]
+    await third.aclose()
+
+
+async def test_appends_go_on_without_a_minority_and_it_catches_up(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    await wal.append(b"1")
+    await cluster.machines[2].stop()
+    for number in range(200):
+        await wal.append(b"%d" % number + b"v" * 1000)
+    await cluster.machines[2].start()
+    await caught_up(cluster, wal, 2)
+    await cluster.machines[1].stop()
+    await wal.append(b"with the other one")
+    await wal.aclose()
+
+
+async def test_a_copy_that_was_lost_is_made_anew(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    for number in range(200):
+        await wal.append(b"%d" % number + b"v" * 1000)
+    await cluster.machines[2].stop()
+    for path in (cluster.machines[2].path / "orders").iterdir():
+        path.unlink()
+    await wal.trim(100)
+    await cluster.machines[2].start()
+    await caught_up(cluster, wal, 2)
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    await cluster.machines[0].start()
+    second = await cluster.primary(2)
+    assert second.head <= 100
+    assert (await values(second))[-1].startswith(b"199")
+    await second.aclose()
+
+
+async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+    with pytest.raises(StorageUnavailableError, match="1 of 3 copies") as caught:
+        await cluster.primary(0, patience_seconds=0.3)
+    assert caught.value.retriable
+    await cluster.machines[1].start()
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    await wal.aclose()
+
+
+async def test_a_copy_of_another_log_is_not_touched(cluster: Cluster) -> None:
+    await cluster.machines[1].stop()
+    async with Wal.open(cluster.machines[1].path / "orders") as other:
+        await other.append(b"of another log")
+    for _ in range(3):  # opened more often, so that it is the one with more
+        wal = await cluster.primary(0)
+        await wal.append(b"v")
+        await wal.aclose()
+    await cluster.machines[1].start()
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    node = cluster.machines[1].node
+    assert node is not None
+    await until(lambda: bool(node.logs))
+    await wal.append(b"v")
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    async with Wal.open(cluster.machines[1].path / "orders") as other:
+        assert await values(other) == [b"of another log"]
+
+
+async def test_a_damaged_promise_is_told(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    await wal.aclose()
+    (cluster.machines[0].path / "orders" / FILE_NAME).write_bytes(b"{}")
+    with pytest.raises(CorruptionError, match="the promise of this copy is damaged"):
+        await cluster.primary(0)
+
+
+async def test_registers_and_producers_are_replicated(cluster: Cluster) -> None:
+    wal = await cluster.primary(0)
+    producer = wal.producer("p")
+    await producer.append(b"once", sequence=1)
+    await wal.open_stream("s", metadata={"a": "b"})
+    await wal.aclose()
+    second = await cluster.primary(1)
+    assert second.producer("p").last_sequence == 1
+    assert second.streams()["s"].metadata == {"a": "b"}
+    await second.producer("p").append(b"once", sequence=1)
+    assert await values(second) == [b"once"]
+    await second.aclose()
+
+
+async def test_bad_input(tmp_path: Path) -> None:
+    for options, kind in [
+        ({"nodes": []}, InvalidSettingsError),
+        ({"nodes": "unix:///a"}, TypeError),
+        ({"nodes": ["unix:///a", "unix:///a"]}, InvalidSettingsError),
+        ({"nodes": ["http://a"]}, InvalidSettingsError),
+        ({"nodes": ["unix:///a"], "replicas": 3}, InvalidSettingsError),
+        ({"nodes": ["unix:///a"], "quorum": 3}, ValueError),
+        ({"nodes": ["unix:///a"], "quorum": 0}, ValueError),
+        ({"nodes": ["unix:///a"], "name": "../x"}, ValueError),
+        ({"nodes": ["unix:///a"], "patience_seconds": 0}, InvalidSettingsError),
+    ]:
+        with pytest.raises(kind):
+            Replication(**options)
+    async with Wal.open(tmp_path / "plain") as wal:
+        assert wal.replicated_limit is None
+        with pytest.raises(InvalidSettingsError, match="replication="):
+            await wal.append(b"v", durability="replicated")
+    assert SMALL.durability == "disk"

@@ -1,0 +1,233 @@
+"""Copies of a log as asyncio sees them: one in this process, or one at another node.
+
+``catch_up`` makes a copy agree with another one and continue it. It is used in both directions: by a
+primary for its replicas, and once, at a takeover, by the new primary for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from walstore.errors import CorruptionError, StorageUnavailableError, WalError
+from walstore.ports import Buffer
+from walstore.replication.position import CopyEnd, Place, SegmentExtent, common_frames, cut_of
+from walstore.replication.promise import Promise
+from walstore.replication.replica import Replica
+from walstore.runtime.error_mapping import copy_error, is_full
+from walstore.runtime.threads import Lane
+
+_T = TypeVar("_T")
+READ_BYTES: Final = 1 << 20
+"""What one message carries at most."""
+
+
+class SourceCopy(Protocol):
+    """A copy that others are made of."""
+
+    async def extents(self) -> Sequence[SegmentExtent]:
+        """Return its segments, oldest first."""
+
+    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+        """Return the ends of a segment's frames, and their CRCs."""
+
+    async def read(self, place: Place, size: int) -> bytes:
+        """Return bytes of a segment's file, if it is still the one that was made at that time."""
+
+
+class TargetCopy(SourceCopy, Protocol):
+    """A copy that is made of another one."""
+
+    async def write(self, place: Place, pieces: list[Buffer], *, seals: bool) -> Place:
+        """Write bytes at its end, and return up to where it is durable."""
+
+    async def cut(self, start: int, position: int) -> None:
+        """Remove what is behind a byte of a segment."""
+
+
+class _QueuedWrite(NamedTuple):
+    """A write that waits for its turn."""
+
+    place: Place
+    pieces: list[Buffer]
+    seals: bool
+    by: Promise | None
+    future: asyncio.Future[Place]
+
+
+class LocalCopy:
+    """A copy in this process. Its calls run one after the other, and writes share syncs."""
+
+    def __init__(self, replica: Replica, lane: Lane) -> None:
+        """``lane`` is the replica's own."""
+        self._replica = replica
+        self._lane = lane
+        self._writes: list[_QueuedWrite] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def obey(self, epoch: int, primary: str) -> CopyEnd:
+        """Promise to obey a primary; as :meth:`Replica.obey`."""
+        await self.settled()
+        return await self._run(self._replica.obey, epoch, primary)
+
+    async def extents(self) -> Sequence[SegmentExtent]:
+        """As of :class:`SourceCopy`."""
+        return await self._run(self._replica.extents)
+
+    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+        """As of :class:`SourceCopy`."""
+        return await self._run(self._replica.frames, start)
+
+    async def read(self, place: Place, size: int) -> bytes:
+        """As of :class:`SourceCopy`."""
+        return await self._run(self._replica.read, place, size)
+
+    async def cut(self, start: int, position: int, *, by: Promise | None = None) -> None:
+        """As of :class:`TargetCopy`."""
+        await self.settled()
+        await self._run(self._for, by, self._replica.cut, start, position)
+
+    async def trim(self, head: int, *, by: Promise | None = None) -> None:
+        """Remove the segments wholly below the head."""
+        await self._run(self._for, by, self._replica.trim, head)
+
+    async def write(
+        self, place: Place, pieces: list[Buffer], *, seals: bool, by: Promise | None = None
+    ) -> Place:
+        """As of :class:`TargetCopy`. Writes are done in the order of the calls, also of cancelled ones.
+
+        ``by`` is the primary that asks, if it is another machine: checked when its turn has come.
+        """
+        future: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._writes.append(_QueuedWrite(place, pieces, seals, by, future))
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(
+                self._write_all(), name="walstore replica"
+            )
+        return await future
+
+    async def settled(self) -> None:
+        """Return when no write is under way."""
+        while self._writing is not None:
+            await asyncio.wait((self._writing,))
+
+    async def aclose(self) -> None:
+        """Finish the writes under way, and close the files."""
+        await self.settled()
+        await self._run(self._replica.close)
+
+    async def _write_all(self) -> None:
+        """Write what waits, all of it with one sync, until nothing waits."""
+        try:
+            while self._writes:
+                writes, self._writes = self._writes, []
+                try:
+                    place = await self._run(self._write_some, writes)
+                except WalError as error:
+                    for write in writes:
+                        if not write.future.done():
+                            write.future.set_exception(copy_error(error))
+                            write.future.exception()
+                else:
+                    for write in writes:
+                        if not write.future.done():
+                            write.future.set_result(place)
+        finally:
+            self._writing = None
+
+    def _write_some(self, writes: Sequence[_QueuedWrite]) -> Place:
+        for write in writes:
+            if write.by is not None:
+                self._replica.promise.check_same(*write.by)
+            self._replica.write(write.place, write.pieces, seals=write.seals)
+        return self._replica.sync()
+
+    def _for(self, by: Promise | None, call: Callable[..., _T], *args: object) -> _T:
+        """Do what a primary asks for, if the copy still obeys it."""
+        if by is not None:
+            self._replica.promise.check_same(*by)
+        return call(*args)
+
+    async def _run(self, call: Callable[..., _T], *args: object) -> _T:
+        try:
+            return await self._lane.run_through(call, *args)
+        except OSError as error:
+            text = (
+                "no space for the copy" if is_full(error) else "the copy cannot be read or written"
+            )
+            raise StorageUnavailableError(f"{text}: {error}", outcome="unknown") from error
+
+
+async def catch_up(
+    source: SourceCopy,
+    target: TargetCopy,
+    end: CopyEnd,
+    *,
+    log_id: bytes,
+    until: Place | None = None,
+) -> Place:
+    """Make a copy agree with its source, cut what the source does not have, and copy the rest.
+
+    Returns where the target ends: at ``until``, if it is given, or where the source ended when this was
+    called. ``end`` is where the target ends before, ``log_id`` the source's identity. CorruptionError if the
+    target belongs to another log: nothing of that is removed. StorageUnavailableError if the source changed
+    meanwhile: call again.
+    """
+    if end.log_id and end.log_id != log_id:
+        raise CorruptionError(
+            "a copy of another log has this one's name; give the log another name, or remove that copy",
+            path="replication",
+            expected=log_id.hex(),
+            found=end.log_id.hex(),
+        )
+    extents = list(await source.extents())
+    place = await _agree(source, target, extents, end)
+    for extent in extents:
+        if place.segment and extent.start < place.segment:
+            continue
+        is_begun = extent.start == place.segment
+        at = place if is_begun else Place(extent.start, extent.created_us, 0)
+        limit = extent.size
+        if until is not None and (extent.start, extent.created_us) == until[:2]:
+            limit = until.position
+        place = await _copy(source, target, at, limit, is_sealed=extent.is_sealed)
+    return place
+
+
+async def _agree(
+    source: SourceCopy, target: TargetCopy, extents: Sequence[SegmentExtent], end: CopyEnd
+) -> Place:
+    """Cut off the target what its source does not have; return where it ends then."""
+    nowhere = Place(0, 0, 0)
+    if not end.log_id or not extents:
+        return nowhere
+    theirs = list(await target.extents())
+    own, other = cut_of(extents, theirs)
+    if own is None or other is None:
+        # All of it is older than the source, or none of it is the source's.
+        await target.cut(0, 0)
+        return nowhere
+    if own.is_sealed and other.is_sealed and own.size == other.size:
+        agreed = own.size
+    else:
+        agreed = common_frames(await source.frames(own.start), await target.frames(own.start))
+    if agreed < own.size or theirs[-1].start != own.start:
+        await target.cut(own.start, agreed)
+    return Place(own.start, own.created_us, agreed)
+
+
+async def _copy(
+    source: SourceCopy, target: TargetCopy, at: Place, limit: int, *, is_sealed: bool
+) -> Place:
+    """Copy one segment from a place on."""
+    place = at
+    while at.position < limit:
+        data = await source.read(at, min(READ_BYTES, limit - at.position))
+        if not data:
+            raise StorageUnavailableError("the log that is copied changed; it is copied again")
+        end = at._replace(position=at.position + len(data))
+        seals = is_sealed and end.position == limit
+        place = await target.write(at, [data], seals=seals)
+        at = end
+    return max(place, at)

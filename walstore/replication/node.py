@@ -1,0 +1,189 @@
+"""ReplicaNode: the copies of other machines' logs in a directory of this one, for their primaries.
+
+A primary reaches it through a :class:`walstore.serve.Server`. Every call names the log, and all but the
+first the primary and its epoch, which the copy has promised to obey. ``remote_copy.py`` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from walstore.errors import InvalidSettingsError, WalClosedError
+from walstore.files.posix import PosixFileSystem
+from walstore.format.packed import MOST_OFFSET
+from walstore.ports import FileSystem
+from walstore.replication.copies import LocalCopy
+from walstore.replication.position import Place
+from walstore.replication.promise import Promise
+from walstore.replication.replica import Replica
+from walstore.replication.settings import check_log_name
+from walstore.runtime.error_mapping import describe_open
+from walstore.runtime.resource import Opening
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_directory
+
+SERVICE: Final = "replication"
+"""What a primary asks a server for."""
+_MOST_READ_BYTES: Final = 4 << 20
+
+
+class HeldReplica:
+    """One log of a node: its copy, and the thread that its calls run on."""
+
+    def __init__(self, replica: Replica, worker: Worker) -> None:
+        self.replica = replica
+        self.copy = LocalCopy(replica, worker)
+        self.worker = worker
+
+    async def aclose(self) -> None:
+        """Make all durable and unlock the log."""
+        try:
+            await self.copy.aclose()
+        finally:
+            await self.worker.run_through(self.replica.release)
+            self.worker.close()
+
+
+class ReplicaNode:
+    """The copies below one directory. Belongs to the event loop. Made by :meth:`open`."""
+
+    @classmethod
+    def open(
+        cls, directory: str | os.PathLike[str], *, fs: FileSystem | None = None
+    ) -> Opening[ReplicaNode]:
+        """Take the copies below ``directory``, each in a directory with its log's name, made when it is
+        needed.
+
+        Serve it with ``Server.open(None, replicas=node, tcp=...)``. A copy is locked from the first call of a
+        primary on, until the node is closed.
+        """
+        place = as_directory(directory, "ReplicaNode.open()")
+
+        async def open_it() -> ReplicaNode:
+            return cls(place, fs or PosixFileSystem())
+
+        return Opening(open_it)
+
+    def __init__(self, directory: Path, fs: FileSystem) -> None:
+        """Not for callers; see :meth:`open`."""
+        self.directory = directory
+        """Where the copies are."""
+        self._fs = fs
+        self._held: dict[str, HeldReplica] = {}
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def logs(self) -> list[str]:
+        """Names of the logs that primaries have asked for."""
+        return sorted(self._held)
+
+    async def call(self, payload: memoryview, verb: object, name: object, *arguments: Any) -> Any:
+        """Not for callers: do what a primary asks for."""
+        handler = VERBS.get(verb) if isinstance(verb, str) else None
+        if handler is None:
+            raise ValueError(f"a node has no call {str(verb)[:100]!r}")
+        held = await self._find(check_log_name(name))
+        return await handler(held, payload, *arguments)
+
+    async def aclose(self) -> None:
+        """Close all copies; twice is allowed."""
+        self._is_closed = True
+        async with self._opening:
+            held, self._held = self._held, {}
+            for one in held.values():
+                await one.aclose()
+
+    async def _find(self, name: str) -> HeldReplica:
+        if self._is_closed:
+            raise WalClosedError("the node is closed")
+        async with self._opening:
+            if self._is_closed:
+                raise WalClosedError("the node is closed")
+            found = self._held.get(name)
+            if found is None:
+                worker = Worker("replica")
+                path = self.directory / name
+                try:
+                    replica = await worker.run_owned(
+                        lambda: Replica.open(self._fs, path), lambda made: made.release()
+                    )
+                except OSError as error:
+                    worker.close()
+                    raise describe_open(error, path) from error
+                except BaseException:
+                    worker.close()
+                    raise
+                found = self._held[name] = HeldReplica(replica, worker)
+            return found
+
+
+# -- what a primary may ask for --------------------------------------------------------------
+
+
+async def _obey(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
+    if not _offset(epoch) > 0 or type(primary) is not str:
+        raise InvalidSettingsError("an epoch that is none")
+    return (await held.copy.obey(epoch, primary)).pack()
+
+
+async def _state(held: HeldReplica, _: memoryview) -> Any:
+    return [held.replica.promise.epoch, held.replica.end.pack()]
+
+
+async def _extents(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    return [list(extent) for extent in await held.copy.extents()]
+
+
+async def _frames(held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    return [list(frame) for frame in await held.copy.frames(_offset(start))]
+
+
+async def _read(
+    held: HeldReplica, _: memoryview, epoch: int, primary: str, place: Any, size: int
+) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    most = min(_offset(size), _MOST_READ_BYTES)
+    return await held.copy.read(Place(*map(_offset, place)), most)
+
+
+async def _write(
+    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any, seals: Any
+) -> Any:
+    where = Place(*map(_offset, place))
+    by = Promise(epoch, primary)
+    return list(await held.copy.write(where, [payload], seals=bool(seals), by=by))
+
+
+async def _cut(
+    held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int, position: int
+) -> Any:
+    await held.copy.cut(_offset(start), _offset(position), by=Promise(epoch, primary))
+
+
+async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
+    await held.copy.trim(_offset(head), by=Promise(epoch, primary))
+
+
+def _offset(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_OFFSET:
+        raise ValueError(f"not a place in a log: {str(value)[:100]}")
+    return value
+
+
+VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
+    "obey": _obey,
+    "state": _state,
+    "extents": _extents,
+    "frames": _frames,
+    "read": _read,
+    "write": _write,
+    "cut": _cut,
+    "trim": _trim,
+}

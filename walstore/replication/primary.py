@@ -1,0 +1,229 @@
+"""Primary: the side of replication that writes. Keeps the copies equal, and counts who has what.
+
+A copy has all up to a serial (``written.py``) once its answer says that the bytes are durable. What
+``quorum`` copies have, the primary's own among them, is replicated.
+
+The first thing that a primary writes is a frame of its own epoch, and nothing counts before enough copies
+have that: then a copy of a later epoch always ends behind what was acknowledged in an earlier one (Raft,
+section 5.4.2).
+
+Invariants (tests/walstore/replication, tests/scenarios/test_82_replicas_killed.py)
+  Q1  What was acknowledged is in the log of every later primary.
+  Q2  Of two primaries at most one acknowledges, whatever becomes of the other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from walstore.errors import StorageUnavailableError, WalError
+from walstore.format.segment import HEADER_BYTES, decode_header
+from walstore.ports import Clock, FileSystem, ReplicatedLog
+from walstore.remote.client import Client
+from walstore.replication.follower import Follower
+from walstore.replication.position import Place, SegmentExtent, quorum_value
+from walstore.replication.remote_copy import RemoteCopy, client_of
+from walstore.replication.settings import Replication, check_log_name
+from walstore.replication.takeover import take_over
+from walstore.replication.written import WrittenBytes
+from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.threads import Lane
+from walstore.runtime.watermark import Watermark
+from walstore.wire.address import Address
+
+_T = TypeVar("_T")
+_TAG_BYTES: Final = 8
+_PAUSE_SECONDS: Final = 0.1
+
+
+class Primary:
+    """One opening of a replicated log. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        replication: Replication,
+        path: Path,
+        *,
+        clock: Clock,
+        make_tag: Callable[[], bytes] = lambda: os.urandom(_TAG_BYTES),
+    ) -> None:
+        """For the log in ``path``."""
+        self.settings = replication
+        """As given to :meth:`walstore.Wal.open`."""
+        self.name = check_log_name(path.name if replication.name is None else replication.name)
+        """Name of the log at the nodes."""
+        self.clock = clock
+        """Sleeps between attempts."""
+        self.make_tag = make_tag
+        """Returns bytes that no other program has."""
+        self.tag = make_tag().hex()
+        """Names this opening."""
+        self.epoch = 0
+        """Of this opening, once it has taken over."""
+        self.log_id = b""
+        """The log's identity."""
+        self.trouble: WalError | None = None
+        """Why nothing can be acknowledged now; None if it can."""
+        self.written = WrittenBytes(self._on_told, self._on_removed)
+        """What the copies follow."""
+        self._loop = asyncio.get_running_loop()
+        self._replicated = Watermark(0, self._loop)
+        """Serials up to it are on enough machines."""
+        self._log: ReplicatedLog | None = None
+        self._followers: list[Follower] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closed = False
+        self._lonely_since: float | None = None
+
+    @property
+    def tee(self) -> WrittenBytes:
+        """As of :class:`walstore.ports.Replicator`."""
+        return self.written
+
+    async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
+        """As of :class:`walstore.ports.Replicator`."""
+        self.epoch = await take_over(self, fs, directory, lane)
+        return self.epoch
+
+    def client_of(self, address: Address) -> Client:
+        """Return a client of a node; connect it, and close it later."""
+        return client_of(address, self.settings, clock=self.clock, make_tag=self.make_tag)
+
+    def copy_at(self, client: Client, epoch: int) -> RemoteCopy:
+        """Return the copy at a node, for this primary."""
+        seconds = self.settings.patience_seconds
+        return RemoteCopy(client, self.name, epoch, self.tag, seconds=seconds)
+
+    # -- who has what ------------------------------------------------------------------------
+
+    def start(self, log: ReplicatedLog, log_id: bytes) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        self._log = log
+        self.log_id = log_id
+        self.written.begin(log.extents)
+        for address in self.settings.addresses:
+            follower = Follower(self, address)
+            self._followers.append(follower)
+            self._spawn(follower.run, f"walstore replica {address}")
+        self._spawn(self._watch, f"walstore quorum of {self.name}")
+
+    def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        async def run() -> None:
+            await work()
+
+        self._tasks.append(self._loop.create_task(run(), name=name))
+
+    def count(self) -> None:
+        """Acknowledge what enough copies have, and this one."""
+        own = self.written.synced_serial
+        serials = [own, *(follower.serial for follower in self._followers)]
+        reached = min(own, quorum_value(serials, self.settings.needed))
+        if reached <= self._replicated.value:
+            return
+        limit = self.written.forget(reached)
+        self._replicated.advance(reached)
+        if self._log is not None and limit:
+            self._log.on_replicated(limit)
+
+    def fenced(self, error: WalError) -> None:
+        """Another primary has taken over: nothing is acknowledged any more."""
+        if self._log is not None and not self._is_closed:
+            self._log.on_fenced(error)
+
+    async def wait_all(self) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        self.written.take_told()
+        await self._replicated.wait(self.written.serial)
+
+    async def drain(self) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        self.written.take_told()
+        waiter = self._replicated.waiter(self.written.serial)
+        deadline = self.clock.monotonic() + self.settings.patience_seconds
+        while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
+            await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
+        waiter.cancel()
+
+    async def aclose(self) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+
+    def _on_told(self) -> None:
+        for follower in self._followers:
+            follower.wake()
+        self.count()
+
+    def _on_removed(self, head: int) -> None:
+        for follower in self._followers:
+            follower.head = max(follower.head, head)
+
+    async def _watch(self) -> None:
+        """Tell when there have been too few copies for too long, and when there are enough again."""
+        while True:
+            await self.clock.sleep(min(_PAUSE_SECONDS, self.settings.patience_seconds / 4))
+            present = 1 + sum(follower.is_present for follower in self._followers)
+            now = self.clock.monotonic()
+            if present >= self.settings.needed:
+                self._lonely_since = self.trouble = None
+                continue
+            if self._lonely_since is None:
+                self._lonely_since = now
+            if now - self._lonely_since >= self.settings.patience_seconds:
+                self._give_up(present)
+
+    def _give_up(self, present: int) -> None:
+        """Let nobody wait any longer; the writes go on, and count when there are enough copies again."""
+        self.trouble = StorageUnavailableError(
+            f"{present} of {self.settings.copies} copies of {self.name!r} are there, and "
+            f"{self.settings.needed} are needed; nothing is acknowledged until there are more"
+        )
+        error = copy_error(self.trouble)
+        error.outcome = "unknown"
+        if self._log is not None:
+            self._log.on_too_few(error)
+        self._replicated.fail_waiting(lambda _: copy_error(error))
+
+    # -- the log as a source of copies -------------------------------------------------------
+
+    async def extents(self) -> Sequence[SegmentExtent]:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        known = self.written.extents
+        found = []
+        for start in sorted(known):
+            extent = known[start]
+            if not extent.salt:  # the writer's thread did not tell it
+                header = await self.read(Place(start, extent.created_us, 0), HEADER_BYTES)
+                salt = decode_header(header, self.name).salt or 0
+                now = known.get(start)
+                if now is not None and now.created_us == extent.created_us:
+                    known[start] = now._replace(salt=salt)
+                extent = extent._replace(salt=salt)
+            found.append(extent)
+        return found
+
+    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        assert self._log is not None
+        return await self._look(self._log.frames(start))
+
+    async def read(self, place: Place, size: int) -> bytes:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        assert self._log is not None
+        start, created_us, position = place
+        return await self._look(self._log.read(start, created_us, position, size))
+
+    async def _look(self, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except OSError as error:
+            text = f"the log cannot be read for its copies: {error}"
+            raise StorageUnavailableError(text) from error

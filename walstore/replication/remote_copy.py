@@ -1,0 +1,95 @@
+"""RemoteCopy: the copy of a log at another node, for its primary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from walstore.errors import StorageUnavailableError
+from walstore.ports import Buffer, Clock
+from walstore.remote.client import Client, Fate
+from walstore.replication.node import SERVICE
+from walstore.replication.position import CopyEnd, Place, SegmentExtent
+from walstore.replication.settings import Replication
+from walstore.wire.address import Address
+
+_RECONNECT_SECONDS: Final = 0.0
+"""A lost connection fails what is under way at once; whoever uses the copy begins again."""
+
+
+def client_of(address: Address, replication: Replication, *, clock: Clock, make_tag: Any) -> Client:
+    """Return a client of a node; connect it, and close it later."""
+    return Client(
+        address,
+        token=replication.token,
+        tls=replication.tls,
+        log=None,
+        connect_seconds=replication.patience_seconds,
+        reconnect_seconds=_RECONNECT_SECONDS,
+        clock=clock,
+        make_tag=make_tag,
+        service=SERVICE,
+    )
+
+
+class RemoteCopy:
+    """A copy at a node. Belongs to the event loop of its client."""
+
+    def __init__(
+        self, client: Client, name: str, epoch: int, primary: str, *, seconds: float
+    ) -> None:
+        """Speak for the primary of an epoch; an answer may take so many seconds."""
+        self.client = client
+        """The connection."""
+        self._name = name
+        self._author = (epoch, primary)
+        self._seconds = seconds
+
+    async def obey(self) -> CopyEnd:
+        """Let the copy promise to obey this primary; return where it ends. FencedError."""
+        return CopyEnd.unpack(await self._call("obey"))
+
+    async def extents(self) -> Sequence[SegmentExtent]:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        return [SegmentExtent(*one) for one in _listed(await self._call("extents"))]
+
+    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        return _listed(await self._call("frames", start))
+
+    async def read(self, place: Place, size: int) -> bytes:
+        """As of :class:`walstore.replication.copies.SourceCopy`."""
+        found = await self._call("read", list(place), size)
+        if not isinstance(found, bytes):
+            raise StorageUnavailableError("a node answered with no bytes")
+        return found
+
+    async def write(self, place: Place, pieces: list[Buffer], *, seals: bool) -> Place:
+        """As of :class:`walstore.replication.copies.TargetCopy`."""
+        views = [memoryview(piece) for piece in pieces]
+        return Place(*await self._call("write", list(place), seals, payload=views))
+
+    async def cut(self, start: int, position: int) -> None:
+        """As of :class:`walstore.replication.copies.TargetCopy`."""
+        await self._call("cut", start, position)
+
+    async def trim(self, head: int) -> None:
+        """Let the copy remove the segments wholly below the head."""
+        await self._call("trim", head)
+
+    async def _call(self, verb: str, *arguments: object, payload: Sequence[memoryview] = ()) -> Any:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self.client.call(
+                    verb, self._name, *self._author, *arguments, payload=payload, fate=Fate.DROPPED
+                )
+        except TimeoutError as error:
+            text = f"the node at {self.client.address} did not answer within {self._seconds:g} s"
+            raise StorageUnavailableError(text, outcome="unknown") from error
+
+
+def _listed(found: Any) -> list[Any]:
+    if not isinstance(found, list):
+        raise StorageUnavailableError("a node answered with no list")
+    return found

@@ -1,0 +1,231 @@
+"""Replica: the copy of a log on a machine that does not write it. Blocking; one call at a time.
+
+The bytes of segment files arrive in order and are written as they are. What a replica said is durable, and
+its promise, survive a crash of its machine; it then cuts what was torn off, as the log itself does.
+
+Invariants (tests/walstore/replication/test_replica.py)
+  P1  A promise is durable before it is given, and nothing of an earlier primary is taken after it.
+  P2  Bytes continue what is there, to the byte; a replica never has a gap.
+  P3  What :meth:`sync` reported is there after a crash.
+  P4  The checkpoint and cell of a time as primary are gone, durably, before anything they speak of is cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+from walstore.errors import ContentionError, CorruptionError
+from walstore.files.directory import pick_segments, read_segment_header
+from walstore.files.frame_walk import frames_of, read_bytes
+from walstore.files.locks import this_process
+from walstore.files.open_files import ActiveFile
+from walstore.format import checkpoint, segment
+from walstore.format.segment import HEADER_BYTES, SegmentHeader
+from walstore.log.opening import enter_log, recover_end
+from walstore.ports import Buffer, FileSystem
+from walstore.replication.position import NOTHING, CopyEnd, Place, SegmentExtent
+from walstore.replication.promise import Promise, keep_promise, load_promise
+
+_RESERVED_BYTES = 64 << 20
+"""Blocks are reserved ahead up to this size of a segment."""
+
+
+class Replica:
+    """One log's files, locked by this process."""
+
+    @classmethod
+    def open(cls, fs: FileSystem, directory: Path) -> Self:
+        """Lock and recover the copy in a directory, or make an empty one. As :func:`enter_log` raises."""
+        entered = enter_log(directory, fs=fs, owner=this_process())
+        try:
+            return cls(entered.fs, entered.directory, entered.release)
+        except BaseException:
+            entered.release()
+            raise
+
+    def __init__(self, fs: FileSystem, directory: Path, release: Callable[[], None]) -> None:
+        """Take the copy in a directory that is locked until ``release`` is called."""
+        self._fs, self._directory = fs, directory
+        self.release = release
+        """Unlocks the directory; twice is allowed."""
+        self.promise = load_promise(self._fs, self._directory)
+        """Whom it obeys."""
+        self._file: ActiveFile | None = None
+        self._header: SegmentHeader | None = None
+        self._is_sealed = False
+        self._has_hints = True
+        self.end = self._recover()
+        """Where it ends; its epoch and limit are those of the last look."""
+
+    # -- whom it obeys -----------------------------------------------------------------------
+
+    def obey(self, epoch: int, primary: str) -> CopyEnd:
+        """Promise to obey a primary, durably, and return where the copy ends.
+
+        FencedError if a later one, or another one of that epoch, has its promise.
+        """
+        self.promise.check(epoch, primary)
+        if (epoch, primary) != self.promise:
+            promise = Promise(epoch, primary)
+            keep_promise(self._fs, self._directory, promise)
+            self.promise = promise
+            self.sync()
+            self.end = self._recover()
+        return self.end
+
+    # -- what it has -------------------------------------------------------------------------
+
+    def extents(self) -> list[SegmentExtent]:
+        """Return its segments, oldest first."""
+        found = []
+        for start in pick_segments(self._directory, self._fs.list(self._directory)):
+            header = read_segment_header(self._fs, self._directory, start)
+            path = self._path(start)
+            if self._header is not None and start == self._header.start:
+                size, is_sealed = self.end.place.position, self._is_sealed
+            else:
+                with contextlib.closing(self._fs.open(path, "r")) as file:
+                    size, is_sealed = file.size(), True
+            found.append(SegmentExtent(start, header.salt or 0, header.created_us, size, is_sealed))
+        return found
+
+    def frames(self, start: int) -> list[tuple[int, int]]:
+        """Return the ends of a segment's frames, and their CRCs."""
+        return frames_of(self._fs, self._path(start))
+
+    def read(self, place: Place, size: int) -> bytes:
+        """Return bytes of a segment: those that are there."""
+        end = self.end.place
+        if place.segment == end.segment:
+            size = max(0, min(size, end.position - place.position))
+        path = self._path(place.segment)
+        return read_bytes(self._fs, path, place.created_us, place.position, size)
+
+    # -- changing it -------------------------------------------------------------------------
+
+    def write(self, place: Place, pieces: list[Buffer], *, seals: bool = False) -> None:
+        """Write bytes at a place, which is the end; at byte 0 they begin a segment, with its header.
+
+        With ``seals`` they end with its footer. ContentionError if they do not continue the copy; OSError.
+        """
+        if not place.position:
+            self._begin(place, pieces, seals=seals)
+            return
+        if place != self.end.place or self._is_sealed or self._file is None:
+            raise ContentionError(
+                f"the bytes at {place} do not continue the copy at {self.end.place}"
+            )
+        size = self._file.write(pieces)
+        self.end = self.end._replace(place=place._replace(position=place.position + size))
+        if seals:
+            self._file.sync()
+            self._file.trim()
+            self._is_sealed = True
+
+    def sync(self) -> Place:
+        """Make all that was written durable; return how far that is."""
+        if self._file is not None and self._file.has_unsynced:
+            self._file.sync()
+        return self.end.place
+
+    def cut(self, start: int, position: int) -> None:
+        """Remove everything behind a byte of a segment, durably; with ``position`` 0 the segment, too."""
+        self._forget_hints()
+        self._close_file()
+        starts = pick_segments(self._directory, self._fs.list(self._directory))
+        for at in reversed(starts):
+            if at > start or (at == start and not position):
+                self._fs.remove(self._path(at))
+                self._fs.sync_directory(self._directory)
+        if position and start in starts:
+            with contextlib.closing(self._fs.open(self._path(start), "r+")) as file:
+                file.truncate(max(position, HEADER_BYTES))
+                file.datasync()
+        self.end = self._recover()
+
+    def trim(self, head: int) -> None:
+        """Remove the segments wholly below the head."""
+        starts = pick_segments(self._directory, self._fs.list(self._directory))
+        for start, following in pairwise(starts):
+            if following > head:
+                break
+            self._forget_hints()
+            self._fs.remove(self._path(start))
+            self._fs.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Make all durable and close the files; OSError. The directory stays locked."""
+        try:
+            self.sync()
+        finally:
+            self._close_file()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _path(self, start: int) -> Path:
+        return self._directory / segment.file_name(start)
+
+    def _recover(self) -> CopyEnd:
+        self._close_file()
+        found = recover_end(self._fs, self._directory)
+        if found is None:
+            self._header, self._is_sealed = None, False
+            return NOTHING
+        header = self._header = found.header
+        path = self._path(header.start)
+        file = self._fs.open(path, "r+")
+        self._is_sealed = found.is_sealed
+        position = file.size() if found.is_sealed else found.position
+        self._file = ActiveFile(self._fs, path, file, position, _RESERVED_BYTES)
+        place = Place(header.start, header.created_us, position)
+        return CopyEnd(found.epoch, place, found.limit, found.log_id)
+
+    def _begin(self, place: Place, pieces: list[Buffer], *, seals: bool) -> None:
+        """Begin a segment behind the last one, or in its place if it begins anew."""
+        data = b"".join(pieces)
+        header = segment.decode_header(data[:HEADER_BYTES], str(self._path(place.segment)))
+        last = self._header
+        if (header.start, header.created_us) != place[:2]:
+            raise ContentionError(f"the header of another segment at {place}")
+        if last is not None and header.log_id != last.log_id:
+            raise CorruptionError(
+                "the copy belongs to another log; remove its directory, or give the log another name",
+                path=str(self._directory),
+                expected=last.log_id.hex(),
+                found=header.log_id.hex(),
+            )
+        if last is not None and place <= self.end.place:
+            raise ContentionError(f"a segment at {place} before the end, {self.end.place}")
+        if last is not None and header.start > last.start and not self._is_sealed:
+            raise ContentionError(f"a segment at {place} behind one that is not sealed")
+        self.sync()
+        self._forget_hints()
+        self._close_file()
+        path = self._path(header.start)
+        self._file = ActiveFile.create(self._fs, path, [data], _RESERVED_BYTES)
+        self._header, self._is_sealed = header, seals
+        self.end = CopyEnd(
+            max(self.end.epoch, header.epoch),
+            place._replace(position=len(data)),
+            max(self.end.limit, header.start),
+            header.log_id,
+        )
+
+    def _forget_hints(self) -> None:
+        """Remove checkpoint and cell, durably: they speak of what this machine wrote, or had."""
+        if not self._has_hints:
+            return
+        for name in (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(self._directory / name)
+        self._fs.sync_directory(self._directory)
+        self._has_hints = False
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

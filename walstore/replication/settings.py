@@ -1,0 +1,98 @@
+"""Replication: on which machines a log has copies, and how many of them have to have a record."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from walstore.errors import InvalidSettingsError
+from walstore.ports import Clock, Replicator
+from walstore.validation.arguments import as_count, as_seconds, as_text
+from walstore.wire.address import Address, parse_address
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MOST_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replication:
+    """Where the copies of a log are: option of :meth:`walstore.Wal.open`.
+
+    The program that opens the log with it is the primary, and its directory one of the copies. The nodes
+    are the other machines, each running ``walstore serve DIRECTORY --replicate``.
+    """
+
+    nodes: Sequence[str]
+    """Addresses of the other copies, 1 to 15: ``tls://host:7420``, ``tcp://127.0.0.1:7420``, ``unix:///…``."""
+    replicas: int | None = None
+    """Copies in all, the primary's included; must be one more than ``nodes``, and is if left out."""
+    quorum: int | None = None
+    """Copies that must have a record before it is acknowledged, the primary's included: 1 to ``replicas``.
+    More than half of them if left out. Any quorum and ``replicas - quorum + 1`` copies have one in common,
+    so that many are needed to take over."""
+    name: str | None = None
+    """Name of the log on the nodes, of letters, digits, ``_``, ``-`` and ``.``; default: its directory's."""
+    token: str | None = field(default=None, repr=False)
+    """What the nodes ask for (``WALSTORE_TOKEN`` there)."""
+    tls: ssl.SSLContext | None = None
+    """Trust for ``tls://`` addresses; the system's if left out."""
+    patience_seconds: float = 10.0
+    """How long opening waits for enough copies, and an append once there are too few, 0.01 to 3600."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nodes, str) or not isinstance(self.nodes, Sequence):
+            raise TypeError("nodes must be a list of addresses")
+        if not 1 <= len(self.nodes) <= 15:
+            raise InvalidSettingsError(f"nodes must be 1 to 15 addresses, not {len(self.nodes)}")
+        found = [str(address) for address in self.addresses]
+        if len(set(found)) < len(found):
+            raise InvalidSettingsError("two of the nodes have the same address")
+        if self.replicas is not None and as_count(self.replicas, "replicas") != len(found) + 1:
+            raise InvalidSettingsError(
+                f"replicas must be {len(found) + 1}, the nodes and this program, not {self.replicas}"
+            )
+        if self.quorum is not None:
+            as_count(self.quorum, "quorum", high=self.copies)
+        if self.name is not None:
+            check_log_name(self.name)
+        if not 0.01 <= as_seconds(self.patience_seconds, "patience_seconds") <= _MOST_SECONDS:
+            raise InvalidSettingsError(
+                f"patience_seconds must be 0.01 to 3600, not {self.patience_seconds!r}"
+            )
+
+    def begin(self, path: Path, clock: Clock) -> Replicator:
+        """Not for callers: return what replicates one opening of the log at ``path``."""
+        # Here, since what replicates knows these settings.
+        from walstore.replication.primary import Primary
+
+        return Primary(self, path, clock=clock)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """The nodes' addresses, parsed."""
+        return [parse_address(node) for node in self.nodes]
+
+    @property
+    def copies(self) -> int:
+        """Copies in all."""
+        return len(self.nodes) + 1
+
+    @property
+    def needed(self) -> int:
+        """Copies that must have a record."""
+        return self.copies // 2 + 1 if self.quorum is None else self.quorum
+
+
+def check_log_name(name: object) -> str:
+    """Return the name of a log on a node; TypeError or ValueError if it is none."""
+    found = as_text(name, "the name of a replicated log")
+    if not _NAME.fullmatch(found):
+        raise ValueError(
+            "the name of a replicated log has 1 to 100 letters, digits, '_', '-' and '.', and no '.' or '-' "
+            f"at the beginning, unlike {found[:200]!r}; give Replication(name=...)"
+        )
+    return found
