@@ -76,6 +76,7 @@ PAGES = {
     "versioned_collections": 2,
     "web_application": 1,
     "work_queue": 2,
+    "replication": 1,
 }
 """How many programs each page has."""
 

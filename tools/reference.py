@@ -91,8 +91,8 @@ PAGES = [
         "Serving a log, and connecting to it",
         "`connect`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) explain them.",
         {
-            "walstore": "connect RemoteWal",
-            "walstore.serve": "Server ServeSettings",
+            "walstore": "connect RemoteWal Replication",
+            "walstore.serve": "Server ServeSettings ReplicaNode",
             "walstore.http": "HttpServer HttpSettings",
         },
     ),
@@ -229,7 +229,8 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial",
     "How-tos": (
-        "web_application several_processes serving http work_queue transactions streams readonly consumers "
+        "web_application several_processes serving http work_queue replication transactions streams readonly "
+        "consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "

@@ -26,7 +26,7 @@ from walstore.validation.fields import (
 __all__ = ["GIB", "KIB", "MIB", "Settings", "parse_durability"]
 
 _LEVEL = Rule(
-    "Level an append waits for unless the call names one. A log with 'replication=' has 'replicated' instead of "
+    "Level an append waits for unless the call names one. With 'replication=' it is 'replicated' instead of "
     "'disk'.",
     "",
     words=tuple(level.value for level in Durability),

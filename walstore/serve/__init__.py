@@ -1,6 +1,7 @@
 """Serving logs to other processes: ``Server`` owns them, clients use :func:`walstore.connect`."""
 
+from walstore.replication.node import ReplicaNode
 from walstore.serve.server import Server
 from walstore.serve.settings import ServeSettings
 
-__all__ = ["ServeSettings", "Server"]
+__all__ = ["ReplicaNode", "ServeSettings", "Server"]

@@ -165,3 +165,40 @@ async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 4
+
+
+async def test_copies_and_their_primary(tmp_path: Path) -> None:
+    """Each line of docs/replication.md as a process of its own."""
+    sockets = [tmp_path / f"{name}.sock" for name in "bc"]
+    with (
+        serving(tmp_path / "b", "--replicate", "--unix", sockets[0]) as (_, said),
+        serving(tmp_path / "c", "--replicate", "--unix", sockets[1]),
+    ):
+        assert said == {"copies": str(tmp_path / "b"), "addresses": [f"unix://{sockets[0]}"]}
+        replicas = [word for path in sockets for word in ("--replica", f"unix://{path}")]
+        with serving(tmp_path / "a" / "orders", *replicas) as (process, said):
+            async with connect(said["addresses"][0]) as log:
+                await log.append(b"v")
+                await log.append(b"w", durability="replicated")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    assert [record.value for record in await contents(tmp_path / "b" / "orders")] == [b"v", b"w"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--replicate", "--store"),
+        ("--replicate", "--replica", "unix:///a"),
+        ("--replica", "unix:///a", "--store"),
+        ("--replica", "unix:///a", "--tier", "file:///nowhere"),
+        ("--replica", "http://a"),
+    ],
+    ids=case,
+)
+def test_options_that_exclude_each_other(
+    arguments: tuple[str, ...], tmp_path: Path, cli: Cli
+) -> None:
+    done = cli("serve", tmp_path / "log", *arguments)
+    assert (done.code, done.out) == (1, b"")
+    assert not (tmp_path / "log").exists()
