@@ -98,8 +98,11 @@ class FencedError(WalError):
 
     Raised for a fence of the log, or for the cloud prefix that a local log ships to: then the log is
     closed, and the records on its disk stay there. ``outcome`` is ``"unknown"`` for a record that is on
-    this disk: only the log that continues elsewhere shows whether it has the record, too.
+    this disk: only the log that continues elsewhere shows whether it has the record, too. ``epoch`` is the
+    newer owner's, of a replicated log; None if it is not known.
     """
+
+    epoch: int | None = None
 
 
 class CorruptionError(WalError):

@@ -193,8 +193,8 @@ class ReplicatedLog(Protocol):
     def on_too_few(self, error: WalError) -> None:
         """There have been too few copies for too long: callers need not wait any more."""
 
-    def on_fenced(self, error: WalError) -> None:
-        """Another primary has taken over."""
+    def on_failed(self, error: Exception) -> None:
+        """Another primary has taken over (FencedError), or the copying ended by a defect."""
 
 
 class Replicator(Protocol):

@@ -2,7 +2,7 @@
 
 Of local logs; with ``--cloud`` of logs in object storage, of which even seeds have the layout ``swap``; with
 ``--collections`` of versioned collections, of which odd seeds have the kind ``upsert``; with ``--groups`` of
-groups whose members share an object in a store.
+groups whose members share an object in a store; with ``--replicas`` of a log on several machines.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from tests.sim.groups import history as group_history
 from tests.sim.groups import plan as group_plan
 from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.history import History
+from tests.sim.replicas import history as replica_history
+from tests.sim.replicas import plan as replica_plan
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
 
@@ -64,6 +66,13 @@ GROUPS: Final = Kind(
     group_history.GroupHistory,
     group_history.happenings,
     GROUP_RULES,
+)
+REPLICAS: Final = Kind(
+    " --replicas",
+    replica_plan.draw,
+    replica_history.ReplicaHistory,
+    replica_history.happenings,
+    replica_history.REPLICA_RULES,
 )
 CLOUD: Final = Kind(" --cloud", cloud_plan.draw, CloudHistory, cloud_events.events, CLOUD_RULES)
 
@@ -191,6 +200,7 @@ def main() -> int:
     parser.add_argument("--cloud", action="store_true", help="simulate logs in object storage")
     parser.add_argument("--collections", action="store_true", help="simulate collections")
     parser.add_argument("--groups", action="store_true", help="simulate groups in a store")
+    parser.add_argument("--replicas", action="store_true", help="simulate a replicated log")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
     parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -207,7 +217,12 @@ def main() -> int:
     options = parser.parse_args()
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
-    chosen = [(options.collections, COLLECTIONS), (options.cloud, CLOUD), (options.groups, GROUPS)]
+    chosen = [
+        (options.collections, COLLECTIONS),
+        (options.cloud, CLOUD),
+        (options.groups, GROUPS),
+        (options.replicas, REPLICAS),
+    ]
     kind = next((kind for is_chosen, kind in chosen if is_chosen), LOCAL)
     if options.seed is None:
         holds = run_many(

@@ -56,7 +56,12 @@ def where(task: asyncio.Task[Any]) -> str:
     """Return the innermost lines at which a task waits."""
     lines = []
     at: Any = task.get_coro()
-    while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
+    while at is not None:
+        if getattr(at, "gi_frame", None) is not None:  # of an object that can be awaited
+            at = at.gi_yieldfrom
+            continue
+        if (frame := getattr(at, "cr_frame", None)) is None:
+            break
         lines.append(
             f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
         )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from walstore.errors import FencedError, WalError
+from walstore.errors import WalClosedError, WalError
 from walstore.files.directory import read_segment_header
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.format import segment
@@ -63,10 +63,9 @@ class EngineSource:
         if replicated is not None:
             replicated.fail_waiting(lambda _: copy_error(error))
 
-    def on_fenced(self, error: WalError) -> None:
+    def on_failed(self, error: Exception) -> None:
         """As the port says."""
-        fenced = error if isinstance(error, FencedError) else FencedError(str(error))
-        self._engine.writer.fail(fenced)
+        self._engine.writer.fail(error)
         self._engine.request_close()
 
 
@@ -81,7 +80,11 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
         replicator.start(source, engine.opened.log_id)
         await engine.writer.mark_epoch()
         await replicator.wait_all()
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(WalError):
             await engine.close()
+        failure = engine.writer.failure
+        if isinstance(error, WalClosedError) and failure is not None:
+            cause = failure.__cause__
+            raise copy_error(cause if isinstance(cause, WalError) else failure) from cause
         raise

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 from walstore.ports import Buffer
-from walstore.replication.position import CopyEnd, Place, SegmentExtent, common_frames, cut_of
+from walstore.replication.position import (
+    NOTHING,
+    CopyEnd,
+    Place,
+    SegmentExtent,
+    common_frames,
+    cut_of,
+)
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
 from walstore.runtime.error_mapping import copy_error, is_full
@@ -66,10 +74,21 @@ class LocalCopy:
         self._writes: list[_QueuedWrite] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def obey(self, epoch: int, primary: str) -> CopyEnd:
+    async def obey(self, epoch: int, primary: str, *, is_elected: bool = False) -> CopyEnd:
         """Promise to obey a primary; as :meth:`Replica.obey`."""
         await self.settled()
-        return await self._run(self._replica.obey, epoch, primary)
+        obey = partial(self._replica.obey, epoch, primary, is_elected=is_elected)
+        return await self._run(obey)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what it says counts."""
+        return self._replica.promise.is_whole
+
+    async def make_whole(self, *, by: Promise | None = None) -> None:
+        """Let what it says count from now on, durably."""
+        await self.settled()
+        await self._run(self._for, by, self._replica.make_whole)
 
     async def extents(self) -> Sequence[SegmentExtent]:
         """As of :class:`SourceCopy`."""
@@ -139,14 +158,14 @@ class LocalCopy:
     def _write_some(self, writes: Sequence[_QueuedWrite]) -> Place:
         for write in writes:
             if write.by is not None:
-                self._replica.promise.check_same(*write.by)
+                self._replica.promise.check_same(*write.by.author)
             self._replica.write(write.place, write.pieces, seals=write.seals)
         return self._replica.sync()
 
     def _for(self, by: Promise | None, call: Callable[..., _T], *args: object) -> _T:
         """Do what a primary asks for, if the copy still obeys it."""
         if by is not None:
-            self._replica.promise.check_same(*by)
+            self._replica.promise.check_same(*by.author)
         return call(*args)
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
@@ -165,22 +184,26 @@ async def catch_up(
     end: CopyEnd,
     *,
     log_id: bytes,
-    until: Place | None = None,
+    replaces: bool = False,
 ) -> Place:
     """Make a copy agree with its source, cut what the source does not have, and copy the rest.
 
     Returns where the target ends: at ``until``, if it is given, or where the source ended when this was
-    called. ``end`` is where the target ends before, ``log_id`` the source's identity. CorruptionError if the
-    target belongs to another log: nothing of that is removed. StorageUnavailableError if the source changed
-    meanwhile: call again.
+    called. ``end`` is where the target ends before, ``log_id`` the source's identity. CorruptionError if
+    the target belongs to another log: nothing of that is removed, unless the copy ``replaces`` it. That is
+    for a copy that counts: it may be of the same log when its making failed, before anything was
+    acknowledged. StorageUnavailableError if the source changed meanwhile: call again.
     """
     if end.log_id and end.log_id != log_id:
-        raise CorruptionError(
-            "a copy of another log has this one's name; give the log another name, or remove that copy",
-            path="replication",
-            expected=log_id.hex(),
-            found=end.log_id.hex(),
-        )
+        if not replaces:
+            raise CorruptionError(
+                "a copy of another log has this one's name; give the log another name, or remove that copy",
+                path="replication",
+                expected=log_id.hex(),
+                found=end.log_id.hex(),
+            )
+        await target.cut(0, 0)
+        end = NOTHING
     extents = list(await source.extents())
     place = await _agree(source, target, extents, end)
     for extent in extents:
@@ -188,10 +211,7 @@ async def catch_up(
             continue
         is_begun = extent.start == place.segment
         at = place if is_begun else Place(extent.start, extent.created_us, 0)
-        limit = extent.size
-        if until is not None and (extent.start, extent.created_us) == until[:2]:
-            limit = until.position
-        place = await _copy(source, target, at, limit, is_sealed=extent.is_sealed)
+        place = await _copy(source, target, at, extent.size, is_sealed=extent.is_sealed)
     return place
 
 

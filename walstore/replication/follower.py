@@ -42,21 +42,23 @@ class Follower:
         self._wake = asyncio.Event()
         self._under_way = 0
         self._place = Place(0, 0, 0)
+        self._copy: RemoteCopy | None = None
+        """While it counts."""
 
     def wake(self) -> None:
         """There is something to copy."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Copy until the primary ends, or is fenced by a newer one. A node that fails is tried again."""
+        """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
         pause = _FIRST_PAUSE_SECONDS
         was_told = False
         while True:
             error = await self._try_to_follow()
-            if isinstance(error, FencedError):
-                self._primary.fenced(error)
-                return
             was_present, self.is_present = self.is_present, False
+            # A newer primary that did not win takes its copy from this one, and no more.
+            if isinstance(error, FencedError) and self._primary.is_passed_over(error):
+                return
             if was_present or not was_told:
                 logger.warning("the copy at %s is behind: %s", self.address, error)
                 was_told = True
@@ -79,15 +81,27 @@ class Follower:
         try:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
-            end = await copy.obey()
-            self._place = await catch_up(primary, copy, end, log_id=primary.log_id)
+            end, is_whole = await copy.obey(is_elected=True)
+            self._place = await catch_up(
+                primary, copy, end, log_id=primary.log_id, replaces=is_whole
+            )
+            if not is_whole:
+                await primary.admit(copy)
+            self._copy = copy
             self._note(self._place)
             self.is_present = True
             async with asyncio.TaskGroup() as tasks:
                 await self._stream(copy, tasks)
         finally:
-            self._under_way = 0
+            self._under_way, self._copy = 0, None
             await client.aclose()
+
+    async def confirm(self) -> bool:
+        """Return whether the copy counts, and obeys this primary now."""
+        try:
+            return self._copy is not None and await self._copy.confirm()
+        except WalError:
+            return False
 
     async def _stream(self, copy: RemoteCopy, tasks: asyncio.TaskGroup) -> None:
         """Send what is written as it is written; answers come while more is sent."""

@@ -125,14 +125,20 @@ class ReplicaNode:
 # -- what a primary may ask for --------------------------------------------------------------
 
 
-async def _obey(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
+async def _obey(held: HeldReplica, _: memoryview, epoch: int, primary: str, is_elected: Any) -> Any:
     if not _offset(epoch) > 0 or type(primary) is not str:
         raise InvalidSettingsError("an epoch that is none")
-    return (await held.copy.obey(epoch, primary)).pack()
+    end = await held.copy.obey(epoch, primary, is_elected=bool(is_elected))
+    return [end.pack(), held.copy.is_whole]
 
 
-async def _state(held: HeldReplica, _: memoryview) -> Any:
-    return [held.replica.promise.epoch, held.replica.end.pack()]
+async def _confirm(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    return held.copy.is_whole
+
+
+async def _make_whole(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
+    await held.copy.make_whole(by=Promise(epoch, primary))
 
 
 async def _extents(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
@@ -179,7 +185,8 @@ def _offset(value: object) -> int:
 
 VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "obey": _obey,
-    "state": _state,
+    "confirm": _confirm,
+    "make_whole": _make_whole,
     "extents": _extents,
     "frames": _frames,
     "read": _read,

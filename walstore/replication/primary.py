@@ -15,12 +15,13 @@ Invariants (tests/walstore/replication, tests/scenarios/test_82_replicas_killed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from walstore.errors import StorageUnavailableError, WalError
+from walstore.errors import FencedError, StorageUnavailableError, WalClosedError, WalError
 from walstore.format.segment import HEADER_BYTES, decode_header
 from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
@@ -34,6 +35,8 @@ from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
 from walstore.wire.address import Address
+
+logger = logging.getLogger("walstore")
 
 _T = TypeVar("_T")
 _TAG_BYTES: Final = 8
@@ -77,6 +80,7 @@ class Primary:
         self._followers: list[Follower] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
+        self._newest: FencedError | None = None
         self._lonely_since: float | None = None
 
     @property
@@ -113,7 +117,11 @@ class Primary:
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         async def run() -> None:
-            await work()
+            try:
+                await work()
+            except Exception as error:
+                logger.exception("%s ended by a defect", name)
+                self._fail(error)
 
         self._tasks.append(self._loop.create_task(run(), name=name))
 
@@ -129,10 +137,50 @@ class Primary:
         if self._log is not None and limit:
             self._log.on_replicated(limit)
 
-    def fenced(self, error: WalError) -> None:
-        """Another primary has taken over: nothing is acknowledged any more."""
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough copies are there to acknowledge what is written."""
+        return self._present >= self.settings.needed
+
+    @property
+    def _present(self) -> int:
+        return 1 + sum(follower.is_present for follower in self._followers)
+
+    async def admit(self, copy: RemoteCopy) -> None:
+        """Let a copy count that is new, or whose disk is, and has caught up.
+
+        It may have obeyed a newer primary and not know. So enough of the others have to obey this one still:
+        then there was no newer one before the copy was asked. StorageUnavailableError if they do not answer.
+        """
+        needed = max(self.settings.needed, self.settings.needed_to_take_over)
+        answers = await asyncio.gather(*(follower.confirm() for follower in self._followers))
+        found = 1 + sum(answers)
+        if found < min(needed, self.settings.copies):
+            raise StorageUnavailableError(
+                f"the copy at {copy.client.address} is new, and {needed} others have to be there before it "
+                f"counts; there are {found}"
+            )
+        await copy.make_whole()
+
+    def is_passed_over(self, error: FencedError) -> bool:
+        """Take note of a copy that obeys a newer primary; return whether that has taken over.
+
+        It may have failed to: then there are enough other copies. While this one opens, they may still be on
+        their way.
+        """
+        self._newest = error
+        if self.has_quorum or not self._replicated.value:
+            return False
+        self._fail(error)
+        return True
+
+    def _fail(self, error: Exception) -> None:
         if self._log is not None and not self._is_closed:
-            self._log.on_fenced(error)
+            self._log.on_failed(error)
+        self._end_waits(error if isinstance(error, WalError) else WalClosedError(str(error)))
+
+    def _end_waits(self, error: WalError) -> None:
+        self._replicated.fail(lambda _: copy_error(error))
 
     async def wait_all(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
@@ -151,6 +199,7 @@ class Primary:
     async def aclose(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
         self._is_closed = True
+        self._end_waits(WalClosedError("the log is closed"))
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -170,22 +219,23 @@ class Primary:
         """Tell when there have been too few copies for too long, and when there are enough again."""
         while True:
             await self.clock.sleep(min(_PAUSE_SECONDS, self.settings.patience_seconds / 4))
-            present = 1 + sum(follower.is_present for follower in self._followers)
             now = self.clock.monotonic()
-            if present >= self.settings.needed:
+            if self.has_quorum:
                 self._lonely_since = self.trouble = None
                 continue
             if self._lonely_since is None:
                 self._lonely_since = now
             if now - self._lonely_since >= self.settings.patience_seconds:
-                self._give_up(present)
+                self._give_up()
 
-    def _give_up(self, present: int) -> None:
+    def _give_up(self) -> None:
         """Let nobody wait any longer; the writes go on, and count when there are enough copies again."""
         self.trouble = StorageUnavailableError(
-            f"{present} of {self.settings.copies} copies of {self.name!r} are there, and "
+            f"{self._present} of {self.settings.copies} copies of {self.name!r} are there, and "
             f"{self.settings.needed} are needed; nothing is acknowledged until there are more"
         )
+        if not self._replicated.value and self._newest is not None:  # it never was open
+            self._fail(self._newest)
         error = copy_error(self.trouble)
         error.outcome = "unknown"
         if self._log is not None:

@@ -1,9 +1,13 @@
 """Promise: the last primary that a copy has promised to obey. A file in the log's directory.
 
 ``PROMISE`` is JSON: ``version`` (1), ``epoch``, ``primary`` (16 hex digits, of one opening of the log),
-``crc`` (CRC-32C of the other two as ``{epoch} {primary}``). It is durable before anybody learns of the
-promise. From then on the copy takes nothing from a primary of an earlier epoch, or of another one with the
-same.
+``whole``, and ``crc`` (CRC-32C of the other three as ``{epoch} {primary} {0 or 1}``). It is durable before
+anybody learns of the promise. From then on the copy takes nothing from a primary of an earlier epoch, or of
+another with the same.
+
+A copy that is not *whole* is new, or its disk is: it does not know what it promised and acknowledged
+before, so nothing that it says counts. It becomes whole when it has all that was acknowledged, and those
+that count still obey its primary.
 """
 
 from __future__ import annotations
@@ -27,22 +31,37 @@ class Promise(NamedTuple):
 
     epoch: int = 0
     primary: str = ""
+    is_whole: bool = False
+    """Whether what the copy says counts."""
 
-    def check(self, epoch: int, primary: str) -> None:
-        """Raise FencedError if a primary is not the one of the promise, nor a later one."""
-        if (epoch, primary) != self and epoch <= self.epoch:
-            raise FencedError(
-                f"epoch {epoch} is over: a copy of the log follows the primary of epoch {self.epoch}",
-                outcome="not_written",
+    @property
+    def author(self) -> tuple[int, str]:
+        """Whom it obeys."""
+        return self.epoch, self.primary
+
+    def check(self, epoch: int, primary: str, *, is_elected: bool = False) -> None:
+        """Raise FencedError if a primary is not the one of the promise, nor a later one.
+
+        One that was elected has the promises of most copies for its epoch, so no other one of that epoch
+        is: the promise that this copy gave to that is void.
+        """
+        is_other = (epoch, primary) != self.author
+        if is_other and (epoch < self.epoch or (epoch == self.epoch and not is_elected)):
+            raise self._fenced(
+                f"epoch {epoch} is over: a copy of the log follows the primary of epoch {self.epoch}"
             )
 
     def check_same(self, epoch: int, primary: str) -> None:
         """Raise FencedError if a primary is not the one of the promise."""
-        if (epoch, primary) != self:
-            raise FencedError(
-                f"the primary of epoch {epoch} has no promise of this copy, which follows epoch {self.epoch}",
-                outcome="not_written",
+        if (epoch, primary) != self.author:
+            raise self._fenced(
+                f"the primary of epoch {epoch} has no promise of this copy, which follows epoch {self.epoch}"
             )
+
+    def _fenced(self, message: str) -> FencedError:
+        error = FencedError(message, outcome="not_written")
+        error.epoch = self.epoch
+        return error
 
 
 def load_promise(fs: FileSystem, directory: Path) -> Promise:
@@ -57,9 +76,16 @@ def load_promise(fs: FileSystem, directory: Path) -> Promise:
         return Promise()
     try:
         match json.loads(data):
-            case {"version": 1, "epoch": int(epoch), "primary": str(primary), "crc": int(crc)}:
-                if crc == _crc(epoch, primary):
-                    return Promise(epoch, primary)
+            case {
+                "version": 1,
+                "epoch": int(epoch),
+                "primary": str(primary),
+                "whole": bool(is_whole),
+                "crc": int(crc),
+            }:
+                found = Promise(epoch, primary, is_whole)
+                if crc == _crc(found):
+                    return found
             case {"version": int(version)} if version != _VERSION:
                 raise FormatVersionError(
                     "the promise is newer", path=str(path), found=version, supported=_VERSION
@@ -74,9 +100,16 @@ def load_promise(fs: FileSystem, directory: Path) -> Promise:
 
 def keep_promise(fs: FileSystem, directory: Path, promise: Promise) -> None:
     """Make a promise durable. Blocking; OSError, and then the old one or this one holds."""
-    data = {"version": _VERSION, **promise._asdict(), "crc": _crc(*promise)}
+    data = {
+        "version": _VERSION,
+        "epoch": promise.epoch,
+        "primary": promise.primary,
+        "whole": promise.is_whole,
+        "crc": _crc(promise),
+    }
     write_durably(fs, directory / FILE_NAME, json.dumps(data).encode())
 
 
-def _crc(epoch: int, primary: str) -> int:
-    return int(crc32c(f"{epoch} {primary}".encode()))
+def _crc(promise: Promise) -> int:
+    text = f"{promise.epoch} {promise.primary} {int(promise.is_whole)}"
+    return int(crc32c(text.encode()))

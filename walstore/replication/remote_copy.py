@@ -46,9 +46,20 @@ class RemoteCopy:
         self._author = (epoch, primary)
         self._seconds = seconds
 
-    async def obey(self) -> CopyEnd:
-        """Let the copy promise to obey this primary; return where it ends. FencedError."""
-        return CopyEnd.unpack(await self._call("obey"))
+    async def obey(self, *, is_elected: bool = False) -> tuple[CopyEnd, bool]:
+        """Let the copy promise to obey this primary; return where it ends, and if it counts. FencedError."""
+        match await self._call("obey", is_elected):
+            case [packed, bool(is_whole)]:
+                return CopyEnd.unpack(packed), is_whole
+        raise StorageUnavailableError("a node answered with no promise")
+
+    async def confirm(self) -> bool:
+        """Return whether the copy counts; FencedError if it does not obey this primary any more."""
+        return bool(await self._call("confirm"))
+
+    async def make_whole(self) -> None:
+        """Let what the copy says count from now on."""
+        await self._call("make_whole")
 
     async def extents(self) -> Sequence[SegmentExtent]:
         """As of :class:`walstore.replication.copies.SourceCopy`."""

@@ -7,7 +7,8 @@ Invariants (tests/walstore/replication/test_replica.py)
   P1  A promise is durable before it is given, and nothing of an earlier primary is taken after it.
   P2  Bytes continue what is there, to the byte; a replica never has a gap.
   P3  What :meth:`sync` reported is there after a crash.
-  P4  The checkpoint and cell of a time as primary are gone, durably, before anything they speak of is cut.
+  P4  The checkpoint and cell of a time as primary are gone, durably, before anything is changed: they speak
+      of what this machine wrote, and of an epoch that may have come to nothing.
 """
 
 from __future__ import annotations
@@ -63,19 +64,26 @@ class Replica:
 
     # -- whom it obeys -----------------------------------------------------------------------
 
-    def obey(self, epoch: int, primary: str) -> CopyEnd:
+    def obey(self, epoch: int, primary: str, *, is_elected: bool = False) -> CopyEnd:
         """Promise to obey a primary, durably, and return where the copy ends.
 
-        FencedError if a later one, or another one of that epoch, has its promise.
+        FencedError if a later one, or another one of that epoch, has its promise; see :meth:`Promise.check`.
         """
-        self.promise.check(epoch, primary)
-        if (epoch, primary) != self.promise:
-            promise = Promise(epoch, primary)
-            keep_promise(self._fs, self._directory, promise)
-            self.promise = promise
+        self.promise.check(epoch, primary, is_elected=is_elected)
+        if (epoch, primary) != self.promise.author:
+            self._keep(self.promise._replace(epoch=epoch, primary=primary))
             self.sync()
             self.end = self._recover()
         return self.end
+
+    def make_whole(self) -> None:
+        """Let what this copy says count from now on, durably."""
+        if not self.promise.is_whole:
+            self._keep(self.promise._replace(is_whole=True))
+
+    def _keep(self, promise: Promise) -> None:
+        keep_promise(self._fs, self._directory, promise)
+        self.promise = promise
 
     # -- what it has -------------------------------------------------------------------------
 
@@ -119,6 +127,7 @@ class Replica:
             raise ContentionError(
                 f"the bytes at {place} do not continue the copy at {self.end.place}"
             )
+        self._forget_hints()
         size = self._file.write(pieces)
         self.end = self.end._replace(place=place._replace(position=place.position + size))
         if seals:
@@ -216,7 +225,7 @@ class Replica:
         )
 
     def _forget_hints(self) -> None:
-        """Remove checkpoint and cell, durably: they speak of what this machine wrote, or had."""
+        """Remove checkpoint and cell, durably."""
         if not self._has_hints:
             return
         for name in (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME):

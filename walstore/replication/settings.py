@@ -27,13 +27,14 @@ class Replication:
     """
 
     nodes: Sequence[str]
-    """Addresses of the other copies, 1 to 15: ``tls://host:7420``, ``tcp://127.0.0.1:7420``, ``unix:///…``."""
+    """Addresses of the other copies, 1 to 15: ``tls://host:7420``, ``tcp://127.0.0.1:7420``,
+    ``unix:///…``."""
     replicas: int | None = None
     """Copies in all, the primary's included; must be one more than ``nodes``, and is if left out."""
     quorum: int | None = None
     """Copies that must have a record before it is acknowledged, the primary's included: 1 to ``replicas``.
     More than half of them if left out. Any quorum and ``replicas - quorum + 1`` copies have one in common,
-    so that many are needed to take over."""
+    so that many are needed to take over, and more than half."""
     name: str | None = None
     """Name of the log on the nodes, of letters, digits, ``_``, ``-`` and ``.``; default: its directory's."""
     token: str | None = field(default=None, repr=False)
@@ -80,6 +81,14 @@ class Replication:
     def copies(self) -> int:
         """Copies in all."""
         return len(self.nodes) + 1
+
+    @property
+    def needed_to_take_over(self) -> int:
+        """Copies that must promise to obey a new primary: one of so many has what was acknowledged.
+
+        And more than half of them, so that of each epoch there is one primary.
+        """
+        return max(self.copies - self.needed + 1, self.copies // 2 + 1)
 
     @property
     def needed(self) -> int:

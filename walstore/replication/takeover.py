@@ -3,6 +3,9 @@
 An append was acknowledged when ``quorum`` copies had it. Any ``replicas - quorum + 1`` copies contain one
 of those, so the best of that many has everything that was acknowledged. Each of them promises first to obey
 nobody older.
+
+Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
+needs all of them once: if none is whole, and at most one has records, that one is the log.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class _Promised(NamedTuple):
     """A copy that has promised to obey."""
 
     end: CopyEnd
+    is_whole: bool
     copy: RemoteCopy | None
     """None for the primary's own."""
 
@@ -49,13 +53,17 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
+        told: WalError | None = None
         while True:
             refused = await _try_epoch(primary, own, epoch, deadline)
             if refused is None:
                 return epoch
+            if told is None or isinstance(told, FencedError):
+                told = refused  # not what the last attempt says, which had no time
             if clock.monotonic() >= deadline:
-                raise refused
-            epoch += 1
+                raise told
+            newest = refused.epoch if isinstance(refused, FencedError) else None
+            epoch = max(epoch, newest or 0) + 1
             await clock.sleep(_PAUSE_SECONDS * (0.5 + primary.make_tag()[0] / 256))
     finally:
         await own.aclose()
@@ -66,36 +74,48 @@ async def _try_epoch(
 ) -> WalError | None:
     """Collect promises for an epoch, and get what the best copy has; return why that failed, if so."""
     settings = primary.settings
-    needed = settings.copies - settings.needed + 1
     clients = [primary.client_of(address) for address in settings.addresses]
-    promised = [_Promised(await own.obey(epoch, primary.tag), None)]
+    promised = [_Promised(await own.obey(epoch, primary.tag), own.is_whole, None)]
     errors: list[WalError] = []
 
     async def ask(copy: RemoteCopy) -> None:
         try:
             await copy.client.connect()
-            promised.append(_Promised(await copy.obey(), copy))
+            promised.append(_Promised(*await copy.obey(), copy))
         except WalError as error:
             errors.append(error)
+
+    def are_enough() -> bool:
+        return sum(one.is_whole for one in promised) >= settings.needed_to_take_over
+
+    def is_decided() -> bool:
+        return are_enough() or any(isinstance(error, FencedError) for error in errors)
 
     try:
         async with asyncio.TaskGroup() as tasks:
             asking = {tasks.create_task(ask(primary.copy_at(client, epoch))) for client in clients}
-            await _until(
-                lambda: len(promised) >= needed, asking, deadline - primary.clock.monotonic()
-            )
+            await _until(is_decided, asking, deadline - primary.clock.monotonic())
             for task in asking:
                 task.cancel()
-        if len(promised) < needed:
-            return _too_few(primary, len(promised), needed, errors)
+        if not are_enough() and not _is_new(promised, settings.copies):
+            return _too_few(primary, promised, errors)
         try:
-            await _adopt(primary.name, own, promised)
+            await _adopt(primary.name, own, promised, is_new=not are_enough())
         except StorageUnavailableError as error:
             return error
         return None
     finally:
         for client in clients:
             await client.aclose()
+
+
+def _is_new(promised: Sequence[_Promised], copies: int) -> bool:
+    """Return whether these are all copies, and never were copies of a log before."""
+    return (
+        len(promised) == copies
+        and sum(one.end.limit > 1 for one in promised) <= 1
+        and not any(one.is_whole and one.end.limit > 1 for one in promised)
+    )
 
 
 async def _until(holds: Callable[[], bool], tasks: set[asyncio.Task[None]], seconds: float) -> None:
@@ -108,25 +128,41 @@ async def _until(holds: Callable[[], bool], tasks: set[asyncio.Task[None]], seco
         _, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _too_few(primary: Primary, found: int, needed: int, errors: Sequence[WalError]) -> WalError:
-    fenced = next((error for error in errors if isinstance(error, FencedError)), None)
-    if fenced is not None:
-        return fenced
+def _too_few(
+    primary: Primary, promised: Sequence[_Promised], errors: Sequence[WalError]
+) -> WalError:
+    fenced = [error for error in errors if isinstance(error, FencedError)]
+    if fenced:
+        return max(fenced, key=lambda error: error.epoch or 0)
+    settings = primary.settings
+    whole, new = (sum(one.is_whole is wanted for one in promised) for wanted in (True, False))
     why = f": {errors[0]}" if errors else ""
+    also = (
+        f" ({new} more are new, and do not count; a new log needs all of them once)" if new else ""
+    )
     return StorageUnavailableError(
-        f"{found} of {primary.settings.copies} copies of {primary.name!r} answer, and {needed} are needed to "
-        f"take over{why}; start more nodes, then open the log again"
+        f"{whole} of {settings.copies} copies of {primary.name!r} answer, and "
+        f"{settings.needed_to_take_over} are needed to take over{also}{why}; start more nodes, then open the "
+        "log again"
     )
 
 
-async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised]) -> None:
+async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool) -> None:
     """Make the own copy equal to the one that has most, if that is another."""
-    best = max(promised, key=lambda one: (one.end.epoch, one.end.place))
-    mine = promised[0].end
-    if best.copy is None or (best.end.epoch, best.end.place) <= (mine.epoch, mine.place):
-        return
-    logger.info("%s is continued from the copy at %s", name, best.copy.client.address)
-    await catch_up(best.copy, own, mine, log_id=best.end.log_id)
+    counted = [one for one in promised if one.is_whole or is_new]
+    best = max(counted, key=lambda one: (one.end.epoch, one.end.place))
+    mine = promised[0]
+    has_more = (best.end.epoch, best.end.place) > (mine.end.epoch, mine.end.place)
+    is_other = best.copy is not None and bool(best.end.log_id)
+    if is_other and (has_more or not (mine.is_whole or is_new)):
+        assert best.copy is not None
+        logger.info("%s is continued from the copy at %s", name, best.copy.client.address)
+        await catch_up(best.copy, own, mine.end, log_id=best.end.log_id, replaces=mine.is_whole)
+    if is_new:
+        for one in promised:
+            if one.copy is not None:
+                await one.copy.make_whole()
+    await own.make_whole()
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from tests.walstore.replication.cluster import SMALL, Cluster, values
+from tests.walstore.replication.cluster import SMALL, Cluster, Machine, values
 from walstore import (
     CorruptionError,
     FencedError,
@@ -41,9 +41,16 @@ async def caught_up(cluster: Cluster, wal: Wal, *numbers: int) -> None:
 
         def is_there(replica: Any = replica, tail: Any = tail) -> bool:
             place = replica.end.place
-            return (place.segment, place.position) == (tail.active.start, tail._file.position)
+            is_equal = (place.segment, place.position) == (tail.active.start, tail._file.position)
+            return is_equal and replica.promise.is_whole
 
         await until(is_there)
+
+
+def forget(machine: Machine) -> None:
+    """Give a machine a new, empty disk."""
+    for path in (machine.path / "orders").iterdir():
+        path.unlink()
 
 
 async def test_copies_are_the_same_files(cluster: Cluster) -> None:
@@ -153,8 +160,7 @@ async def test_a_copy_that_was_lost_is_made_anew(cluster: Cluster) -> None:
     for number in range(200):
         await wal.append(b"%d" % number + b"v" * 1000)
     await cluster.machines[2].stop()
-    for path in (cluster.machines[2].path / "orders").iterdir():
-        path.unlink()
+    forget(cluster.machines[2])
     await wal.trim(100)
     await cluster.machines[2].start()
     await caught_up(cluster, wal, 2)
@@ -168,6 +174,11 @@ async def test_a_copy_that_was_lost_is_made_anew(cluster: Cluster) -> None:
 
 
 async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:
+    await cluster.machines[2].stop()
+    with pytest.raises(StorageUnavailableError, match="a new log needs all of them once"):
+        await cluster.primary(0, patience_seconds=0.3)
+    await cluster.machines[2].start()
+    await (await cluster.primary(0)).aclose()
     for number in (1, 2):
         await cluster.machines[number].stop()
     with pytest.raises(StorageUnavailableError, match="1 of 3 copies") as caught:
@@ -180,13 +191,11 @@ async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:
 
 
 async def test_a_copy_of_another_log_is_not_touched(cluster: Cluster) -> None:
+    await (await cluster.primary(0)).aclose()
     await cluster.machines[1].stop()
+    forget(cluster.machines[1])
     async with Wal.open(cluster.machines[1].path / "orders") as other:
         await other.append(b"of another log")
-    for _ in range(3):  # opened more often, so that it is the one with more
-        wal = await cluster.primary(0)
-        await wal.append(b"v")
-        await wal.aclose()
     await cluster.machines[1].start()
     wal = await cluster.primary(0)
     await wal.append(b"v")
@@ -242,3 +251,38 @@ async def test_bad_input(tmp_path: Path) -> None:
         with pytest.raises(InvalidSettingsError, match="replication="):
             await wal.append(b"v", durability="replicated")
     assert SMALL.durability == "disk"
+
+
+async def test_a_new_disk_does_not_vote(cluster: Cluster) -> None:
+    """Two copies have a record. One loses its disk: with the third alone nobody can take over."""
+    wal = await cluster.primary(0)
+    await wal.append(b"first")
+    await caught_up(cluster, wal, 1, 2)
+    await cluster.machines[2].stop()
+    await wal.append(b"on two machines")
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    forget(cluster.machines[1])
+    await cluster.machines[1].start()
+    await cluster.machines[2].start()
+    for number in (1, 2):
+        with pytest.raises(StorageUnavailableError, match=r"1 of 3 copies .* 2 are needed"):
+            await cluster.primary(number, patience_seconds=0.3)
+        await cluster.machines[number].start()
+    await cluster.machines[0].start()
+    third = await cluster.primary(2)
+    assert await values(third) == [b"first", b"on two machines"]
+    await caught_up(cluster, third, 0, 1)
+    await third.aclose()
+
+
+async def test_a_plain_log_becomes_a_replicated_one(cluster: Cluster) -> None:
+    async with Wal.open(cluster.machines[0].path / "orders") as plain:
+        await plain.append(b"before")
+    wal = await cluster.primary(0)
+    await wal.append(b"after")
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    second = await cluster.primary(1)
+    assert await values(second) == [b"before", b"after"]
+    await second.aclose()

@@ -1,0 +1,472 @@
+"""ReplicaHistory: machines with copies of one log, and programs that are its primary in turn, or at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+from unittest.mock import patch
+
+from tests.sim.disk import Disk
+from tests.sim.files import SimFileSystem
+from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, StuckError
+from tests.sim.replicas import plan as plans
+from tests.sim.replicas.network import SimClient
+from tests.sim.replicas.plan import ReplicaPlan
+from tests.sim.rules import ViolationError
+from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
+from tests.sim.threads import simulated_threads
+from tests.sim.weather import Weather
+from walstore import Replication, Settings, Wal
+from walstore.errors import (
+    CorruptionError,
+    DiskFullError,
+    FencedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+    WalLockedError,
+)
+from walstore.replication import primary as primaries
+from walstore.replication.node import ReplicaNode
+from walstore.replication.promise import FILE_NAME
+from walstore.wire.address import Address
+
+REPLICA_RULES: Final = {
+    "acknowledged": "what was acknowledged is in the log of every later primary, in its place",
+    "seen": "what a reader saw is in the log of every later primary, in its place",
+    "one-epoch": "no two primaries have the same epoch",
+    "not-written": "what was reported as not written is never in the log",
+    "once": "a value that was appended once is in the log once",
+    "equal": "in the end all copies have the same log",
+    "heals": "once all is well, a primary can be opened",
+    "ends": "every call ends",
+    "typed-errors": "calls raise WalError with an outcome, and asyncio has nothing to complain about",
+}
+_FREE_BYTES: Final = 1 << 40
+_PATIENCE_SECONDS: Final = 2.0
+_LOG: Final = "orders"
+_EXPECTED = (
+    StorageUnavailableError,
+    OutcomeUnknownError,
+    FencedError,
+    WalClosedError,
+    DiskFullError,
+)
+
+
+class ReplicaViolationError(ViolationError):
+    """A rule was broken."""
+
+    rules: ClassVar[Mapping[str, str]] = REPLICA_RULES
+
+
+class Machine:
+    """A disk, and the process that uses it: a node, or a primary."""
+
+    def __init__(self, history: ReplicaHistory, number: int) -> None:
+        self.history = history
+        self.number = number
+        self.name = f"m{number}"
+        self.address = Address("unix", f"/{self.name}.sock")
+        self.is_cut_off = False
+        self.node: ReplicaNode | None = None
+        self.requests: deque[Callable[[], Any]] = deque()
+        self.lives = 0
+        self.replace_disk()
+        self.process = Process(f"{self.name}.0")
+
+    def replace_disk(self) -> None:
+        """Put a new, empty disk in."""
+        seed = f"disk {self.history.plan.seed} {self.number} {self.lives}"
+        self.disk = Disk(Random(seed))
+        self.weather = Weather(Random(f"weather {seed}"))
+        self.weather.rate = self.history.plan.rate
+
+    def file_system(self, process: Process) -> SimFileSystem:
+        return SimFileSystem(self.disk, self.weather, process, Nobody(), _FREE_BYTES)
+
+    def new_process(self, what: str) -> Process:
+        self.lives += 1
+        self.node = None
+        self.requests.clear()
+        self.process = Process(f"{self.name}.{self.lives} {what}")
+        return self.process
+
+    def kill(self) -> None:
+        """End its process at once."""
+        if self.process.is_alive:
+            self.history.note(OUTSIDE, f"{self.process} is killed")
+            self.history.loop.kill(self.process)
+        self.node = None
+
+    def begin_requests(self) -> None:
+        """Begin what arrived, in order, as tasks of the node's process."""
+        while self.requests:
+            work = self.requests.popleft()
+            self.history.loop.spawn(self.process, self.history.guarded(work()), "request")
+
+    async def serve(self) -> None:
+        """Be a node from now on."""
+        process = self.new_process("node")
+
+        async def open_it() -> None:
+            self.node = await ReplicaNode.open("/", fs=self.file_system(process))
+
+        await asyncio.wait(
+            [self.history.loop.spawn(process, self.history.guarded(open_it()), "node")]
+        )
+
+
+class ReplicaHistory:
+    """One history."""
+
+    def __init__(self, plan: ReplicaPlan) -> None:
+        self.plan = plan
+        self.random = Random(f"replica history {plan.seed}")
+        self.loop = SimLoop(
+            Random(f"loop {plan.seed}"), shuffles=plan.seed % 2 == 0, most_turns=3_000_000
+        )
+        self.clock = SimClock(self.loop)
+        self.trace: list[tuple[float, str, str]] = []
+        self.violation: ViolationError | None = None
+        self.happened: Counter[str] = Counter(
+            dict.fromkeys(
+                ["opened", "refused", "acknowledged", "fenced", "unknown", "not written"], 0
+            )
+        )
+        self.known: dict[int, bytes] = {}
+        """What was acknowledged or seen, by offset."""
+        self.refused: set[bytes] = set()
+        self.epochs: set[int] = set()
+        self.values = 0
+        self.machines = [Machine(self, number) for number in range(plan.copies)]
+
+    def note(self, who: Process, text: str) -> None:
+        self.trace.append((self.loop.time(), who.name, text))
+
+    def violate(self, violation: ViolationError) -> None:
+        if violation.rule in self.plan.ignored or not PROCESS.get().is_alive:
+            return
+        if self.violation is None:
+            self.violation = violation
+            self.note(OUTSIDE, f"VIOLATION {violation}")
+
+    async def guarded(self, call: Awaitable[Any]) -> None:
+        try:
+            await call
+        except ViolationError as violation:
+            self.violate(violation)
+        except Exception as error:  # noqa: BLE001
+            found = ReplicaViolationError("typed-errors", f"a program got {error!r}")
+            found.__cause__ = error
+            self.violate(found)
+
+    # -- what is known -----------------------------------------------------------------------
+
+    def learn(self, rule: str, offset: int, value: bytes) -> None:
+        """Note that a value is at an offset, for good."""
+        if self.known.setdefault(offset, value) != value:
+            raise ReplicaViolationError(
+                rule, f"{offset} is {value[:20]!r}, and was {self.known[offset][:20]!r}"
+            )
+
+    def compare(self, found: Mapping[int, bytes], head: int) -> None:
+        """Check what a primary's log has when it is opened."""
+        for offset, value in self.known.items():
+            if offset >= head and found.get(offset) != value:
+                raise ReplicaViolationError(
+                    "acknowledged",
+                    f"{offset} was {value[:20]!r}, and is {found.get(offset, b'nothing')[:20]!r}",
+                )
+        values = Counter(found.values())
+        if max(values.values(), default=0) > 1:
+            raise ReplicaViolationError("once", f"{values.most_common(1)}")
+        if values.keys() & self.refused:
+            raise ReplicaViolationError("not-written", f"{values.keys() & self.refused}")
+
+    # -- the whole ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run to the end; raises the violation that was found."""
+        entropy = Random(f"entropy {self.plan.seed}")
+        machines = {str(machine.address): machine for machine in self.machines}
+
+        def client_of(address: Address, *_: Any, **__: Any) -> SimClient:
+            process = PROCESS.get()
+            source = next(one for one in self.machines if one.process is process)
+            return SimClient(self, source, machines[str(address)], process)
+
+        with (
+            quiet(),
+            simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
+            patch.object(os, "urandom", entropy.randbytes),
+            patch.object(primaries, "client_of", client_of),
+        ):
+            directing = self.loop.create_task(self._direct())
+            try:
+                self.loop.run_until_complete(directing)
+            except StuckError as error:
+                tasks = "\n      ".join(
+                    f"{task.get_name()}: {where(task)}" for task in self.loop.tasks.values()
+                )
+                self.violate(ReplicaViolationError("ends", f"{error}\n      {tasks}"))
+            finally:
+                for machine in self.machines:
+                    if machine.process.is_alive:
+                        self.loop.kill(machine.process)
+                directing._log_destroy_pending = False
+                with contextlib.suppress(RuntimeError):
+                    directing.get_coro().close()
+                self.loop.close()
+                abandon_all()
+        if self.violation is not None:
+            raise self.violation
+
+    async def _direct(self) -> None:
+        for machine in self.machines:
+            await machine.serve()
+        self._promote(self.machines[0])
+        for _ in range(self.plan.rounds):
+            await asyncio.sleep(self.random.choice([0.05, 0.5, 2.0, 5.0]))
+            await self._act(self.random.choice(self.plan.acts))
+            if self.violation is not None:
+                return
+        await self._heal()
+
+    async def _act(self, act: str) -> None:
+        machine = self.random.choice(self.machines)
+        self.note(OUTSIDE, f"{act} {machine.name}")
+        self.happened[act] += 1
+        match act:
+            case "kill" | "power" | "replace":
+                machine.kill()
+                if act == "power":
+                    machine.disk.lose_power()
+                if act == "replace":
+                    await self._replace(machine)
+                await asyncio.sleep(self.random.choice([0.0, 0.3, 3.0]))
+                await self._restart(machine)
+            case "cut off":
+                machine.is_cut_off = True
+                seconds = self.random.choice([0.3, 3.0, 10.0])
+                self.loop.call_later(seconds, setattr, machine, "is_cut_off", False)
+            case "promote" | "usurp":
+                # The old primary ends first, or goes on and does not know.
+                for other in self.machines:
+                    if act == "promote" and other is not machine and other.node is None:
+                        other.kill()
+                        await other.serve()
+                machine.kill()
+                self._promote(machine)
+
+    async def _replace(self, doomed: Machine) -> None:
+        """Lose a disk while a primary has brought all others up to date, and not otherwise."""
+        before = self.happened["acknowledged"]
+        for _ in range(100):
+            await asyncio.sleep(0.2)
+            others = [one for one in self.machines if one is not doomed]
+            ends = {self._end_of(one) if self._is_whole(one) else None for one in others}
+            if len(ends) == 1 and None not in ends and self.happened["acknowledged"] >= before:
+                doomed.replace_disk()
+                self.happened["disks lost"] += 1
+                return
+
+    def _is_whole(self, machine: Machine) -> bool:
+        """Whether a machine's copy counts: else it is as good as lost, too."""
+        inode = machine.disk.names.get(Path(f"/{_LOG}/{FILE_NAME}"))
+        return inode is not None and b'"whole": true' in inode.data
+
+    def _end_of(self, machine: Machine) -> Any:
+        """Return the bytes of the copy's files; None if there are none."""
+        files = {
+            path.name: bytes(inode.data).rstrip(b"\0")
+            for path, inode in machine.disk.names.items()
+            if path.name.endswith(".wal")
+        }
+        return tuple(sorted(files.items())) or None
+
+    async def _restart(self, machine: Machine) -> None:
+        if self.random.random() < 0.5 and not any(
+            one.node is None for one in self.machines if one is not machine
+        ):
+            self._promote(machine)
+        else:
+            await machine.serve()
+
+    def _promote(self, machine: Machine) -> None:
+        process = machine.new_process("primary")
+        program = PrimaryProgram(self, machine, process)
+
+        async def run() -> None:
+            await program.run()
+
+        task = self.loop.spawn(process, self.guarded(run()), f"main of {process}")
+        task.add_done_callback(lambda _: self._ended(machine, process))
+
+    def _ended(self, machine: Machine, process: Process) -> None:
+        """A primary that has ended makes its machine a node again."""
+        if machine.process is process and process.is_alive:
+            self.loop.call_soon(lambda: self.loop.create_task(machine.serve()))
+
+    async def _heal(self) -> None:
+        """Let all be well, and look at the log with each machine as the primary."""
+        for machine in self.machines:
+            machine.is_cut_off = False
+            machine.weather.clear()
+            machine.kill()
+            await machine.serve()
+        self.plan = self.plan.replace(breaks=0.0)
+        logs = []
+        for machine in self.machines:
+            machine.kill()
+            process = machine.new_process("last")
+            program = PrimaryProgram(self, machine, process)
+            task = self.loop.spawn(process, self.guarded(program.look(logs)), "last")
+            await asyncio.wait([task])
+            if self.violation is not None:
+                return
+            machine.kill()
+            await machine.serve()
+        if any(log != logs[0] for log in logs):
+            self.violate(ReplicaViolationError("equal", f"{[len(log) for log in logs]} records"))
+
+
+class PrimaryProgram:
+    """A program that opens the log as its primary."""
+
+    def __init__(self, history: ReplicaHistory, machine: Machine, process: Process) -> None:
+        self.history = history
+        self.machine = machine
+        self.process = process
+        self.random = history.random
+
+    def _open(self) -> Any:
+        history, plan = self.history, self.history.plan
+        nodes = [str(one.address) for one in history.machines if one is not self.machine]
+        return Wal.open(
+            f"/{_LOG}",
+            settings=Settings(segment_bytes=plan.segment_bytes),
+            replication=Replication(
+                nodes=nodes, quorum=plan.quorum, name=_LOG, patience_seconds=_PATIENCE_SECONDS
+            ),
+            fs=self.machine.file_system(self.process),
+            clock=history.clock,
+        )
+
+    async def run(self) -> None:
+        """Append until the log fails, or it was enough."""
+        history = self.history
+        for _ in range(3):
+            try:
+                wal = await self._open()
+                break
+            except (*_EXPECTED, WalLockedError) as error:
+                history.note(self.process, f"open: {error!r}")
+                history.happened["refused"] += 1
+        else:
+            return
+        history.happened["opened"] += 1
+        try:
+            try:
+                await self._check(wal)
+            except _EXPECTED:
+                assert history.plan.rate
+                return
+            producers = [self._produce(wal) for _ in range(history.plan.producers)]
+            await asyncio.gather(*producers, self._read(wal))
+        finally:
+            with contextlib.suppress(WalError):
+                await wal.aclose()
+
+    async def look(self, logs: list[dict[int, bytes]]) -> None:
+        """Open the log when all is well, and note all of it."""
+        try:
+            wal = await self._open()
+        except (StorageUnavailableError, FencedError, CorruptionError) as error:
+            raise ReplicaViolationError("heals", f"{self.process}: {error!r}") from error
+        logs.append(await self._check(wal))
+        await wal.aclose()
+
+    async def _check(self, wal: Wal) -> dict[int, bytes]:
+        history = self.history
+        epoch = wal.statistics().epoch
+        if epoch in history.epochs:
+            raise ReplicaViolationError("one-epoch", f"{epoch}")
+        history.epochs.add(epoch)
+        async with wal.reader(follow=False) as reader:
+            found = {record.offset: record.value async for record in reader}
+        history.note(self.process, f"opened in epoch {epoch}: {len(found)} records")
+        history.compare(found, wal.head)
+        for offset, value in found.items():
+            history.learn("seen", offset, value)
+        return found
+
+    async def _produce(self, wal: Wal) -> None:
+        history, random = self.history, self.random
+        for _ in range(random.choice([5, 30, 100])):
+            history.values += 1
+            value = b"%d " % history.values + b"." * random.choice([1, 100, 3000])
+            try:
+                if random.random() < 0.1:
+                    async with wal.transaction() as transaction:
+                        offset = await transaction.append(value)
+                        await transaction.append(b"t" + value)
+                    offset = None
+                else:
+                    offset = await wal.append(value)
+            except _EXPECTED as error:
+                if not self._failed(value, error):
+                    return
+                continue
+            if offset is not None:
+                history.learn("acknowledged", offset, value)
+                history.happened["acknowledged"] += 1
+            await asyncio.sleep(random.choice([0.0, 0.001, 0.05]))
+
+    def _failed(self, value: bytes, error: WalError) -> bool:
+        """Note what is known of an append that failed; return whether to go on."""
+        history = self.history
+        if error.outcome == "not_written":
+            history.refused.add(value)
+            history.happened["not written"] += 1
+        else:
+            history.happened["unknown"] += 1
+        if isinstance(error, FencedError):
+            history.happened["fenced"] += 1
+        history.note(self.process, f"append {value[:10]!r}: {error!r:.90}")
+        return isinstance(error, StorageUnavailableError) and error.retriable
+
+    async def _read(self, wal: Wal) -> None:
+        """Follow the log: what a reader sees stays."""
+        try:
+            async with wal.reader() as reader:
+                while True:
+                    batch = await reader.fetch(max_wait=3.0)
+                    if not len(batch):
+                        return
+                    for record in batch.records():
+                        self.history.learn("seen", record.offset, record.value)
+        except WalError:
+            return
+
+
+def happenings(history: ReplicaHistory) -> Counter[str]:
+    """Return how often what happened."""
+    return history.happened
+
+
+def simulate(seed: int, **changes: Any) -> ReplicaHistory:
+    """Run the history of a seed; raises ViolationError."""
+    history = ReplicaHistory(plans.draw(seed).replace(**changes))
+    history.run()
+    return history
+
+
+__all__ = ["REPLICA_RULES", "ReplicaHistory", "happenings", "simulate"]

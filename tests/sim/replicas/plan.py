@@ -1,0 +1,62 @@
+"""ReplicaPlan: what happens in one history, drawn from its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """One history."""
+
+    seed: int
+    copies: int
+    quorum: int
+    rounds: int
+    """How often something is done to the machines."""
+    producers: int
+    segment_bytes: int
+    acts: tuple[str, ...]
+    """What may be done to them."""
+    rate: float
+    """Share of the calls on disks that fail."""
+    breaks: float
+    """Share of the messages with which a connection is lost."""
+    slowness: float
+    ignored: tuple[str, ...] = ()
+
+    def replace(self, **changes: Any) -> ReplicaPlan:
+        return dataclasses.replace(self, **changes)
+
+    def without(self, names: Collection[str]) -> ReplicaPlan:
+        """Return the plan without these acts."""
+        return self.replace(acts=tuple(act for act in self.acts if act not in names))
+
+
+ACTS = ("kill", "power", "cut off", "promote", "usurp", "replace", "rest")
+
+
+def draw(seed: int) -> ReplicaPlan:
+    """Return the plan of a seed."""
+    random = Random(f"replica plan {seed}")
+    copies, quorum = random.choice([(3, 2), (3, 2), (3, 2), (2, 1), (2, 2), (3, 3), (5, 3)])
+    acts = tuple(act for act in ACTS if act in ("promote", "rest") or random.random() < 0.7)
+    # A new disk counts only once enough others have confirmed who is the primary.
+    if max(quorum, copies - quorum + 1, copies // 2 + 1) > copies - 1:
+        acts = tuple(act for act in acts if act != "replace")
+    return ReplicaPlan(
+        seed=seed,
+        copies=copies,
+        quorum=quorum,
+        rounds=random.choice([4, 8, 16]),
+        producers=random.choice([1, 3, 8]),
+        segment_bytes=random.choice([65536, 1 << 20]),
+        acts=acts,
+        rate=random.choice([0.0, 0.0, 0.002]),
+        breaks=random.choice([0.0, 0.002, 0.02]),
+        slowness=random.choice([0.0002, 0.002, 0.05]),
+    )

@@ -1,0 +1,76 @@
+"""The simulation of replicated logs: a seed is always the same history, and what is broken is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.sim.replicas.history import ReplicaHistory, simulate
+from tests.sim.replicas.plan import draw
+from tests.sim.rules import ViolationError
+from walstore.replication import primary, takeover
+from walstore.replication.promise import Promise
+from walstore.replication.replica import Replica
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [4, 44])
+def test_histories(first: int) -> None:
+    """A small share of what ``make sim`` runs."""
+    for seed in range(first, first + 40):
+        simulate(seed)
+
+
+def test_some_histories() -> None:
+    for seed in range(4):
+        simulate(seed)
+
+
+def test_a_seed_is_always_the_same_history() -> None:
+    traces = []
+    for _ in range(2):
+        history = ReplicaHistory(draw(5))
+        history.run()
+        traces.append(history.trace)
+    assert len(traces[0]) > 20
+    assert traces[0] == traces[1]
+
+
+def _first_reached(values: list[int], _: int) -> int:
+    return values[0]
+
+
+def _does_not_sync(replica: Replica) -> Any:
+    return replica.end.place
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+async def _goes_on_alone(*_: Any, **__: Any) -> None:
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (primary, "quorum_value", _first_reached),  # nobody but the primary has it
+        (Replica, "sync", _does_not_sync),  # what it said is durable is not
+        (Promise, "check_same", _nothing),  # an old primary goes on
+        (takeover, "_adopt", _goes_on_alone),  # what the best copy has is not fetched
+    ],
+)
+def test_a_defect_is_found(
+    owner: Any, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    for seed in range(120):
+        try:
+            simulate(seed)
+        except ViolationError:
+            return
+    raise AssertionError("nothing was found")
