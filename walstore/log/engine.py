@@ -229,13 +229,17 @@ class Engine:
         self.channel.check_loop()
         if level is Durability.MEMORY:
             return
+        replicated = self.state.replicated
+        if level is Durability.REPLICATED and replicated is not None:
+            if replicated.value < limit:  # which it never is before the limit is durable here
+                waiter = replicated.waiter(limit)
+                self.writer.request_sync()
+                await waiter
+            return
         if self.state.durable.value < limit or not self.syncs_always:
             waiter = self.state.durable.waiter(limit)
             self.writer.request_sync()
             await waiter
-        replicated = self.state.replicated
-        if level is Durability.REPLICATED and replicated is not None and replicated.value < limit:
-            await replicated.waiter(limit)
         if level is Durability.CLOUD and self.state.uploaded.value < limit:
             # After the disk: a failure from here on leaves the record durable, and its error says so.
             uploaded = self.state.uploaded.waiter(limit)
@@ -250,11 +254,15 @@ class Engine:
                 raise InvalidSettingsError(
                     "durability 'replicated' needs a log opened with replication="
                 )
-            if self.replicator.trouble is not None:
-                raise copy_error(self.replicator.trouble)
+            self.check_copies()
         if level is Durability.CLOUD and self.tier is None:
             raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
         return level
+
+    def check_copies(self) -> None:
+        """Raise StorageUnavailableError if the log is replicated and has too few copies now."""
+        if self.replicator is not None and self.replicator.trouble is not None:
+            raise copy_error(self.replicator.trouble)
 
     @property
     def default_level(self) -> Durability:

@@ -203,7 +203,7 @@ class Wal(CursorMixin, OwnedGroups):
         """
         level = self._durability if durability is None else self._engine.level(durability)
         if level is Durability.REPLICATED:
-            self._engine.level(level)  # there may be too few copies
+            self._engine.check_copies()
         # append_nowait() detects another thread; in this one no other loop runs while the log's does.
         # Getting the running loop takes 180 ns.
         if not self._loop.is_running():
@@ -219,6 +219,8 @@ class Wal(CursorMixin, OwnedGroups):
             raise
         if level is Durability.DISK and self._engine.syncs_always:
             await self._state.durable.waiter(offset + 1)
+        elif level is Durability.REPLICATED and self._engine.syncs_always:
+            await self._state.visible.waiter(offset + 1)
         elif level is not Durability.MEMORY:
             await self._engine.wait(offset + 1, level)
         return offset

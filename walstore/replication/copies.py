@@ -47,7 +47,7 @@ class SourceCopy(Protocol):
 class TargetCopy(SourceCopy, Protocol):
     """A copy that is made of another one."""
 
-    async def write(self, place: Place, pieces: list[Buffer], *, seals: bool) -> Place:
+    async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
         """Write bytes at its end, and return up to where it is durable."""
 
     async def cut(self, start: int, position: int) -> None:
@@ -58,7 +58,7 @@ class _QueuedWrite(NamedTuple):
     """A write that waits for its turn."""
 
     place: Place
-    pieces: list[Buffer]
+    pieces: Sequence[Buffer]
     seals: bool
     by: Promise | None
     future: asyncio.Future[Place]
@@ -112,7 +112,7 @@ class LocalCopy:
         await self._run(self._for, by, self._replica.trim, head)
 
     async def write(
-        self, place: Place, pieces: list[Buffer], *, seals: bool, by: Promise | None = None
+        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
     ) -> Place:
         """As of :class:`TargetCopy`. Writes are done in the order of the calls, also of cancelled ones.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.replication.copies import catch_up
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from walstore.ports import Buffer
     from walstore.replication.primary import Primary
+    from walstore.replication.written import Piece
 
 logger = logging.getLogger("walstore")
 
@@ -44,10 +48,9 @@ class Follower:
         self._place = Place(0, 0, 0)
         self._copy: RemoteCopy | None = None
         """While it counts."""
-
-    def wake(self) -> None:
-        """There is something to copy."""
-        self._wake.set()
+        self._sent: deque[float] = deque()
+        """When what has no answer yet was sent."""
+        self._failure: WalError | None = None
 
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
@@ -71,8 +74,6 @@ class Follower:
             await self._follow()
         except WalError as error:
             return error
-        except BaseExceptionGroup as group:
-            return _first(group)
         raise AssertionError("copying has no end")
 
     async def _follow(self) -> None:
@@ -90,10 +91,10 @@ class Follower:
             self._copy = copy
             self._note(self._place)
             self.is_present = True
-            async with asyncio.TaskGroup() as tasks:
-                await self._stream(copy, tasks)
+            await self._stream(copy)
         finally:
-            self._under_way, self._copy = 0, None
+            self._under_way, self._copy, self._failure = 0, None, None
+            self._sent.clear()
             await client.aclose()
 
     async def confirm(self) -> bool:
@@ -103,45 +104,73 @@ class Follower:
         except WalError:
             return False
 
-    async def _stream(self, copy: RemoteCopy, tasks: asyncio.TaskGroup) -> None:
+    def push(self) -> None:
+        """Send what was written since, if it is in memory; the task sends the rest."""
+        if self._copy is not None and self._failure is None:
+            try:
+                self._send_recent(self._copy)
+            except WalError as error:
+                self._failure = error
+        self._wake.set()
+
+    async def _stream(self, copy: RemoteCopy) -> None:
         """Send what is written as it is written; answers come while more is sent."""
-        primary, head = self._primary, self.head
+        primary, head, patience = self._primary, self.head, self._primary.settings.patience_seconds
         while True:
             self._wake.clear()
+            if self._failure is not None:
+                raise self._failure
             if self.head > head:
                 head = self.head
-                tasks.create_task(copy.trim(head))
-            found = primary.written.next_piece(self._place)
-            if found is None or self._under_way >= _CREDIT_BYTES:
-                await self._wake.wait()
-                continue
-            place, size, pieces, seals = found
-            if pieces is None:
-                pieces = [await primary.read(place, size)]
-                if sum(map(len, pieces)) != size:
+                await copy.trim(head)
+            found = self._send_recent(copy)
+            if found is not None:
+                data = await primary.read(found.place, found.size)
+                if len(data) != found.size:
                     raise StorageUnavailableError("the log changed; its copy is continued anew")
-            self._place = place._replace(position=place.position + size)
-            self._under_way += size
-            tasks.create_task(self._send(copy, place, pieces, size, seals=seals))
+                self._send(copy, found, [data])
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._wake.wait()
+                continue
+            if self._sent and primary.clock.monotonic() - self._sent[0] >= patience:
+                raise StorageUnavailableError(
+                    f"{self.address} did not answer within {patience:g} s"
+                )
 
-    async def _send(
-        self, copy: RemoteCopy, place: Place, pieces: Sequence[Buffer], size: int, *, seals: bool
-    ) -> None:
-        durable = await copy.write(place, list(pieces), seals=seals)
+    def _send_recent(self, copy: RemoteCopy) -> Piece | None:
+        """Send what follows, as far as it is in memory; return the next piece that has to be read."""
+        while self._under_way < _CREDIT_BYTES:
+            found = self._primary.written.next_piece(self._place)
+            if found is None:
+                return None
+            if found.pieces is None:
+                return found
+            self._send(copy, found, found.pieces)
+        return None
+
+    def _send(self, copy: RemoteCopy, piece: Piece, pieces: Sequence[Buffer]) -> None:
+        self._place = piece.place._replace(position=piece.place.position + piece.size)
+        self._under_way += piece.size
+        self._sent.append(self._primary.clock.monotonic())
+        future = copy.begin_write(piece.place, pieces, seals=piece.seals)
+        future.add_done_callback(partial(self._answered, copy, piece.size))
+
+    def _answered(self, copy: RemoteCopy, size: int, future: asyncio.Future[Any]) -> None:
+        if copy is not self._copy:
+            return  # of a connection that was given up
         self._under_way -= size
-        self._note(durable)
-        self._wake.set()
+        self._sent.popleft()
+        try:
+            self._note(Place(*future.result()[0]))
+        except (WalError, TypeError) as error:
+            text = f"{self.address} answered with no place"
+            known = error if isinstance(error, WalError) else StorageUnavailableError(text)
+            self._failure = known
+        if self._failure is not None or self._under_way + size >= _CREDIT_BYTES:
+            self._wake.set()
 
     def _note(self, durable: Place) -> None:
         self.serial = max(self.serial, self._primary.written.serial_at(durable))
         self._primary.count()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> WalError:
-    """Return the first error of a group; raises it if it is none of a log's."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, WalError):
-        raise error
-    return error

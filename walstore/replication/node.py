@@ -99,6 +99,9 @@ class ReplicaNode:
                 await one.aclose()
 
     async def _find(self, name: str) -> HeldReplica:
+        known = self._held.get(name)
+        if known is not None:
+            return known
         if self._is_closed:
             raise WalClosedError("the node is closed")
         async with self._opening:

@@ -208,7 +208,7 @@ class Primary:
 
     def _on_told(self) -> None:
         for follower in self._followers:
-            follower.wake()
+            follower.push()
         self.count()
 
     def _on_removed(self, head: int) -> None:

@@ -13,6 +13,7 @@ from walstore.replication.node import SERVICE
 from walstore.replication.position import CopyEnd, Place, SegmentExtent
 from walstore.replication.settings import Replication
 from walstore.wire.address import Address
+from walstore.wire.message import Kind
 
 _RECONNECT_SECONDS: Final = 0.0
 """A lost connection fails what is under way at once; whoever uses the copy begins again."""
@@ -76,10 +77,18 @@ class RemoteCopy:
             raise StorageUnavailableError("a node answered with no bytes")
         return found
 
-    async def write(self, place: Place, pieces: list[Buffer], *, seals: bool) -> Place:
+    async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         views = [memoryview(piece) for piece in pieces]
         return Place(*await self._call("write", list(place), seals, payload=views))
+
+    def begin_write(
+        self, place: Place, pieces: Sequence[Buffer], *, seals: bool
+    ) -> asyncio.Future[Any]:
+        """Send a write; the future has an answer, whose first part makes a :class:`Place`, or the error."""
+        head = ["write", [self._name, *self._author, list(place), seals]]
+        views = [memoryview(piece) for piece in pieces]
+        return self.client.send(Kind.CALL, head, views, fate=Fate.DROPPED).future
 
     async def cut(self, start: int, position: int) -> None:
         """As of :class:`walstore.replication.copies.TargetCopy`."""

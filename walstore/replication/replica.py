@@ -14,7 +14,7 @@ Invariants (tests/walstore/replication/test_replica.py)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -115,7 +115,7 @@ class Replica:
 
     # -- changing it -------------------------------------------------------------------------
 
-    def write(self, place: Place, pieces: list[Buffer], *, seals: bool = False) -> None:
+    def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool = False) -> None:
         """Write bytes at a place, which is the end; at byte 0 they begin a segment, with its header.
 
         With ``seals`` they end with its footer. ContentionError if they do not continue the copy; OSError.
@@ -193,7 +193,7 @@ class Replica:
         place = Place(header.start, header.created_us, position)
         return CopyEnd(found.epoch, place, found.limit, found.log_id)
 
-    def _begin(self, place: Place, pieces: list[Buffer], *, seals: bool) -> None:
+    def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
         """Begin a segment behind the last one, or in its place if it begins anew."""
         data = b"".join(pieces)
         header = segment.decode_header(data[:HEADER_BYTES], str(self._path(place.segment)))

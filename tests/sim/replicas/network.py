@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.loop import Process
@@ -125,6 +126,25 @@ class SimClient:
         if self._link is None or self._link.is_lost:
             raise StorageUnavailableError("there is no connection")
         return await self._link.send(name, arguments, b"".join(payload))
+
+    def send(self, _: Any, head: Any, payload: Any, **__: Any) -> Any:
+        name, arguments = head
+        if self._is_closed or self._link is None or self._link.is_lost:
+            raise StorageUnavailableError("there is no connection")
+        answered: asyncio.Future[Any] = self._history.loop.create_future()
+
+        def answer(future: asyncio.Future[Any]) -> None:
+            if answered.done():
+                return
+            if future.exception() is not None:
+                answered.set_exception(future.exception() or AssertionError())
+                answered.exception()
+            else:
+                answered.set_result((future.result(), b""))
+
+        sent = self._link.send(name, arguments, b"".join(payload))
+        sent.add_done_callback(answer)
+        return SimpleNamespace(future=answered)
 
     async def aclose(self) -> None:
         self._is_closed = True
