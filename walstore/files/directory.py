@@ -23,6 +23,8 @@ logger = logging.getLogger("walstore")
 LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"
 """File of a repair in progress. Its name ends like a segment's, so that the log does not open."""
+PROMISE_NAME: Final = "PROMISE"
+"""File of a copy of a replicated log (``walstore.replication.promise``)."""
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000

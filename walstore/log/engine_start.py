@@ -8,7 +8,7 @@ from pathlib import Path
 
 from walstore.errors import CorruptionError, InvalidSettingsError, OffsetError
 from walstore.files.anchor import absolute
-from walstore.files.directory import peek_log_id
+from walstore.files.directory import PROMISE_NAME, peek_log_id
 from walstore.files.locks import this_process
 from walstore.format import codec
 from walstore.format.claims import Claims
@@ -92,7 +92,9 @@ async def _enter_and_recover(
     def enter() -> Entered:
         if settings.compression is not None:
             codec.require()
-        return enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
+        entered = enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
+        _refuse_copy(entered, replicator)
+        return entered
 
     async def remember(claims: Claims) -> None:
         await resources.writing.run(entered.remember, claims)
@@ -157,3 +159,16 @@ async def _last_timestamp_us(tier: Tier) -> int:
         logger.warning("times may go back in the log at %s: %s", tier.url, error)
         return 0
     return max(batches[-1].timestamps_us)
+
+
+def _refuse_copy(entered: Entered, replicator: Replicator | None) -> None:
+    """Release a copy of a replicated log, and refuse it unless it is replicated: InvalidSettingsError.
+
+    What is appended to one copy alone would count as the newest of all.
+    """
+    if replicator is None and PROMISE_NAME in entered.names:
+        entered.release()
+        raise InvalidSettingsError(
+            f"{entered.directory} is a copy of a replicated log: open it with replication=, or for reading; "
+            "to go on with it as a log of its own, which is no copy any more, remove its file PROMISE"
+        )

@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from walstore.errors import CorruptionError, FencedError, FormatVersionError
-from walstore.files.directory import write_durably
+from walstore.files.directory import PROMISE_NAME, write_durably
 from walstore.ports import FileSystem
 
-FILE_NAME: Final = "PROMISE"
 _VERSION: Final = 1
 
 
@@ -69,7 +68,7 @@ def load_promise(fs: FileSystem, directory: Path) -> Promise:
 
     CorruptionError if it is damaged: then nobody knows whom this copy obeys. FormatVersionError, OSError.
     """
-    path = directory / FILE_NAME
+    path = directory / PROMISE_NAME
     try:
         data = fs.read(path)
     except FileNotFoundError:
@@ -107,7 +106,7 @@ def keep_promise(fs: FileSystem, directory: Path, promise: Promise) -> None:
         "whole": promise.is_whole,
         "crc": _crc(promise),
     }
-    write_durably(fs, directory / FILE_NAME, json.dumps(data).encode())
+    write_durably(fs, directory / PROMISE_NAME, json.dumps(data).encode())
 
 
 def _crc(promise: Promise) -> int:

@@ -33,9 +33,9 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
+from walstore.files.directory import PROMISE_NAME
 from walstore.replication import primary as primaries
 from walstore.replication.node import ReplicaNode
-from walstore.replication.promise import FILE_NAME
 from walstore.wire.address import Address
 
 REPLICA_RULES: Final = {
@@ -280,7 +280,7 @@ class ReplicaHistory:
 
     def _is_whole(self, machine: Machine) -> bool:
         """Whether a machine's copy counts: else it is as good as lost, too."""
-        inode = machine.disk.names.get(Path(f"/{_LOG}/{FILE_NAME}"))
+        inode = machine.disk.names.get(Path(f"/{_LOG}/{PROMISE_NAME}"))
         return inode is not None and b'"whole": true' in inode.data
 
     def _end_of(self, machine: Machine) -> Any:

@@ -167,7 +167,7 @@ async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
     assert done.returncode == 4
 
 
-async def test_copies_and_their_primary(tmp_path: Path) -> None:
+async def test_copies_and_their_primary(tmp_path: Path, cli: Cli) -> None:
     """Each line of docs/replication.md as a process of its own."""
     sockets = [tmp_path / f"{name}.sock" for name in "bc"]
     with (
@@ -182,7 +182,11 @@ async def test_copies_and_their_primary(tmp_path: Path) -> None:
                 await log.append(b"w", durability="replicated")
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
-    assert [record.value for record in await contents(tmp_path / "b" / "orders")] == [b"v", b"w"]
+    copy = tmp_path / "b" / "orders"
+    refused = await asyncio.to_thread(cli, "append", copy, stdin=b"x\n")
+    assert (refused.code, "is a copy of a replicated log" in refused.error) == (1, True)
+    (copy / "PROMISE").unlink()
+    assert [record.value for record in await contents(copy)] == [b"v", b"w"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalLockedError,
 )
+from walstore.files.directory import PROMISE_NAME
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import HEADER_BYTES
 from walstore.replication.copies import LocalCopy, catch_up
@@ -70,6 +71,7 @@ async def copy(worker: Worker, source: Path, target: Path, fs: Any = FS) -> None
 
 
 async def records(path: Path) -> list[Any]:
+    (path / PROMISE_NAME).unlink(missing_ok=True)  # it is no copy any more
     async with Wal.open(path) as wal, wal.reader(follow=False) as reader:
         return [record async for record in reader]
 
@@ -89,6 +91,7 @@ async def test_a_copy_that_went_another_way_is_cut_to_what_is_common(
     await fill(tmp_path / "a", seed)
     await copy(worker, tmp_path / "a", tmp_path / "b")
     for name in ("a", "b"):
+        (tmp_path / name / PROMISE_NAME).unlink(missing_ok=True)
         settings = Settings(segment_bytes=65536)
         async with Wal.open(tmp_path / name, settings=settings) as wal:
             for _ in range(chance.randrange(1, 120)):

@@ -20,7 +20,7 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.replication.promise import FILE_NAME
+from walstore.files.directory import PROMISE_NAME
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -205,6 +205,7 @@ async def test_a_copy_of_another_log_is_not_touched(cluster: Cluster) -> None:
     await wal.append(b"v")
     await wal.aclose()
     await cluster.machines[1].stop()
+    (cluster.machines[1].path / "orders" / PROMISE_NAME).unlink()
     async with Wal.open(cluster.machines[1].path / "orders") as other:
         assert await values(other) == [b"of another log"]
 
@@ -213,7 +214,7 @@ async def test_a_damaged_promise_is_told(cluster: Cluster) -> None:
     wal = await cluster.primary(0)
     await wal.append(b"v")
     await wal.aclose()
-    (cluster.machines[0].path / "orders" / FILE_NAME).write_bytes(b"{}")
+    (cluster.machines[0].path / "orders" / PROMISE_NAME).write_bytes(b"{}")
     with pytest.raises(CorruptionError, match="the promise of this copy is damaged"):
         await cluster.primary(0)
 
@@ -286,3 +287,18 @@ async def test_a_plain_log_becomes_a_replicated_one(cluster: Cluster) -> None:
     second = await cluster.primary(1)
     assert await values(second) == [b"before", b"after"]
     await second.aclose()
+
+
+async def test_a_copy_is_not_written_by_itself(cluster: Cluster) -> None:
+    """What is appended to one copy alone would be the newest of all."""
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    await wal.aclose()
+    path = cluster.machines[0].path / "orders"
+    with pytest.raises(InvalidSettingsError, match="is a copy of a replicated log"):
+        await Wal.open(path)
+    async with Wal.open_readonly(path) as readonly, readonly.reader(follow=False) as reader:
+        assert [record.value async for record in reader] == [b"v"]
+    (path / PROMISE_NAME).unlink()
+    async with Wal.open(path) as plain:
+        await plain.append(b"of its own")
