@@ -214,7 +214,9 @@ class LogState:
 
     @property
     def wants_disk(self) -> bool:
-        """Whether a caller waits for a sync."""
+        """Whether a caller waits for a sync, or for what only follows one."""
+        if self.replicated is not None and self.replicated.has_waiters:
+            return True
         return self.durable.has_waiters or self.settled.has_waiters
 
     def on_rotate(self, sealed: Segment, active: Segment) -> None:

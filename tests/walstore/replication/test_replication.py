@@ -16,6 +16,7 @@ from walstore import (
     FencedError,
     InvalidSettingsError,
     Replication,
+    Settings,
     StorageUnavailableError,
     Wal,
     WalClosedError,
@@ -302,3 +303,17 @@ async def test_a_copy_is_not_written_by_itself(cluster: Cluster) -> None:
     (path / PROMISE_NAME).unlink()
     async with Wal.open(path) as plain:
         await plain.append(b"of its own")
+
+
+@pytest.mark.parametrize("sync", ["batch", "os", 60.0])
+async def test_every_policy_of_syncing_replicates(cluster: Cluster, sync: Any) -> None:
+    settings = Settings(segment_bytes=65536, sync=sync)
+    wal = await cluster.primary(0, settings=settings)
+    async with asyncio.timeout(10):
+        await wal.append(b"one")
+        await wal.append_many([b"two", b"three"])
+        await wal.append(b"four", durability="memory")
+        await wal.wait_durable(4, "replicated")
+        await wal.open_stream("s")
+    assert wal.replicated_limit == 5
+    await wal.aclose()
