@@ -122,6 +122,8 @@ class CloudGroup:
         self._process = make_tag()
         self._turns = 0
         self._opening = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while the document is read or changed: a change is always one of the newest that is known."""
         self._document: GroupDocument | None = None
         self._etag = ""
         self._made: str | None = None
@@ -302,7 +304,8 @@ class CloudGroup:
     async def statistics(self) -> GroupStatistics:
         """Return the group as the store has it now."""
         self._check()
-        await self._refresh()
+        async with self._changing:
+            await self._refresh()
         self._check()
         found = self.look()
         assert found is not None
@@ -380,7 +383,8 @@ class CloudGroup:
 
     async def _refresh_for(self, takers: Sequence[_Taker]) -> None:
         try:
-            await self._refresh()
+            async with self._changing:
+                await self._refresh()
         except WalError as error:
             self._reject(takers, (), error)
 
@@ -391,9 +395,13 @@ class CloudGroup:
         if not wishes and not takers:
             return
         try:
-            await self._turn(wishes, takers)
+            async with self._changing:
+                await self._turn(wishes, takers)
         except WalError as error:
             self._reject(takers, wishes, error)
+        except BaseException:
+            self._wishes[:0] = wishes  # the group ends, and says so to them
+            raise
 
     def _reject(self, takers: Sequence[_Taker], wishes: Sequence[_Wish], error: WalError) -> None:
         for waiting in (*(taker.future for taker in takers), *(wish.future for wish in wishes)):

@@ -8,6 +8,7 @@ lost connection would leave behind.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -165,13 +166,15 @@ async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) 
     match verb, arguments:
         case "open", ():
             return None
-        case "take", (bytes(member), int(most), int() | float() as seconds) if 0 < most <= 10_000:
+        case "take", (bytes(member), int(most), int() | float() as seconds) if (
+            0 < most <= 10_000 and math.isfinite(seconds)
+        ):
             wait = min(max(float(seconds), 0.0), _MOST_WAIT_SECONDS)
             return pack_jobs(await group.take(member, most, wait, is_away=True))
         case "settle", (list(offsets),):
             return await group.settle([as_int(offset, "an offset") for offset in offsets])
         case "give_back", (int(offset), int(deliveries), int() | float() as seconds) if (
-            seconds >= 0
+            seconds >= 0 and math.isfinite(seconds)
         ):
             return await group.give_back(offset, deliveries, float(seconds))
         case "extend", (int(offset), int(deliveries)):

@@ -385,3 +385,52 @@ async def test_bad_input(store) -> None:
             await asyncio.to_thread(asyncio.run, log.group("h").__aenter__())
     with pytest.raises(WalClosedError):
         await log.group("g").__aenter__()
+
+
+async def test_statistics_come_between_no_change(store) -> None:
+    """What another process has done meanwhile is not overwritten by a change that does not know of it."""
+    await put_log(store, 3, lambda _: None)
+    release, reached = asyncio.Event(), asyncio.Event()
+    async with (
+        opened(store) as one,
+        opened(store) as two,
+        one.group("g") as first,
+        two.group("g") as second,
+        two.group("g") as third,
+    ):
+        inner: Any = two._store
+        inner.on("get_range", hang(release, reached), key_prefix="log/")
+        waiting = asyncio.ensure_future(second.fetch(10))
+        await reached.wait()  # it reads the records of the jobs that it is about to lease
+        jobs = await first.fetch(4)
+        await first.ack(jobs)
+        looking = asyncio.ensure_future(third.statistics())
+        await until(lambda: not looking.done())
+        release.set()
+        found = [job.offset for job in await waiting]
+        assert not set(found) & {job.offset for job in jobs}
+        assert (await looking).floor > 4
+
+
+async def test_closing_answers_what_is_under_way(store) -> None:
+    await put_log(store, 1, lambda _: None)
+    release, reached = asyncio.Event(), asyncio.Event()
+    async with opened(store) as log:
+        member = log.group("g")
+        await member.__aenter__()
+        (job,) = await member.fetch(1)
+        inner: Any = log._store
+        inner.on("put_if_match", hang(release, reached), key_prefix=KEY)
+        acking = asyncio.ensure_future(job.ack())
+        await reached.wait()
+    async with asyncio.timeout(10):
+        with pytest.raises(WalClosedError):
+            await acking
+
+
+async def test_an_order_that_is_none_is_refused(store) -> None:
+    await put_log(store, 1, lambda _: None)
+    async with opened(store) as log:
+        for wrong in (1, "no", None):
+            with pytest.raises(TypeError, match="is_ordered"):
+                log.group("g", is_ordered=wrong)  # type: ignore[arg-type]
