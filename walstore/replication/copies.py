@@ -19,7 +19,7 @@ from walstore.replication.position import (
     Place,
     SegmentExtent,
     common_frames,
-    cut_of,
+    newest_common,
 )
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
@@ -188,11 +188,11 @@ async def catch_up(
 ) -> Place:
     """Make a copy agree with its source, cut what the source does not have, and copy the rest.
 
-    Returns where the target ends: at ``until``, if it is given, or where the source ended when this was
-    called. ``end`` is where the target ends before, ``log_id`` the source's identity. CorruptionError if
-    the target belongs to another log: nothing of that is removed, unless the copy ``replaces`` it. That is
-    for a copy that counts: it may be of the same log when its making failed, before anything was
-    acknowledged. StorageUnavailableError if the source changed meanwhile: call again.
+    Returns where the target ends, durably: where the source ended when this was called. ``end`` is where
+    the target ends before, ``log_id`` the source's identity. CorruptionError if the target belongs to
+    another log: nothing of that is removed, unless the copy ``replaces`` it. That is for a copy that
+    counts: it may be of the same log when its making failed, before anything was acknowledged.
+    StorageUnavailableError if the source changed meanwhile: call again.
     """
     if end.log_id and end.log_id != log_id:
         if not replaces:
@@ -223,15 +223,13 @@ async def _agree(
     if not end.log_id or not extents:
         return nowhere
     theirs = list(await target.extents())
-    own, other = cut_of(extents, theirs)
-    if own is None or other is None:
+    own = newest_common(extents, theirs)
+    if own is None:
         # All of it is older than the source, or none of it is the source's.
         await target.cut(0, 0)
         return nowhere
-    if own.is_sealed and other.is_sealed and own.size == other.size:
-        agreed = own.size
-    else:
-        agreed = common_frames(await source.frames(own.start), await target.frames(own.start))
+    # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
+    agreed = common_frames(await source.frames(own.start), await target.frames(own.start))
     if agreed < own.size or theirs[-1].start != own.start:
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)

@@ -162,6 +162,8 @@ class Follower:
             return  # of a connection that was given up
         self._under_way -= size
         self._sent.popleft()
+        if self._failure is not None:
+            return  # an earlier write failed, so a later answer does not speak for it
         try:
             self._note(Place(*future.result()[0]))
         except (WalError, TypeError) as error:

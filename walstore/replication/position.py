@@ -63,11 +63,6 @@ class SegmentExtent(NamedTuple):
     is_sealed: bool
 
 
-def places(extents: Sequence[SegmentExtent]) -> dict[int, SegmentExtent]:
-    """Return extents by their first offset."""
-    return {extent.start: extent for extent in extents}
-
-
 def common_frames(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> int:
     """Return the end of the last frame that two copies of a segment have in common.
 
@@ -81,19 +76,15 @@ def common_frames(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
     return end
 
 
-def cut_of(
+def newest_common(
     source: Sequence[SegmentExtent], target: Sequence[SegmentExtent]
-) -> tuple[SegmentExtent | None, SegmentExtent | None]:
-    """Return the newest segment that both copies have, as the target and as the source have it.
+) -> SegmentExtent | None:
+    """Return the newest segment of the target that the source has, too; None if there is none.
 
-    Both None if there is none: the target has to begin anew.
+    What comes before it is the same in both: its header, which they share, continues that.
     """
-    known = places(source)
-    for extent in reversed(target):
-        other = known.get(extent.start)
-        if other is not None and other.salt == extent.salt:
-            return extent, other
-    return None, None
+    known = {(extent.start, extent.salt) for extent in source}
+    return next((one for one in reversed(target) if (one.start, one.salt) in known), None)
 
 
 def quorum_value(values: Sequence[int], quorum: int) -> int:

@@ -157,8 +157,8 @@ class Primary:
         found = 1 + sum(answers)
         if found < min(needed, self.settings.copies):
             raise StorageUnavailableError(
-                f"the copy at {copy.client.address} is new, and {needed} others have to be there before it "
-                f"counts; there are {found}"
+                f"the copy at {copy.client.address} is new: before it counts, {needed} others, the "
+                f"primary's among them, have to be there; there are {found}"
             )
         await copy.make_whole()
 

@@ -9,12 +9,15 @@ Invariants (tests/walstore/replication/test_replica.py)
   P3  What :meth:`sync` reported is there after a crash.
   P4  The checkpoint and cell of a time as primary are gone, durably, before anything is changed: they speak
       of what this machine wrote, and of an epoch that may have come to nothing.
+  P5  After a write or sync that failed nothing is taken, and nothing called durable, before the files have
+  been
+      looked at again: what the system keeps in memory is not what the disk has.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -58,6 +61,8 @@ class Replica:
         self._file: ActiveFile | None = None
         self._header: SegmentHeader | None = None
         self._is_sealed = False
+        self._has_failed = False
+        """Whether a write or sync failed since the files were looked at."""
         self._has_hints = True
         self.end = self._recover()
         """Where it ends; its epoch and limit are those of the last look."""
@@ -72,8 +77,10 @@ class Replica:
         self.promise.check(epoch, primary, is_elected=is_elected)
         if (epoch, primary) != self.promise.author:
             self._keep(self.promise._replace(epoch=epoch, primary=primary))
-            self.sync()
+            self._has_failed = True  # another primary: trust nothing but the files
+        if self._has_failed:
             self.end = self._recover()
+        self.sync()  # what is told to be here counts as durable
         return self.end
 
     def make_whole(self) -> None:
@@ -118,8 +125,14 @@ class Replica:
     def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool = False) -> None:
         """Write bytes at a place, which is the end; at byte 0 they begin a segment, with its header.
 
-        With ``seals`` they end with its footer. ContentionError if they do not continue the copy; OSError.
+        With ``seals`` they end with its footer. ContentionError if they do not continue the copy, or an
+        earlier write or sync failed: then :meth:`obey` finds out what is there. OSError.
         """
+        self._check_sound()
+        with self._noting_failure():
+            self._write(place, pieces, seals=seals)
+
+    def _write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
         if not place.position:
             self._begin(place, pieces, seals=seals)
             return
@@ -136,9 +149,11 @@ class Replica:
             self._is_sealed = True
 
     def sync(self) -> Place:
-        """Make all that was written durable; return how far that is."""
-        if self._file is not None and self._file.has_unsynced:
-            self._file.sync()
+        """Make all that was written durable; return how far that is. Raises as :meth:`write`."""
+        self._check_sound()
+        with self._noting_failure():
+            if self._file is not None and self._file.has_unsynced:
+                self._file.sync()
         return self.end.place
 
     def cut(self, start: int, position: int) -> None:
@@ -169,7 +184,8 @@ class Replica:
     def close(self) -> None:
         """Make all durable and close the files; OSError. The directory stays locked."""
         try:
-            self.sync()
+            if not self._has_failed:
+                self.sync()
         finally:
             self._close_file()
 
@@ -178,11 +194,27 @@ class Replica:
     def _path(self, start: int) -> Path:
         return self._directory / segment.file_name(start)
 
+    def _check_sound(self) -> None:
+        if self._has_failed:
+            raise ContentionError(
+                "a write of the copy failed; it is looked at again when its primary asks"
+            )
+
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._has_failed = True
+            raise
+
     def _recover(self) -> CopyEnd:
+        """Look at the files; what is found is durable, whatever failed before."""
+        self._has_failed = True
         self._close_file()
         found = recover_end(self._fs, self._directory)
         if found is None:
-            self._header, self._is_sealed = None, False
+            self._header, self._is_sealed, self._has_failed = None, False, False
             return NOTHING
         header = self._header = found.header
         path = self._path(header.start)
@@ -191,6 +223,7 @@ class Replica:
         position = file.size() if found.is_sealed else found.position
         self._file = ActiveFile(self._fs, path, file, position, _RESERVED_BYTES)
         place = Place(header.start, header.created_us, position)
+        self._has_failed = False
         return CopyEnd(found.epoch, place, found.limit, found.log_id)
 
     def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import random
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,55 @@ async def test_any_call_may_fail_and_the_copy_is_continued(
         with contextlib.suppress(StorageUnavailableError, OSError):
             await copy(worker, tmp_path / "a", tmp_path / "b", fs)
             break
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+async def test_nothing_is_taken_after_a_sync_that_failed(tmp_path: Path, worker: Worker) -> None:
+    """What was sent behind it must not be called durable: some of what comes before is not there."""
+    await fill(tmp_path / "a")
+    await worker.run(fail_a_sync, tmp_path)
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+def fail_a_sync(path: Path) -> None:
+    fs = FaultyFileSystem(FS)
+    source, target = Replica.open(FS, path / "a"), Replica.open(fs, path / "b")
+    first = source.extents()[0]
+    ends = [end for end, _ in source.frames(first.start)][:3]
+    place = Place(first.start, first.created_us, 0)
+    target.obey(1, "p")
+    target.write(place, [source.read(place, ends[0])])
+    durable = target.sync()
+    fs.fail("datasync", errno.EIO)
+    for at, end in pairwise(ends):
+        place = place._replace(position=at)
+        target.write(place, [source.read(place, end - at)])
+        if at == ends[0]:
+            with pytest.raises(OSError, match="Input/output"):
+                target.sync()
+            break
+    behind = place._replace(position=ends[1])
+    with pytest.raises(ContentionError, match="failed"):
+        target.write(behind, [source.read(behind, ends[2] - ends[1])])
+    with pytest.raises(ContentionError, match="failed"):
+        target.sync()
+    assert target.obey(1, "p").place == durable
+    for replica in (source, target):
+        replica.close()
+        replica.release()
+
+
+async def test_sealed_with_other_frames_of_the_same_size(tmp_path: Path, worker: Worker) -> None:
+    await fill(tmp_path / "a")
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    for name in "ab":
+        (tmp_path / name / PROMISE_NAME).unlink(missing_ok=True)
+        async with Wal.open(tmp_path / name) as wal:
+            await wal.append(name.encode() * 100, timestamp_us=1)
+            await wal.rotate()
+            await wal.append(b"behind it")
     await copy(worker, tmp_path / "a", tmp_path / "b")
     assert await records(tmp_path / "b") == await records(tmp_path / "a")
 
