@@ -2,7 +2,8 @@
 
 An append was acknowledged when ``quorum`` copies had it. Any ``replicas - quorum + 1`` copies contain one
 of those, so the best of that many has everything that was acknowledged. Each of them promises first to obey
-nobody older.
+nobody older. ``quorum`` copies have to promise as well: an opening is over only when so many have its first
+frame, so one that has obeyed a later candidate has to be heard before the epoch is chosen.
 
 Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
 needs all of them once: if none is whole, and at most one has records, that one is the log.
@@ -62,8 +63,8 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
                 told = refused  # not what the last attempt says, which had no time
             if clock.monotonic() >= deadline:
                 raise told
-            newest = refused.epoch if isinstance(refused, FencedError) else None
-            epoch = max(epoch, newest or 0) + 1
+            if isinstance(refused, FencedError):  # else the promises of this epoch still hold
+                epoch = max(epoch, refused.epoch or 0) + 1
             await clock.sleep(_PAUSE_SECONDS * (0.5 + primary.make_tag()[0] / 256))
     finally:
         await own.aclose()
@@ -86,7 +87,8 @@ async def _try_epoch(
             errors.append(error)
 
     def are_enough() -> bool:
-        return sum(one.is_whole for one in promised) >= settings.needed_to_take_over
+        whole = sum(one.is_whole for one in promised)
+        return whole >= settings.needed_to_take_over and len(promised) >= settings.needed
 
     def is_decided() -> bool:
         return are_enough() or any(isinstance(error, FencedError) for error in errors)
@@ -140,10 +142,10 @@ def _too_few(
     also = (
         f" ({new} more are new, and do not count; a new log needs all of them once)" if new else ""
     )
+    needed = max(settings.needed_to_take_over, settings.needed)
     return StorageUnavailableError(
-        f"{whole} of {settings.copies} copies of {primary.name!r} answer, and "
-        f"{settings.needed_to_take_over} are needed to take over{also}{why}; start more nodes, then open the "
-        "log again"
+        f"{whole} of {settings.copies} copies of {primary.name!r} answer, and {needed} are needed to take "
+        f"over{also}{why}; start more nodes, then open the log again"
     )
 
 

@@ -22,6 +22,8 @@ from walstore import (
     WalClosedError,
 )
 from walstore.files.directory import PROMISE_NAME
+from walstore.files.posix import PosixFileSystem
+from walstore.replication.replica import Replica
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -276,6 +278,50 @@ async def test_a_new_disk_does_not_vote(cluster: Cluster) -> None:
     assert await values(third) == [b"first", b"on two machines"]
     await caught_up(cluster, third, 0, 1)
     await third.aclose()
+
+
+async def test_a_candidate_that_failed_is_heard_where_all_copies_are_needed(
+    cluster: Cluster,
+) -> None:
+    """Two promises would do to take over; the third copy has obeyed a later epoch, and is needed to open."""
+    wal = await cluster.primary(0, quorum=3)
+    await wal.append(b"first")
+    await wal.aclose()
+    await cluster.machines[2].stop()
+
+    def obey_another() -> None:
+        copy = Replica.open(PosixFileSystem(), cluster.machines[2].path / "orders")
+        copy.obey(36, "candidate")
+        copy.close()
+        copy.release()
+
+    await asyncio.to_thread(obey_another)
+    opening = asyncio.create_task(cluster.primary(0, quorum=3))
+    node = cluster.machines[1].node
+    assert node is not None
+    await until(lambda: node._held["orders"].replica.promise.epoch > 1)
+    await cluster.machines[2].start()  # it answers last
+    second = await opening
+    assert second.statistics().epoch > 36
+    await second.append(b"second")
+    assert await values(second) == [b"first", b"second"]
+    await second.aclose()
+
+
+async def test_attempts_to_take_over_share_an_epoch(cluster: Cluster) -> None:
+    """Promises of an attempt that had too few still hold; only a refusal needs a later epoch."""
+    wal = await cluster.primary(0)
+    epoch = wal.statistics().epoch
+    await wal.aclose()
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+    with pytest.raises(StorageUnavailableError, match="2 are needed"):
+        await cluster.primary(0, patience_seconds=1.0)
+    for number in (1, 2):
+        await cluster.machines[number].start()
+    second = await cluster.primary(0)
+    assert second.statistics().epoch == epoch + 2
+    await second.aclose()
 
 
 async def test_a_plain_log_becomes_a_replicated_one(cluster: Cluster) -> None:
