@@ -212,7 +212,7 @@ class StreamClosedError(WalError):
 
 
 class LimitExceededError(WalError):
-    """The log already has the maximum number of registers or streams."""
+    """The log has the maximum number of registers or streams, or a request is too large for a server."""
 
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)

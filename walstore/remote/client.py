@@ -1,7 +1,8 @@
 """Client: requests to a server over connections that may break, each answered once or failed with its fate.
 
 A request that may be repeated is sent again on the next connection. Any other that may have reached the
-server fails: with OutcomeUnknownError if it may have changed the log, as nothing tells whether it did.
+server fails: with OutcomeUnknownError if it may have changed the log, as nothing tells whether it did. What
+was under way when the server ended the connection for a violation is never repeated: it would do so again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import count
 from typing import Any, Final
 
 from walstore.errors import (
+    LimitExceededError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalClosedError,
@@ -26,7 +28,7 @@ from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
-from walstore.wire.message import Kind, Message, encode
+from walstore.wire.message import MOST_HEAD_BYTES, NO_REQUEST, Kind, Message, encode
 
 logger = logging.getLogger("walstore")
 
@@ -108,6 +110,8 @@ class Client:
         self._link: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._failure: WalError | None = None
+        self._refusal: str | None = None
+        """Why the server ends the connection, if it said so."""
         self.reconnects = 0
         """How often a lost connection was replaced."""
         self._guard = LoopGuard("connection")
@@ -157,12 +161,21 @@ class Client:
         fate: Fate = Fate.REPEATED,
         is_write: bool = False,
     ) -> PendingRequest:
-        """Send a request now, or with the next connection. Its future gets the answer or the error."""
+        """Send a request now, or with the next connection. Its future gets the answer or the error.
+
+        LimitExceededError if the server would not take it.
+        """
         self.check_home()
         number = next(self._numbers)
-        request = PendingRequest(
-            number, kind, encode(kind, number, head, payload), fate, is_write=is_write
-        )
+        message = encode(kind, number, head, payload)
+        most_bytes = min(MOST_HEAD_BYTES, self.welcome.get("message_bytes", MOST_HEAD_BYTES))
+        if len(message[0]) > most_bytes:
+            raise LimitExceededError(
+                f"a request of {len(message[0])} bytes, beside its records; the server takes {most_bytes}: "
+                "do it in parts",
+                limit=most_bytes,
+            )
+        request = PendingRequest(number, kind, message, fate, is_write=is_write)
         self._requests[number] = request
         if self._link is not None:
             request.is_sent = True
@@ -269,7 +282,7 @@ class Client:
         """Use a new connection: first for what has no answer yet, in the order in which it was asked."""
         self.welcome = welcome
         self.on_welcome(welcome)
-        self._link = link
+        self._link, self._refusal = link, None
         for request in self._requests.values():
             request.is_sent = True
             link.send(request.message)
@@ -278,8 +291,10 @@ class Client:
         if self._link is None or self._link not in made:
             return
         self._link = None
+        is_refused, why = self._refusal is not None, self._refusal or why
         for request in list(self._requests.values()):
-            if request.fate is Fate.DROPPED or (request.is_sent and request.fate is Fate.UNKNOWN):
+            is_final = request.is_sent and (is_refused or request.fate is Fate.UNKNOWN)
+            if request.fate is Fate.DROPPED or is_final:
                 self._requests.pop(request.number, None)
                 _set_error(request.future, self._lost(request, why, None))
             elif request.fate is Fate.UNKNOWN:
@@ -346,6 +361,9 @@ class Client:
     def _on_message(self, message: Message) -> None:
         if message.kind == Kind.GOODBYE:
             return  # the connection ends; what was not begun is sent to the next server
+        if message.kind == Kind.FAILED and message.id == NO_REQUEST:
+            self._refusal = str(unpack_error(message.head))
+            return
         request = self._requests.get(message.id)
         if request is None:
             return  # nobody waits for it any more

@@ -31,6 +31,7 @@ from walstore.serve.transactions import ServedTransactions
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
     MESSAGE_OVERHEAD_BYTES,
+    NO_REQUEST,
     NOT_BEGUN,
     PREAMBLE,
     VERSION,
@@ -217,7 +218,8 @@ class ClientConnection(asyncio.Protocol):
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
         if self._replicas is not None and message.kind in (Kind.APPEND, Kind.READ):
-            raise ProtocolViolationError(f"a request of kind {message.kind} for copies")
+            self._refuse(message.id, ValueError("copies are neither appended to nor read"))
+            return
         match message.kind:
             case Kind.APPEND:
                 self._figures.requests["append"] += 1
@@ -242,8 +244,6 @@ class ClientConnection(asyncio.Protocol):
         assert self._appender is not None
         try:
             begun = self._appender.append(message)
-        except ProtocolViolationError:
-            raise
         except (WalError, ValueError, TypeError) as error:
             self._refuse(message.id, error)
         else:
@@ -254,7 +254,8 @@ class ClientConnection(asyncio.Protocol):
             case [str(name), list(arguments)]:
                 pass
             case _:
-                raise ProtocolViolationError("a call that is none")
+                self._refuse(message.id, ProtocolViolationError("a call that is none"))
+                return
         cost = self._occupy(message)
         if self._replicas is not None:
             self._figures.requests["replica"] += 1
@@ -308,10 +309,11 @@ class ClientConnection(asyncio.Protocol):
             if isinstance(answer, _Packed):
                 answer, payload = answer
             self._write(encode(Kind.DONE, number, answer, payload))
-        except ProtocolViolationError as error:
-            self._violated(error)
         except Exception as error:  # noqa: BLE001 - the client gets it
-            self._refuse(number, error)
+            if isinstance(error, ProtocolViolationError) and not self._is_greeted:
+                self._violated(error)
+            else:
+                self._refuse(number, error)
 
     # -- the requests themselves -------------------------------------------------------------
 
@@ -403,19 +405,26 @@ class ClientConnection(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def _refuse(self, number: int, error: BaseException) -> None:
+        """Answer a request with its error. Others of the connection go on, whatever is wrong with it."""
+        if isinstance(error, ProtocolViolationError):
+            error = ValueError(f"the server did nothing, as it received {error}")
         if not isinstance(error, WalError | ValueError | TypeError | RuntimeError):
             logger.error("a request of %s failed by a defect", self.peer, exc_info=error)
         self._figures.errors[type(error).__name__] += 1
         self._write(encode(Kind.FAILED, number, pack_error(error)))
 
     def _violated(self, error: ProtocolViolationError) -> None:
-        """End a connection that does not speak the protocol, and tell the other side why."""
+        """End a connection that does not speak the protocol, and tell the other side why.
+
+        Only where it is not known which request is meant: a client repeats what it sent when a connection
+        is lost.
+        """
         if self._transport is None or self._transport.is_closing():
             return
         self._figures.dropped += 1
         logger.warning("%s is disconnected: it sent %s", self.peer, error)
         refusal = OutcomeUnknownError(f"the server ended the connection: it received {error}")
-        self._write(encode(Kind.FAILED, 0, pack_error(refusal)))
+        self._write(encode(Kind.FAILED, NO_REQUEST, pack_error(refusal)))
         self._transport.close()
 
     # -- budget ------------------------------------------------------------------------------

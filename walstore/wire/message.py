@@ -53,6 +53,11 @@ class Kind(IntEnum):
 NOT_BEGUN: Final = None
 """Head of FAILED for a request that a stopping server did not begin: the client sends it again elsewhere."""
 
+NO_REQUEST: Final = 0
+"""Number of FAILED from a server that ends the connection, as it cannot tell what the client wants of it.
+
+Clients number their greeting so, and nothing else."""
+
 
 class Message(NamedTuple):
     """One message. The payload is a view of the bytes received."""

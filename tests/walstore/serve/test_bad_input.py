@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import ssl
 from collections.abc import AsyncIterator
@@ -91,15 +92,6 @@ async def test_bytes_that_are_no_message_end_the_connection(
         ("not msgpack", PREAMBLE + HEADER.pack(10, 1, 1, Kind.HELLO) + b"\xc1"),
         ("kind 77", PREAMBLE + HELLO + b"".join(encode(77, 2, None))),  # type: ignore[arg-type]
         ("second greeting", PREAMBLE + HELLO + HELLO),
-        ("a call", PREAMBLE + HELLO + b"".join(encode(Kind.CALL, 2, 7))),
-        ("an append", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [1, 2]))),
-        ("sizes", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [None, b"abc", None]))),
-        ("payload", PREAMBLE + HELLO + b"".join(encode(Kind.APPEND, 2, [None, b"\x05\0\0\0", None], [b"v"]))),
-        ("options", PREAMBLE + HELLO
-            + b"".join(encode(Kind.APPEND, 2, [None, b"\x01\0\0\0", [[]] * 4], [b"v"]))),
-        ("headers", PREAMBLE + HELLO
-            + b"".join(encode(Kind.APPEND, 2, [None, b"\x01\0\0\0", [None, None, [b"\xc1"], None]], [b"v"]))),
-        ("a read", PREAMBLE + HELLO + b"".join(encode(Kind.READ, 2, ["1"]))),
     ):  # fmt: skip
         with case(why):
             async with raw(served, greets=False) as client:
@@ -150,11 +142,58 @@ async def test_requests_that_make_no_sense_are_refused_one_by_one(served: Served
         assert (await client.answer()).kind == Kind.DONE
 
 
-async def test_a_move_of_a_cursor_that_is_none_ends_the_connection(served: Served) -> None:
-    for state, verb in (("none", "commit"), ([1, 1, bytes(8), 0, 0, 0, ""], "jump")):
-        async with raw(served) as client:
-            client.request(Kind.CALL, 2, ["move_cursor", ["c", state, bytes(8), False, verb, 1]])
-            await asyncio.wait_for(client.end(), 10)
+async def test_requests_of_a_wrong_shape_are_refused_one_by_one(served: Served) -> None:
+    """The connection goes on: others wait for their answers on it."""
+    one = b"\x01\0\0\0"
+    state = [1, 1, bytes(8), 0, 0, 0, ""]
+    async with raw(served) as client:
+        client.request(Kind.READ, 2, [1, None, 1, 30, "durable"])
+        for number, (why, kind, head, payload) in enumerate(
+            (
+                ("a call", Kind.CALL, 7, b""),
+                ("an append", Kind.APPEND, [1, 2], b""),
+                ("sizes", Kind.APPEND, [None, b"abc", None], b""),
+                ("payload", Kind.APPEND, [None, b"\x05\0\0\0", None], b"v"),
+                ("options", Kind.APPEND, [None, one, [[]] * 4], b"v"),
+                ("headers", Kind.APPEND, [None, one, [None, None, [b"\xc1"], None]], b"v"),
+                ("a read", Kind.READ, ["1"], b""),
+                ("a cursor", Kind.CALL, ["move_cursor", ["c", "none", bytes(8), False, "commit", 1]], b""),
+                ("a cursor", Kind.CALL, ["move_cursor", ["c", state, bytes(8), False, "jump", 1]], b""),
+                ("a group", Kind.CALL, ["group", ["open", "g", []]], b""),
+                ("conditions", Kind.CALL, ["begin", [1, "disk", []]], b""),
+            ),
+            start=3,
+        ):  # fmt: skip
+            with case(why):
+                client.request(kind, number, head, payload)
+                found = await client.answer()
+                assert (found.kind, found.id, found.head[0]) == (Kind.FAILED, number, "ValueError")
+                assert why in found.head[1]
+        await served.wal.append(b"v")
+        found = await client.answer()
+        assert (found.kind, found.id) == (Kind.DONE, 2)
+
+
+async def test_nothing_is_repeated_that_the_server_ended_the_connection_for(
+    served: Served, remote: RemoteWal
+) -> None:
+    """Such a request would end every connection anew, and those of others with it."""
+    wrong = remote.client.send(Kind.GOODBYE, None)
+    waiting = asyncio.create_task(remote.client.call("flush"))
+    with pytest.raises(StorageUnavailableError, match="received a request of kind 8"):
+        await remote.client.wait(wrong)
+    with contextlib.suppress(StorageUnavailableError):
+        await waiting
+    assert await remote.append(b"v") == 1
+    assert remote.client.reconnects == 1
+
+
+async def test_a_request_that_is_too_large_is_not_sent(served: Served, remote: RemoteWal) -> None:
+    async with remote.group("g") as group:
+        with pytest.raises(LimitExceededError, match="in parts"):
+            await group.backend.settle(range(1 << 60, (1 << 60) + 2_000_000))
+    assert await remote.append(b"v") == 1
+    assert remote.client.reconnects == 0
 
 
 async def test_requests_before_the_greeting_wait_for_it(served: Served) -> None:
