@@ -27,6 +27,7 @@ from uploader.groups.group_place import (
     LetterWriter,
     cursor_of,
     remove,
+    remove_cursor,
 )
 from uploader.groups.group_turn import GroupTurn, Sight
 from uploader.root import cas
@@ -43,6 +44,7 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.groups.letters import append_letter
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
@@ -54,9 +56,10 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be collected, may lag behind the floor."""
-_READ_RECORDS: Final = 512
-_READ_BYTES: Final = 1 << 20
-_ROW_BYTES: Final = 32
+_MOST_LATE_ATTEMPTS: Final = 3
+"""How often a swap is lost to other processes before a taker whose time is over gets nothing."""
+_FINAL: Final = (CorruptionError, FormatVersionError, WalClosedError, OffsetTrimmedError)
+"""What ends the group for the members of this process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +163,8 @@ class CloudGroup:
             if self._made is not None:
                 return
             document = await self._find_or_make()
+            if self._failure is not None:
+                raise copy_error(self._failure)
             self.check_kind(document)
             self._made = document.made
             self._saved_floor = document.floor
@@ -176,36 +181,74 @@ class CloudGroup:
             )
 
     async def _find_or_make(self) -> GroupDocument:
-        while True:
+        while self._failure is None:
             found = await self._place.load(self.name)
             is_new = found is None or found[0].is_removed
             if found is None or is_new:
-                made = GroupDocument(
-                    made=self._make_tag(),
-                    tag=self._next_tag(),
-                    position=await self._start(),
-                    stream=self.settings.stream,
-                    is_ordered=self.settings.is_ordered,
-                )
-                result = await self._place.put(self.name, made, None if found is None else found[1])
-                result.decided(self._place.store.url, f"group {self.name!r} was made; call again")
-                if result.outcome is not cas.PutOutcome.COMMITTED:
+                found = await self._make(None if found is None else found[1])
+                if found is None:
                     continue
-                assert result.etag is not None
-                found = (made, result.etag)
-            document, etag = found
+            document = found[0]
+            await self._check_position(document)
+            cursor = cursor_of(self.name, document)
             try:
-                await self._place.cursors.create(cursor_of(self.name, document), document.floor)
-            except OffsetTrimmedError:
+                await self._place.cursors.create(cursor, document.floor)
+            except OffsetTrimmedError as error:
                 # A collection came between the group and its cursor. Nobody has a job of a new group.
                 if not is_new:
-                    raise
+                    raise self._trimmed(error) from error
                 await remove(self._place, self.name, self._next_tag(), only=document.made)
                 if self.settings.start != "earliest":
                     raise
                 continue
-            self._know(document, etag)
-            return document
+            again = await self._place.load(self.name)
+            if again is None or again[0].is_removed or again[0].made != document.made:
+                # It was deleted meanwhile, perhaps before it had this cursor.
+                await remove_cursor(self._place, self.name, document)
+                continue
+            self._know(*again)
+            return again[0]
+        raise copy_error(self._failure)
+
+    async def _make(self, etag: str | None) -> tuple[GroupDocument, str] | None:
+        """Make the group where there is none, or a removed one; None if another process came first."""
+        made = GroupDocument(
+            made=self._make_tag(),
+            tag=self._next_tag(),
+            position=await self._start(),
+            stream=self.settings.stream,
+            is_ordered=self.settings.is_ordered,
+        )
+        result = await self._place.put(self.name, made, etag)
+        result.decided(self._place.store.url, f"group {self.name!r} was made; call again")
+        if result.outcome is not cas.PutOutcome.COMMITTED:
+            return None
+        assert result.etag is not None
+        return made, result.etag
+
+    async def _check_position(self, document: GroupDocument) -> None:
+        """Raise OffsetNotWrittenError if the group has seen more of the log than there is."""
+        log = self._place.log
+        if document.position > log.tail:
+            await log.refresh()
+        if document.position > log.tail:
+            raise OffsetNotWrittenError(
+                f"group {self.name!r} has seen records that the log does not have: it is of another log, or "
+                "the log is restored as of an earlier time. delete_group() removes it; start= says where a "
+                "new one begins",
+                requested=document.position,
+                head=log.head,
+                tail=log.tail,
+            )
+
+    def _trimmed(self, error: OffsetTrimmedError) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            f"jobs of group {self.name!r} were removed from the log, so its cursor was deleted or changed by "
+            "somebody; delete_group() removes the group, and start= says where a new one begins",
+            requested=error.requested,
+            head=error.head,
+            tail=error.tail,
+        )
 
     async def _start(self) -> int:
         """Return the offset at which a new group begins."""
@@ -233,12 +276,19 @@ class CloudGroup:
                 burial.cancel()
             await asyncio.wait(self._burials)
         self._fail(WalClosedError("the log is closed"))
+        async with self._opening:  # who enters has seen that, and begins nothing
+            pass
         await self._task.aclose()
         await self._saving.wait()
         if is_in_use and self._document is not None:
             await self._save(self._document)
 
     # -- for members -------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """As of :class:`walstore.groups.group.GroupBackend`."""
+        return self._place.store.url, self.name
 
     async def take(
         self, member: bytes, most: int, max_wait: float | None
@@ -290,7 +340,12 @@ class CloudGroup:
             )
 
     async def leave(self, member: bytes) -> None:
-        """Give back at once all that a member holds."""
+        """Give back at once all that a member holds; it waits for jobs no longer."""
+        for taker in self._takers:
+            if taker.member == member and not taker.future.done():
+                taker.future.set_exception(
+                    WalClosedError(f"the member has left the group {self.name!r}")
+                )
         held = [(at, one.deliveries) for at, one in self._leased.items() if one.member == member]
         if self._failure is not None or self._made is None or not held:
             return
@@ -362,9 +417,16 @@ class CloudGroup:
                 looking = list(self._takers)
                 await self._refresh_for(looking)
         except BaseException as error:
-            self._fail(error if isinstance(error, WalError) else WalClosedError("the group ended"))
-            if not isinstance(error, WalError):
-                raise
+            if isinstance(error, WalError):
+                self._fail(error)
+                return
+            self._fail(
+                WalClosedError(
+                    f"the group {self.name!r} ended by a defect, {error!r}; enter it again",
+                    reason="failed",
+                )
+            )
+            raise
 
     def _is_over(self, taker: _Taker, now: float) -> bool:
         """Whether a taker waits no longer; it gets nothing if its time is over."""
@@ -404,12 +466,12 @@ class CloudGroup:
             raise
 
     def _reject(self, takers: Sequence[_Taker], wishes: Sequence[_Wish], error: WalError) -> None:
+        if isinstance(error, OffsetTrimmedError):
+            error = self._trimmed(error)
         for waiting in (*(taker.future for taker in takers), *(wish.future for wish in wishes)):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(copy_error(error))
-        if isinstance(
-            error, CorruptionError | FormatVersionError | WalClosedError | OffsetTrimmedError
-        ):
+        if isinstance(error, _FINAL):
             self._fail(error)
             raise error
 
@@ -439,6 +501,7 @@ class CloudGroup:
             made = turn.made()
             if made is not None and not await self._put(made, began):
                 attempt += 1
+                takers = self._in_time(takers, attempt)
                 retry = self._place.retry
                 await retry.clock.sleep(retry.wait_seconds(attempt))
                 continue
@@ -446,6 +509,15 @@ class CloudGroup:
             outcome.spent += buried
             await self._answer(wishes, takers, outcome)
             return
+
+    def _in_time(self, takers: Sequence[_Taker], attempt: int) -> Sequence[_Taker]:
+        """Return the takers that still wait, after some swaps of other processes came first."""
+        now = self._clock.monotonic()
+        for taker in takers:
+            is_late = taker.deadline is not None and now >= taker.deadline
+            if is_late and attempt >= _MOST_LATE_ATTEMPTS and not taker.future.done():
+                taker.future.set_result([])
+        return [taker for taker in takers if not taker.future.done()]
 
     async def _put(self, made: GroupDocument, began: float) -> bool:
         """Put a changed document; False, and the newest one is known, if another process came first."""
@@ -608,20 +680,16 @@ class CloudGroup:
         """Append a dead letter and settle its job. After a failure the job is due again after its lease."""
         assert self.letters is not None
         assert self.settings.max_deliver is not None
-        counted = min(deliveries, self.settings.max_deliver)
-        origin = {
-            "walstore.group": self.name.encode(),
-            "walstore.offset": b"%d" % record.offset,
-            "walstore.deliveries": b"%d" % counted,
-            "walstore.stream": (record.stream or "").encode(),
-        }
-        try:
-            await self.letters.append(
-                record.value,
-                key=record.key,
-                stream=self.settings.letters_of(self.name),
-                headers={**record.headers, **origin},
+        counted, letters = min(deliveries, self.settings.max_deliver), self.letters
+        stream = self.settings.letters_of(self.name)
+
+        async def append(letter: Record) -> None:
+            await letters.append(
+                letter.value, key=letter.key, stream=stream, headers=letter.headers
             )
+
+        try:
+            await append_letter(self.name, record, counted, append)
             await self.settle((record.offset,))
             self._dead += 1
         except WalError as error:

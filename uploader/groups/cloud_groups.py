@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from uploader.format import layout
 from uploader.groups.cloud_group import CloudGroup
 from uploader.groups.group_place import GroupPlace, LetterWriter, remove
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.probe import require_conditional_puts
-from walstore.errors import InvalidSettingsError, WalError
+from walstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    InvalidSettingsError,
+    WalClosedError,
+    WalError,
+)
 from walstore.groups.group import Group, GroupBackend
 from walstore.groups.settings import GroupSettings
 from walstore.records import Start
@@ -25,6 +32,7 @@ MOST_PENDING: Final = 10_000
 """Most jobs that the members of a group in a store may have: all of them are in one object."""
 _TAG_BYTES: Final = 8
 _AT_ONCE: Final = 10
+_LETTERS: Final = "where dead letters are appended: an open CloudWriter or Wal"
 
 
 def _make_tag() -> str:
@@ -92,15 +100,16 @@ class CloudGroups:
                 f"max_ack_pending of a log in a store is at most {MOST_PENDING}, not {max_ack_pending}"
             )
         if max_deliver is not None and letters is None:
-            raise InvalidSettingsError(
-                "max_deliver needs letters=, where dead letters are appended: an open CloudWriter or Wal"
-            )
+            raise InvalidSettingsError(f"max_deliver needs letters=, {_LETTERS}")
+        if letters is not None:
+            _check_letters(letters)
         return Group(name, partial(self._find_group, name, settings, letters))
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, as the store has them now.
 
-        With the statistics of those that this process uses. CorruptionError, and the store's errors.
+        With the statistics of those that this process uses, and the problem of those that cannot be read.
+        Raises the store's errors.
         """
         place = self._group_place()
         await place.log.refresh()
@@ -109,38 +118,33 @@ class CloudGroups:
             async for listed in place.store.list(layout.GROUP_FOLDER)
             if _is_group(listed.key)
         ]
-        used = self._used_groups or {}
         found: list[GroupInfo] = []
         for low in range(0, len(names), _AT_ONCE):
             some = names[low : low + _AT_ONCE]
-            for name, stored in zip(some, await settle_all(map(place.load, some)), strict=True):
-                if stored is None or stored[0].is_removed:
-                    continue
-                floor = stored[0].floor
-                now = used[name].look() if name in used else None
-                found.append(GroupInfo(name, floor, max(0, place.log.tail - floor), now))
-        return sorted(found)
+            looked = await settle_all(self._look_at_group(place, name) for name in some)
+            found += [info for info in looked if info is not None]
+        return sorted(found, key=lambda one: one.name)
 
     async def delete_group(self, name: str) -> bool:
-        """Remove a group and all that it remembers; return whether there was one.
+        """Remove a group and all that it remembers; return whether there was one. Also a damaged one.
 
         Its members, in every process, raise WalClosedError with what they do next. Records stay. A group
         that is made with this name later begins anew. If cancelled or after an error it may be deleted in
-        part: delete it again.
+        part: delete it again. FormatVersionError for a group of a newer version, which stays.
         """
         layout.group_path(name)
         place = self._group_place()
-        was_there = await remove(place, name, self.make_group_tag())
         used = (self._used_groups or {}).pop(name, None)
-        if used is not None:
+        if used is not None:  # first, as one that is being made would be made anew
             await used.end()
-        return was_there
+        return await remove(place, name, self.make_group_tag())
 
     async def _find_group(
         self, name: str, settings: GroupSettings, letters: LetterWriter | None
     ) -> GroupBackend:
         place = self._group_place()
         await require_conditional_puts(place.store, with_swaps=True, retry=place.retry)
+        self._group_place()  # still open
         if self._used_groups is None:
             self._used_groups = {}
         used = self._used_groups.get(name)
@@ -153,11 +157,39 @@ class CloudGroups:
             )
         return used
 
+    async def _look_at_group(self, place: GroupPlace, name: str) -> GroupInfo | None:
+        try:
+            stored = await place.load(name)
+        except (CorruptionError, FormatVersionError) as error:
+            return GroupInfo(name, None, None, None, error)
+        if stored is None or stored[0].is_removed:
+            return None
+        floor, used = stored[0].floor, (self._used_groups or {}).get(name)
+        now = None if used is None else used.look()
+        return GroupInfo(name, floor, max(0, place.log.tail - floor), now)
+
     async def _close_groups(self) -> None:
         """Close the groups. One that fails only leaves its cursor behind."""
         for group in list((self._used_groups or {}).values()):
             with contextlib.suppress(WalError):
                 await group.aclose()
+
+
+def _check_letters(letters: object) -> None:
+    """Raise TypeError or WalClosedError unless dead letters can be appended to it."""
+    append = getattr(letters, "append", None)
+    options: dict[str, Any] = {"key": None, "stream": "", "headers": {}}
+    try:
+        is_fit = inspect.iscoroutinefunction(append) and not isinstance(letters, type)
+        inspect.signature(append).bind(b"", **options)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        is_fit = False
+    if not is_fit:
+        raise TypeError(
+            f"letters is {_LETTERS}, by 'async with' or 'await'; not {type(letters).__name__}"
+        )
+    if getattr(letters, "is_closing", False):
+        raise WalClosedError("letters= is closed; open it anew")
 
 
 def _is_group(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
 from uploader.format.group_document import MOST_GROUP_BYTES, GroupDocument
 from uploader.root import cas
-from uploader.root.stored_document import find_stored, run_aside
+from uploader.root.stored_document import StoredDocument, find_stored_or_damaged, run_aside
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError
@@ -65,14 +66,29 @@ class GroupPlace:
     clock: Clock
 
     async def load(self, name: str) -> tuple[GroupDocument, str] | None:
-        """Return a group and the ETag of its object, also a removed one; None if there never was one."""
-        found = await find_stored(
+        """Return a group and the ETag of its object, also a removed one; None if there never was one.
+
+        CorruptionError if it is damaged.
+        """
+        found = await self.find(name)
+        if found is None:
+            return None
+        if found.value is None:
+            raise CorruptionError(
+                f"group {name!r} is damaged, so nobody knows what is settled ({found.damage}); the log is "
+                "unharmed. delete_group() removes the group; start= says where a new one begins",
+                path=layout.group_path(name),
+            ) from found.damage
+        return found.value, found.etag
+
+    async def find(self, name: str) -> StoredDocument[GroupDocument | None] | None:
+        """Return the object of a group, with None as the value of a damaged one."""
+        return await find_stored_or_damaged(
             self.store,
             layout.group_path(name),
             partial(GroupDocument.parse, name=name),
             most_bytes=MOST_GROUP_BYTES,
         )
-        return None if found is None else (found.value, found.etag)
 
     async def put(self, name: str, document: GroupDocument, etag: str | None) -> cas.PutResult:
         """Replace the object that has this ETag, or create it; OutcomeUnknownError without an answer."""
@@ -89,21 +105,38 @@ def cursor_of(name: str, document: GroupDocument) -> str:
 async def remove(place: GroupPlace, name: str, tag: str, *, only: str | None = None) -> bool:
     """Remove a group, with its cursor; return whether there was one. ``only`` is the one that is meant."""
     while True:
-        found = await place.load(name)
+        found = await place.find(name)
         if found is None:
             return False
-        document, etag = found
-        if only not in {None, document.made}:
+        document = found.value
+        if only is not None and (document is None or document.made != only):
             return False
-        if not document.is_removed:
-            removed = GroupDocument(made=document.made, tag=tag, is_removed=True)
-            result = await place.put(name, removed, etag)
+        if document is None or not document.is_removed:
+            made = tag if document is None else document.made
+            removed = GroupDocument(made=made, tag=tag, is_removed=True)
+            result = await place.put(name, removed, found.etag)
             result.decided(place.store.url, f"group {name!r} was removed; call again")
             if result.outcome is not cas.PutOutcome.COMMITTED:
                 continue
         # Also of one that was removed before: that call may have ended in between.
-        await place.cursors.delete(cursor_of(name, document))
-        return not document.is_removed
+        if document is None:
+            await _delete_cursors(place, name)
+        else:
+            await remove_cursor(place, name, document)
+        return document is None or not document.is_removed
+
+
+async def remove_cursor(place: GroupPlace, name: str, document: GroupDocument) -> None:
+    """Remove the cursor of a group that is removed."""
+    await place.cursors.delete(cursor_of(name, document))
+
+
+async def _delete_cursors(place: GroupPlace, name: str) -> None:
+    """Delete the cursors of all groups that had a name: a damaged one does not tell which is its own."""
+    own = re.compile(rf"group_{name}_[A-Za-z0-9]+")
+    for cursor in await place.cursors.list():
+        if own.fullmatch(cursor.name):
+            await place.cursors.delete(cursor.name)
 
 
 class JobReader:

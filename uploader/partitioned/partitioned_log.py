@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -9,12 +10,12 @@ from typing import Any, Final, Self
 
 from uploader.partitioned.partitions import SubStore, partition_url, read_partitions
 from uploader.read.cloud_log import CloudLog
-from uploader.runtime.task_groups import gather_all, settle_all
+from uploader.runtime.task_groups import gather_all, settle_all, within_seconds
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from walstore.errors import LogNotFoundError, WalClosedError
-from walstore.groups.group import Group, Job
+from walstore.groups.group import Group, Job, check_jobs
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
@@ -151,6 +152,7 @@ class PartitionedGroup:
         self._busy: deque[int] = deque()
         """Logs that had jobs when they were looked at."""
         self._is_inside = False
+        self._left = asyncio.Event()
 
     async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
         """Return up to ``max_jobs`` jobs of one log; waits as :meth:`walstore.Group.fetch`."""
@@ -164,14 +166,21 @@ class PartitionedGroup:
             left = None if deadline is None else deadline - clock.monotonic()
             if found or (left is not None and left <= 0):
                 return found
-            await clock.sleep(pause if left is None else min(pause, left))
+            seconds_to_wait = pause if left is None else min(pause, left)
+            await within_seconds(seconds_to_wait, self._left.wait(), clock)
+            self._check()
             pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
     async def ack(self, jobs: Iterable[Job]) -> None:
-        """Say that the work of several jobs is done; one step for each of their logs."""
+        """Say that the work of several jobs is done; one step for each of their logs.
+
+        Raises as :meth:`walstore.Group.ack`.
+        """
         self._check()
         by_partition: dict[int, list[Job]] = {}
-        for job in jobs:
+        for job in check_jobs(jobs):
+            if job.partition not in self._members:
+                raise ValueError(f"{job!r} is of no log that {self.name!r} has; await job.ack()")
             by_partition.setdefault(job.partition, []).append(job)
         await settle_all(self._members[at].ack(some) for at, some in by_partition.items())
 
@@ -189,7 +198,7 @@ class PartitionedGroup:
         return (await self.fetch())[0]
 
     async def __aenter__(self) -> Self:
-        if self._is_inside:
+        if self._is_inside or self._left.is_set():
             raise RuntimeError("a member enters its group once; make another")
         self._is_inside = True
         try:
@@ -205,7 +214,9 @@ class PartitionedGroup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._leave()
+        if self._is_inside:
+            self._left.set()
+            await self._leave()
 
     def __repr__(self) -> str:
         return f"<PartitionedGroup {self.name!r}>"
@@ -215,6 +226,7 @@ class PartitionedGroup:
     async def _fetch_busy(self, most: int) -> list[Job]:
         """Return jobs of the next log that had some, if it still has."""
         while self._busy:
+            self._check()
             partition = self._busy.popleft()
             jobs = await self._members[partition].fetch(most, 0)
             if jobs:
@@ -239,6 +251,9 @@ class PartitionedGroup:
             if partition not in self._members:
                 member = log.group(self.name, **self._options)
                 await member.__aenter__()
+                if not self._is_inside:  # it left meanwhile
+                    await member.__aexit__(None, None, None)
+                    self._check()
                 self._members[partition] = member
 
     async def _leave(self) -> None:

@@ -348,6 +348,8 @@ class CloudLog(CloudGroups):
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""
+        if not self._closed:
+            self._home.check()
         await self._close_groups()
         self._closed = True
         self._read_guard.thread = 0

@@ -87,3 +87,34 @@ async def test_bad_input(store) -> None:
     with pytest.raises(WalClosedError):
         log.group("g")
     await log.aclose()
+
+
+async def test_a_fetch_that_waits_ends_when_its_member_leaves(store) -> None:
+    async with opened(store) as log:
+        member = log.group("g")
+        await member.__aexit__(None, None, None)  # before it entered: nothing happens
+        await member.__aenter__()
+        jobs = [*await member.fetch(20), *await member.fetch(20)]
+        waiting = asyncio.ensure_future(member.fetch())
+        await asyncio.sleep(0)
+        await member.__aexit__(None, None, None)
+        with pytest.raises(WalClosedError):
+            await waiting
+        with pytest.raises(RuntimeError, match="once"):
+            await member.__aenter__()
+        async with log.group("g") as other:
+            again = [*await other.fetch(20), *await other.fetch(20)]
+            assert {job.offset for job in again} == {job.offset for job in jobs}
+
+
+async def test_jobs_are_acknowledged_in_their_own_group(store) -> None:
+    async with opened(store) as log, log.group("a") as a, log.group("b") as b:
+        jobs = await a.fetch(20)
+        with pytest.raises(ValueError, match="of group 'a'"):
+            await b.ack(jobs)
+        for wrong in (jobs[0], [1], [jobs[0], None], 7):
+            with pytest.raises(TypeError, match="takes"):
+                await a.ack(wrong)  # type: ignore[arg-type]
+        found = await a.statistics()
+        assert sum(one.unsettled for one in found.values()) == len(jobs)
+        await a.ack(jobs)
