@@ -5,6 +5,9 @@ name, and writes that name to a small file next to the log *before* the tier is 
 whose response was lost, or that takes effect an hour later, is known to be this directory's own. A
 claim that is not in the file was made by another directory, which has taken the tier over.
 
+The primaries of a replicated log claim for each other: their names are in a register of the log, and so in
+every copy, before the tier is claimed.
+
 The format is in docs/format.md. A missing or damaged file counts as no claim, which is safe: then the
 directory is treated as one that does not own its tier.
 """
@@ -47,9 +50,12 @@ class Claims:
 
     def encode(self) -> bytes:
         """Return the content of the file: a line of JSON, its CRC, and spaces."""
-        document = {"version": VERSION, "names": self.names, "succeeds": self.succeeds}
-        line = json.dumps(document).encode()
+        line = self.to_register().encode()
         return (line + b"\n%08x\n" % crc32c(line)).ljust(FILE_BYTES)
+
+    def to_register(self) -> str:
+        """Return the value of a replicated log's register."""
+        return json.dumps({"version": VERSION, "names": self.names, "succeeds": self.succeeds})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Claims | None:
@@ -57,6 +63,11 @@ class Claims:
         line, _, crc = data.partition(b"\n")
         if crc.rstrip() != b"%08x" % crc32c(line):
             return None
+        return cls.of_register(line, path)
+
+    @classmethod
+    def of_register(cls, line: str | bytes, path: str) -> Claims | None:
+        """Read :meth:`to_register`; as :meth:`decode`."""
         try:
             document: Any = json.loads(line)
         except (ValueError, RecursionError):

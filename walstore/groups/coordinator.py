@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
     DiskFullError,
     InvalidSettingsError,
     LeaseExpiredError,
+    LimitExceededError,
     OffsetNotWrittenError,
     StorageUnavailableError,
+    StreamClosedError,
     WalClosedError,
     WalError,
 )
 from walstore.groups.journal import MOST_JOURNAL_BYTES, EntryKind, GroupJournal, Remembered, entry
+from walstore.groups.letters import append_letter
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState
 from walstore.ports import Clock, FileSystem
@@ -43,6 +47,8 @@ _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be trimmed, may lag behind the floor."""
 _BYTES_PER_JOB: Final = 24
+_REFUSED: Final = (StreamClosedError, LimitExceededError)
+"""What the log may say of a dead letter, and of the next one no more."""
 
 
 class GroupLog(Protocol):
@@ -63,6 +69,10 @@ class GroupLog(Protocol):
     @property
     def cursor(self) -> Callable[..., Awaitable[Cursor]]:
         """Opens a cursor."""
+
+    @property
+    def producer(self) -> Callable[[str], Any]:
+        """Makes a producer, which knows the number of its last append."""
 
     async def append_letter(self, producer: str, number: int, letter: Record, stream: str) -> None:
         """Append a dead letter once, whatever is done twice."""
@@ -101,6 +111,10 @@ class GroupCoordinator:
         self._burying: asyncio.Task[None] | None = None
         # Set when there may be a job, or a reason to read; each waiting member looks again.
         self._changed = asyncio.Event()
+        self._waiting: Counter[bytes] = Counter()
+        """How often each member waits for jobs."""
+        self._left: set[bytes] = set()
+        """Those of them that have left meanwhile."""
         self._pump: asyncio.Task[None] | None = None
         # The journal: what waits to be written, and how much of what was asked for is durable.
         self._entries = bytearray()
@@ -111,6 +125,8 @@ class GroupCoordinator:
         self._writing: asyncio.Task[None] | None = None
         self._wants_sync = False
         self._delivered = self._redelivered = self._dead = 0
+        self.failed_saves = 0
+        """How often the cursor could not be moved."""
         # A group of all streams does not read its own dead letters.
         self._skipped = settings.letters_of(name) if settings.stream is None else None
 
@@ -137,7 +153,9 @@ class GroupCoordinator:
                 return
             self._cursor = await self._log.cursor(f"group.{self.name}", start=self.settings.start)
             found = await self._blocking(self._journal.load, self._cursor.position)
-            self._letters = found.letters
+            # Without the journal, as after a takeover on another machine, the log knows the last number.
+            last = self._log.producer(f"group.{self.name}").last_sequence
+            self._letters = max(found.letters, last)
             position = max(found.position, self._cursor.position)
             now = self._clock.monotonic()
             leased = dict.fromkeys(found.away, now + self.settings.ack_wait_seconds)
@@ -187,6 +205,11 @@ class GroupCoordinator:
 
     # -- for members -------------------------------------------------------------------------
 
+    @property
+    def identity(self) -> tuple[str, str]:
+        """As of :class:`walstore.groups.group.GroupBackend`."""
+        return str(self._log.path), self.name
+
     async def take(
         self, member: bytes, most: int, max_wait: float | None, *, is_away: bool = False
     ) -> list[tuple[Record, int]]:
@@ -194,11 +217,25 @@ class GroupCoordinator:
 
         ``is_away`` says that the member may survive this process. Then the lease is in the journal before
         this returns, or the next owner of the log would give the job to somebody else; DiskFullError if there
-        is no space for that.
+        is no space for that. WalClosedError if the member leaves.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
+        self._waiting[member] += 1
+        try:
+            return await self._take_in_time(member, most, deadline, is_away=is_away)
+        finally:
+            self._waiting[member] -= 1
+            if not self._waiting[member]:
+                del self._waiting[member]
+                self._left.discard(member)
+
+    async def _take_in_time(
+        self, member: bytes, most: int, deadline: float | None, *, is_away: bool
+    ) -> list[tuple[Record, int]]:
         while True:
             state = self._entered()
+            if member in self._left:
+                raise WalClosedError(f"the member has left the group {self.name!r}")
             if is_away and self._is_full:
                 await self._wait_written()
             taken = self._take(state, member, most, is_away=is_away)
@@ -250,10 +287,15 @@ class GroupCoordinator:
                 reader=self.name,
             )
 
-    async def leave(self, member: bytes) -> None:
-        """Give back at once all that a member holds."""
+    async def leave(self, member: bytes, held: Iterable[tuple[int, int]] = ()) -> None:
+        """Give back at once all that a member holds; it waits for jobs no longer.
+
+        ``held`` are offsets and deliveries of jobs that it may have from an earlier owner of the log.
+        """
+        if member in self._waiting:
+            self._left.add(member)
         if self._state is not None and self._failure is None:
-            self._state.leave(member, self._clock.monotonic())
+            self._state.leave(member, self._clock.monotonic(), held)
             self._changed.set()
 
     async def statistics(self) -> GroupStatistics:
@@ -349,10 +391,20 @@ class GroupCoordinator:
                     state.offer(batch, self._skipped)
                     self._changed.set()
                 if self._clock.monotonic() >= saved + _SAVE_SECONDS:
+                    await self._try_save(state, self._cursor)
                     saved = self._clock.monotonic()
-                    await self._save(state, self._cursor)
         except WalError as error:
             self._fail(error)
+
+    async def _try_save(self, state: GroupState, cursor: Cursor) -> None:
+        """Move the cursor to the floor; if that cannot be now, as with too few copies, it is later."""
+        try:
+            await self._save(state, cursor)
+        except WalError as error:
+            if not error.retriable:
+                raise
+            self.failed_saves += 1
+            logger.warning("the cursor of group %s is moved later: %s", self.name, error)
 
     async def _save(self, state: GroupState, cursor: Cursor) -> None:
         """Move the cursor to the floor, once what it rests on is durable."""
@@ -387,7 +439,7 @@ class GroupCoordinator:
                 del self._burials[record.offset]
                 self._dead += 1
         except WalError as error:
-            if not error.retriable:
+            if not error.retriable and not isinstance(error, _REFUSED):
                 self._fail(error)
             else:
                 logger.warning(
@@ -400,14 +452,11 @@ class GroupCoordinator:
         stream = self.settings.letters_of(self.name)
         self._note(entry(EntryKind.BURIED, record.offset, number))
         await self._sync()  # from now on this letter has this number
-        origin = {
-            "walstore.group": self.name.encode(),
-            "walstore.offset": b"%d" % record.offset,
-            "walstore.deliveries": b"%d" % deliveries,
-            "walstore.stream": (record.stream or "").encode(),
-        }
-        letter = record._replace(headers={**record.headers, **origin})
-        await self._log.append_letter(f"group.{self.name}", number, letter, stream)
+
+        async def append(letter: Record) -> None:
+            await self._log.append_letter(f"group.{self.name}", number, letter, stream)
+
+        await append_letter(self.name, record, deliveries, append)
 
     async def _bury_again(self, found: Remembered) -> None:
         """Append the letters again whose jobs a crash left unsettled; their numbers keep them single."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,10 @@ _MOST_DELAY_SECONDS: Final = 30 * 86_400
 
 class GroupBackend(Protocol):
     """What a member needs of its group: the coordinator itself, or the way to it over a connection."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Which log, and which of its groups: equal for members of one group."""
 
     async def open(self) -> None:
         """Make the group usable."""
@@ -52,11 +57,12 @@ class Job:
     member, once ``ack_wait_seconds`` are over.
     """
 
-    __slots__ = ("_group", "deliveries", "partition", "record")
+    __slots__ = ("deliveries", "group", "partition", "record")
 
     def __init__(self, group: Group, record: Record, deliveries: int) -> None:
         """Not for callers; see :class:`Group`."""
-        self._group = group
+        self.group = group
+        """The member that has it."""
         self.record = record
         """The record."""
         self.deliveries = deliveries
@@ -106,7 +112,7 @@ class Job:
         ended, the work counts as done nevertheless, unless another member has done it. If cancelled, or after
         OutcomeUnknownError or StorageUnavailableError, it may or may not be recorded.
         """
-        await self._group.backend.settle((self.record.offset,))
+        await self.group.backend.settle((self.record.offset,))
 
     async def nak(self, delay: float = 0.0) -> None:
         """Give the job back: it comes again to any member, after ``delay`` seconds, 0 to 30 days.
@@ -116,21 +122,34 @@ class Job:
         seconds = as_seconds(delay, "delay")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
             raise ValueError(f"delay must be 0 to 30 days, not {delay!r}")
-        await self._group.backend.give_back(self.record.offset, self.deliveries, seconds)
+        await self.group.backend.give_back(self.record.offset, self.deliveries, seconds)
 
     async def in_progress(self) -> None:
         """Begin the lease anew: another ``ack_wait_seconds`` from now.
 
         LeaseExpiredError if it has ended; another member may have the job by now.
         """
-        await self._group.backend.extend(self.record.offset, self.deliveries)
+        await self.group.backend.extend(self.record.offset, self.deliveries)
 
     async def term(self) -> None:
         """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
-        await self._group.backend.settle((self.record.offset,))
+        await self.group.backend.settle((self.record.offset,))
 
     def __repr__(self) -> str:
         return f"<Job {self.record.offset}, delivery {self.deliveries}>"
+
+
+def check_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """Return what is to be acknowledged; TypeError if it is anything else than several jobs."""
+    if isinstance(jobs, Job) or not isinstance(jobs, Iterable):
+        raise TypeError(
+            f"ack() of a group takes several jobs, not one {type(jobs).__name__}; for one, await job.ack()"
+        )
+    found = list(jobs)
+    for job in found:
+        if not isinstance(job, Job):
+            raise TypeError(f"ack() takes jobs, not {type(job).__name__}")
+    return found
 
 
 class Group:
@@ -156,23 +175,38 @@ class Group:
         self._member = make_tag(_TAG_BYTES)
         self._backend: GroupBackend | None = None
         self._guard: LoopGuard | None = None
+        self._is_entering = False
         self._has_left = False
 
     async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
         """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
 
         Waits up to ``max_wait`` seconds for the first; then the list is empty. If cancelled, jobs that
-        were about to be returned come again after ``ack_wait_seconds``.
+        were about to be returned come again after ``ack_wait_seconds``. Raises WalClosedError, and takes
+        nothing, if the member leaves meanwhile.
         """
         most = as_count(max_jobs, "max_jobs", high=10_000)
         seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
         backend = self._entered()
         taken = await backend.take(self._member, most, seconds)
+        self._entered()  # or leaving has given them back
         return [Job(self, record, deliveries) for record, deliveries in taken]
 
     async def ack(self, jobs: Iterable[Job]) -> None:
-        """Say that the work of several jobs is done, in one step: the fastest way. As :meth:`Job.ack`."""
-        await self._entered().settle([job.offset for job in jobs])
+        """Say that the work of several jobs is done, in one step: the fastest way. As :meth:`Job.ack`.
+
+        ValueError, and nothing is acknowledged, if one of them is a job of another group.
+        """
+        backend = self._entered()
+        offsets = []
+        for job in check_jobs(jobs):
+            if job.group.backend.identity != backend.identity:
+                raise ValueError(
+                    f"{job!r} is of group {job.group.name!r} in {job.group.backend.identity[0]}, not of "
+                    f"{self.name!r} in {backend.identity[0]}; await job.ack()"
+                )
+            offsets.append(job.offset)
+        await backend.settle(offsets)
 
     async def statistics(self) -> GroupStatistics:
         """Return how far the group is: its floor, what is pending, its lag."""
@@ -185,10 +219,14 @@ class Group:
         return (await self.fetch())[0]
 
     async def __aenter__(self) -> Self:
-        if self._backend is not None:
+        if self._backend is not None or self._is_entering:
             raise RuntimeError("a member enters its group once; make another")
-        backend = await self._find()
-        await backend.open()
+        self._is_entering = True
+        try:
+            backend = await self._find()
+            await backend.open()
+        finally:
+            self._is_entering = False
         self._guard = LoopGuard(f"member of the group {self.name!r}")
         self._backend = backend
         return self
@@ -199,12 +237,11 @@ class Group:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._backend is None:
+            return
         self._has_left = True
-        if self._backend is not None:
-            try:
-                await self.backend.leave(self._member)
-            except WalError:
-                return  # what it holds comes again after ack_wait_seconds
+        with contextlib.suppress(WalError):  # what it holds comes again after ack_wait_seconds
+            await self.backend.leave(self._member)
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r}>"

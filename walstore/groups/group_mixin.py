@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
@@ -22,6 +22,8 @@ from walstore.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.runtime.threads import Lane
 
 _T = TypeVar("_T")
+_CURSOR: Final = "group."
+"""Before a group's name, the name of its cursor."""
 
 
 class GroupParts(NamedTuple):
@@ -52,6 +54,14 @@ class _AppendingLog(Protocol):
 
     @property
     def delete_cursor(self) -> Callable[[str], Awaitable[bool]]: ...
+
+    @property
+    def replicated_limit(self) -> int | None: ...
+
+
+def _named_by(cursors: Iterable[CursorInfo]) -> set[str]:
+    """Return the groups that cursors belong to: after a takeover a group has a cursor and no journal yet."""
+    return {one.name.removeprefix(_CURSOR) for one in cursors if one.name.startswith(_CURSOR)}
 
 
 async def _blocking(parts: GroupParts, call: Callable[..., _T], *args: object) -> _T:
@@ -147,18 +157,23 @@ class OwnedGroups(GroupMixin):
         if name in (self._groups or ()):
             return True
         parts, log = self._group_parts(), cast(_AppendingLog, self)
-        return name in await _blocking(parts, list_journals, parts.fs, log.path)
+        if name in await _blocking(parts, list_journals, parts.fs, log.path):
+            return True
+        return log.replicated_limit is not None and name in _named_by(await log.cursors())
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""
         parts, log = self._group_parts(), cast(_AppendingLog, self)
         names = await _blocking(parts, list_journals, parts.fs, log.path)
-        floors = {one.name: one.position for one in await log.cursors()}
+        cursors = await log.cursors()
+        floors = {one.name: one.position for one in cursors}
+        if log.replicated_limit is not None:
+            names = sorted({*names, *_named_by(cursors)})
         used = self._group_statistics()
         found = []
         for name in names:
             now = used.get(name)
-            floor = floors.get(f"group.{name}") if now is None else now.floor
+            floor = floors.get(_CURSOR + name) if now is None else now.floor
             behind = None if floor is None else max(0, log.visible_limit - floor)
             found.append(GroupInfo(name, floor, behind, now))
         return found
@@ -180,7 +195,7 @@ class OwnedGroups(GroupMixin):
             if found is not None:
                 await found.end()
             # The cursor first: a journal alone is found by whoever deletes again.
-            had_cursor = await log.delete_cursor(f"group.{name}")
+            had_cursor = await log.delete_cursor(_CURSOR + name)
             had_journal = await _blocking(parts, remove_journal, parts.fs, log.path, name)
             if self._groups is not None:
                 self._groups.pop(name, None)

@@ -214,3 +214,12 @@ def remove_journal(fs: FileSystem, directory: Path, name: str) -> bool:
         return False
     fs.sync_directory(directory / DIRECTORY_NAME)
     return True
+
+
+def remove_journals(fs: FileSystem, directory: Path) -> None:
+    """Remove the journals of all groups of the log in ``directory``, durably. Blocking; OSError."""
+    names = list_journals(fs, directory)
+    for name in names:
+        fs.remove(directory / DIRECTORY_NAME / name)
+    if names:
+        fs.sync_directory(directory / DIRECTORY_NAME)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from walstore.batches.conditions import check_name
 from walstore.cursors.directory import NAME
 from walstore.errors import InvalidSettingsError
 from walstore.records import Start
@@ -39,8 +40,8 @@ class GroupSettings:
             as_count(self.max_deliver, "max_deliver", high=10_000)
         as_count(self.max_ack_pending, "max_ack_pending", high=1_000_000)
         for name in (self.stream, self.dead_letters):
-            if name is not None and not as_text(name, "a stream"):
-                raise ValueError("a stream name is never empty; leave it out instead")
+            if name is not None:
+                check_name(name, "stream")
         if self.dead_letters is not None and self.dead_letters == self.stream:
             raise InvalidSettingsError(
                 "a group cannot send its dead letters to the stream it reads"

@@ -238,10 +238,22 @@ class GroupState:
         self._at(job, now + self._ack_wait_seconds)
         return True
 
-    def leave(self, member: bytes, now: float) -> None:
-        """Give back all that a member holds, at once."""
-        held = [job for job in self._outstanding.values() if job.is_leased and job.member == member]
-        for job in held:
+    def leave(self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()) -> None:
+        """Give back all that a member holds, at once.
+
+        Leases from before a restart of the owner say of no member that they are its own. ``held`` are the
+        offsets and deliveries of the jobs that the member has: of those leases these are given back, too.
+        """
+        given = [
+            job for job in self._outstanding.values() if job.is_leased and job.member == member
+        ]
+        for offset, deliveries in held:
+            job = self._leased_job(offset, deliveries)
+            if job is not None and not job.member:
+                given.append(job)
+            elif self._is_held_unread(offset, deliveries):
+                self._leased_until[offset] = now
+        for job in given:
             self._end_lease(job, now)
         self.pass_time(now)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from walstore.batches.conditions import MAX_VALUE_CHARS
 from walstore.errors import FormatVersionError
 from walstore.files.directory import load_claims
 from walstore.files.posix import PosixFileSystem
@@ -19,6 +20,16 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     for claims in (Claims(), SOME, Claims(("x" * MOST_NAME_CHARS,) * MOST_NAMES, None)):
         (tmp_path / FILE_NAME).write_bytes(claims.encode())
         assert load_claims(PosixFileSystem(), tmp_path) == claims
+
+
+def test_it_is_read_as_it_was_written_to_a_register() -> None:
+    for claims in (Claims(), SOME, Claims(("x" * MOST_NAME_CHARS,) * MOST_NAMES, "y")):
+        assert Claims.of_register(claims.to_register(), "orders") == claims
+        assert len(claims.to_register()) < MAX_VALUE_CHARS
+    for damaged in ("", "[]", "{}", '{"version": 1, "names": [1]}', "["):
+        assert Claims.of_register(damaged, "orders") is None
+    with pytest.raises(FormatVersionError):
+        Claims.of_register('{"version": 2}', "orders")
 
 
 def test_its_length_never_changes() -> None:

@@ -94,6 +94,26 @@ def test_giving_back_extending_and_leaving() -> None:
     assert taken(state, 17.0) == (1, 3)
 
 
+def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
+    """Then the leases say of no member that they are its own."""
+    state = make(
+        deliveries={1: 2, 2: 1, 3: 1, 4: 1, 5: 3}, leased_until=dict.fromkeys((1, 2, 3, 4), 1000.0)
+    )
+    offer(state, 1, "---")
+    assert state.leased == 3
+    state.settle(3)
+    # The first with other deliveries, one that is settled, one still to be read, one that nobody has.
+    state.leave(b"a", 1.0, [(1, 1), (2, 1), (3, 1), (4, 1), (5, 3), (99, 1)])
+    assert [taken(state, 1.0, b"b"), taken(state, 1.0)] == [(2, 2), None]
+    offer(state, 4, "--")
+    assert {taken(state, 2.0, b"b"), taken(state, 2.0, b"b")} == {(4, 2), (5, 4)}
+    # What somebody has since the restart is nobody else's, whatever the deliveries.
+    state.leave(b"a", 3.0, [(2, 2), (4, 2), (5, 4)])
+    assert (taken(state, 3.0), state.leased) == (None, 4)
+    state.leave(b"c", 3.0, [(1, 2)])
+    assert taken(state, 3.0) == (1, 3)
+
+
 def test_a_late_acknowledgement_counts() -> None:
     state = make(count=1)
     taken(state)
