@@ -14,18 +14,27 @@ import secrets
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
 from walstore import sync
+from walstore.batches.conditions import check_name
 from walstore.errors import LimitExceededError, RecordTooLargeError, WalClosedError, WalError
+from walstore.log.wal import Wal
 from walstore.records import AnyDurability
+from walstore.remote.remote_wal import connect
+from walstore.runtime.resource import Opening
+from walstore.settings import parse_durability
 from walstore.validation.arguments import as_count, as_seconds
 
 _GROUP_RECORDS: Final = 500
 _GROUP_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 1.0
+_LAST: Final = -1000
+"""Priority of what multiprocessing calls at the end of a process: below 0 it has waited for its children."""
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; anything else was passed as ``extra``."""
 
@@ -41,7 +50,8 @@ class LogHandler(logging.Handler):
     A record is a JSON object with ``time``, ``level``, ``logger``, ``message``, ``exception`` if there was
     one and what was passed as ``extra``; with a formatter it is the formatter's text. Records of walstore
     itself are left out. After a fork the child connects by itself; a log that the parent has opened in a
-    directory stays the parent's, so serve it instead.
+    directory stays the parent's, so serve it instead. What is waiting is written when the program ends, and
+    when a process of :mod:`multiprocessing` does; whoever calls :func:`os._exit` calls :meth:`flush` before.
     """
 
     def __init__(
@@ -61,17 +71,20 @@ class LogHandler(logging.Handler):
         how long :meth:`flush` and :meth:`close` wait, 0 or more; interpreters that end call both. Nothing is
         opened before the first record. ValueError or TypeError for bad arguments.
         """
-        super().__init__(level)
         self._capacity = as_count(capacity, "capacity", high=1 << 24)
         self.flush_seconds = as_seconds(flush_seconds, "flush_seconds")
         """As given."""
         self._target = os.fspath(target)
-        self._options = options
-        self._stream = stream
-        self._durability = durability
+        self._open: Callable[[], Opening[Any]] = partial(
+            _opening_of(self._target), self._target, **options
+        )
+        self._open()  # it raises for what it cannot mean, and opens nothing yet
+        self._stream = None if stream is None else check_name(stream, "stream")
+        self._durability = None if durability is None else parse_durability(durability)
         self.dropped = 0
-        """How many records were dropped."""
+        """How many of the records that were logged were dropped."""
         self._reset()
+        super().__init__(level)
         _handlers.add(self)
 
     def _reset(self) -> None:
@@ -86,6 +99,10 @@ class LogHandler(logging.Handler):
         self._thread: threading.Thread | None = None
         # The thread's own.
         self._log: sync.BlockingLog | None = None
+        self._begin_to_count()
+
+    def _begin_to_count(self) -> None:
+        """Number what is appended from 1, as a producer of another name."""
         self._producer = f"logging-{secrets.token_hex(8)}"
         self._sequence = 0
 
@@ -111,6 +128,7 @@ class LogHandler(logging.Handler):
                 return
             self._waiting.append((value, int(record.created * 1e6)))
             if self._thread is None:
+                _close_at_the_end_of_a_child()
                 self._thread = threading.Thread(
                     target=self._run, name="walstore logging", daemon=True
                 )
@@ -161,36 +179,44 @@ class LogHandler(logging.Handler):
                 self._changed.notify_all()
         self._discard()
 
-    def _append(self, group: list[tuple[bytes, int]]) -> None:
-        """Append records, however often it takes; drop those that the log refuses."""
+    def _append(self, group: list[tuple[bytes, int]], *, tells: bool = True) -> None:
+        """Append records, however often it takes; drop those that the log refuses.
+
+        ``tells``: before them a record that says how many were dropped, if there are any.
+        """
+        values = [value for value, _ in group]
+        with self._changed:
+            dropped = self._dropped_since if tells else 0
+        if dropped:
+            text = f"{dropped} records were dropped before this one"
+            note = {"level": "WARNING", "logger": "walstore", "message": text}
+            values.insert(0, json.dumps(note).encode())
         while True:
             try:
                 if self._log is None:
-                    self._log = self._open()
+                    self._log = sync.BlockingLog(self._open())
                 self._log.append_once(
-                    self._producer, self._sequence + 1, [value for value, _ in group],
+                    self._producer, self._sequence + 1, values,
                     stream=self._stream, timestamp_us=group[0][1], durability=self._durability,
                 )  # fmt: skip
             except (RecordTooLargeError, LimitExceededError, ValueError, TypeError) as error:
-                if len(group) == 1:
+                if len(values) == 1:
                     self._give_up(group, error)
-                for one in group if len(group) > 1 else ():
-                    self._append([one])
+                for one in group if len(values) > 1 else ():
+                    self._append([one], tells=False)
                 return
             except WalError as error:
                 if isinstance(error, WalClosedError):
                     self._discard()
                 if not self._complain(error):
                     self._give_up(group, error)
+                    self._begin_to_count()  # it may be in the log, and what follows must not have its number
                     return
             else:
                 self._sequence += 1
+                with self._changed:
+                    self._dropped_since -= dropped
                 return
-
-    def _open(self) -> sync.BlockingLog:
-        if "://" in self._target:
-            return sync.connect(self._target, **self._options)
-        return sync.open(self._target, **self._options)
 
     def _discard(self) -> None:
         """Close the log; the next append opens it again."""
@@ -210,11 +236,6 @@ class LogHandler(logging.Handler):
             while self._waiting and len(group) < _GROUP_RECORDS and size < _GROUP_BYTES:
                 group.append(self._waiting.popleft())
                 size += len(group[-1][0])
-            if group and self._dropped_since:
-                text = f"{self._dropped_since} records were dropped before this one"
-                note = {"level": "WARNING", "logger": "walstore", "message": text}
-                group.insert(0, (json.dumps(note).encode(), group[0][1]))
-                self._dropped_since = 0
             self._in_progress = len(group)
             return group
 
@@ -245,3 +266,19 @@ def _close_all() -> None:
     """Close before the threads of logs end, which is before logging closes its handlers."""
     for handler in list(_handlers):
         handler.close()
+
+
+def _close_at_the_end_of_a_child() -> None:
+    """Close the handlers when this process ends, if it is one of multiprocessing: those call no atexit.
+
+    Whatever else such a process does at its end comes before, and so does what that logs.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close_all, exitpriority=_LAST)
+
+
+def _opening_of(target: str) -> Callable[..., Opening[Any]]:
+    return connect if "://" in target else Wal.open

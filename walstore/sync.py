@@ -8,10 +8,12 @@ for programs with an event loop: there a call raises WrongLoopError, since it wo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from asyncio import _get_running_loop
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -19,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 from walstore.batches.batch import Batch
 from walstore.cursors.consumer import ConsumedCursor
 from walstore.cursors.directory import CursorInfo
-from walstore.errors import WalClosedError, WrongLoopError
+from walstore.errors import WalClosedError, WalError, WrongLoopError
 from walstore.groups.group import Group, Job
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
@@ -28,6 +30,7 @@ from walstore.records import AnyDurability, Record, Start
 from walstore.remote.remote_wal import RemoteWal
 from walstore.remote.remote_wal import connect as connect_remote
 from walstore.remote.transaction import RemoteTransaction
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 
@@ -43,7 +46,10 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_LastCall = Callable[[], Coroutine[Any, Any, None]]
 _FETCH_RECORDS: Final = 500
+_LATE_SECONDS: Final = 5.0
+"""How long calls may go on after the log was closed, which ends them; then they are cancelled."""
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> BlockingLog:  # noqa: A001 - as in shelve and gzip
@@ -54,49 +60,107 @@ def open(path: str | os.PathLike[str], **options: Any) -> BlockingLog:  # noqa: 
     return BlockingLog(Wal.open(path, **options))
 
 
-def connect(address: str, **options: Any) -> BlockingLog:
+def connect(address: str | Sequence[str], **options: Any) -> BlockingLog:
     """Connect to a served log; options and errors are those of :func:`walstore.connect`."""
     return BlockingLog(connect_remote(address, **options))
 
 
 class _LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own. Every call ends, also one that comes while the loop ends.
+
+    Calls are handed over under a lock, and so is the end. So the loop has begun all of them when it begins
+    to end; it waits for them, and none comes later.
+    """
 
     def __init__(self) -> None:
         _check_no_loop()
         self._loop = asyncio.new_event_loop()
         self._process = os.getpid()
+        self._lock = (
+            threading.RLock()
+        )  # a signal may come while it is held, and its handler may call
+        self._is_ending = False
+        self._last: asyncio.Future[_LastCall] = self._loop.create_future()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="walstore sync", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine and return its result. An exception of the caller's own, such as Ctrl-C,
-        cancels it."""
+        cancels it. WalClosedError once the end has begun."""
         if self._process != os.getpid():
             raise WalClosedError(
                 f"opened in process {self._process}, of which this process is a fork; open it again here"
             )
         _check_no_loop()
-        if self._loop.is_closed():
-            raise WalClosedError("the log is closed")
-        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
+        future = self._hand_over(_made(call))
         try:
             return future.result()
+        except CancelledError:
+            if not self._is_ending:
+                raise
+            text = "the log was closed before this call had ended"
+            raise WalClosedError(text, outcome="unknown") from None
         except BaseException:
             future.cancel()
             raise
 
-    def stop(self) -> None:
-        """End the thread."""
-        if self._process == os.getpid() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+    def end(self, last: _LastCall) -> None:
+        """Run a last coroutine, wait until all calls have ended, and end the thread.
+
+        Only the first caller's coroutine is run. All return when the thread has ended, and raise what it
+        raised; who is interrupted, as by Ctrl-C, only waits no longer. In a child process nothing happens.
+        """
+        if self._process != os.getpid():
+            return
+        _check_no_loop()
+        with self._lock:
+            self._is_ending = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._begin_to_end, last)
+        self._ended.wait()
+        self._thread.join()
+        if self._error is not None:
+            error = self._error
+            raise copy_error(error) if isinstance(error, WalError) else error
+
+    def _hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
+        with self._lock:
+            if not self._is_ending:
+                # RuntimeError: the handler of a signal that came just now has closed the log.
+                with contextlib.suppress(RuntimeError):
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise WalClosedError("the log is closed")
+
+    # -- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._live())
+        except BaseException as error:  # noqa: BLE001 - whoever closes gets it
+            self._error = error
         finally:
             self._loop.close()
+            self._ended.set()
+
+    def _begin_to_end(self, last: _LastCall) -> None:
+        if not self._last.done():
+            self._last.set_result(last)
+
+    async def _live(self) -> None:
+        """Return when the last call and all others have ended."""
+        last = await self._last
+        try:
+            await last()
+        finally:
+            for _ in range(2):  # those that are cancelled end, too
+                calls = asyncio.all_tasks() - {asyncio.current_task()}
+                if calls:
+                    _, late = await asyncio.wait(calls, timeout=_LATE_SECONDS)
+                    for call in late:
+                        call.cancel()
 
 
 class BlockingLog:
@@ -108,7 +172,7 @@ class BlockingLog:
         try:
             self._log: Any = self._loop.run(lambda: _opened(opening))
         except BaseException:
-            self._loop.stop()
+            self._loop.end(_nothing)
             raise
 
     def append(
@@ -214,18 +278,27 @@ class BlockingLog:
         return found
 
     def close(self) -> None:
-        """Close the log, or the connection, as ``aclose()`` does. Twice is allowed."""
-        try:
-            if not self._log.is_closing:
-                self._run(self._log.aclose)
-        finally:
-            self._loop.stop()
+        """Close the log, or the connection, as ``aclose()`` does. Twice is allowed, also at the same time.
+
+        Calls of other threads that wait for something end with WalClosedError, and so do later ones.
+        """
+        self._loop.end(self._log.aclose)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as closing:
+            if error is None:
+                raise
+            error.add_note(f"and closing failed: {closing!r}")
 
     def __repr__(self) -> str:
         return f"<BlockingLog {self._log!r}>"
@@ -418,6 +491,15 @@ class BlockingGroup:
 def _check_no_loop() -> None:
     if _get_running_loop() is not None:
         raise WrongLoopError("walstore.sync would stop this event loop; use walstore.Wal here")
+
+
+async def _made(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Make a coroutine where it runs: one that is made and never begun is complained about."""
+    return await call()
+
+
+async def _nothing() -> None:
+    return
 
 
 async def _opened(opening: Opening[Any]) -> Any:

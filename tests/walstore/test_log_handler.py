@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import case
 from walstore import sync
 from walstore.log_handler import LogHandler
 from walstore.settings import Settings
@@ -128,6 +129,56 @@ def test_a_record_that_is_too_large_takes_no_other_with_it(
     assert handler.dropped == 1
 
 
+def test_only_what_was_logged_counts_as_dropped(tmp_path: Path, logger: logging.Logger) -> None:
+    """The records that tell of others are the handler's own, and may be refused as well."""
+    settings = Settings(max_record_bytes=200)
+    handler = LogHandler(tmp_path / "log", settings=settings, flush_seconds=20)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    for text in ("x" * 2000, "y" * 2000, "fine", "z" * 2000):
+        logger.info(text)
+        handler.flush()
+    assert handler.dropped == 3
+    logger.info("last")
+    handler.close()
+    with sync.open(tmp_path / "log") as log:
+        found = [record.value for record in log.reader(follow=False)]
+    assert found[1::2] == [b"fine", b"last"]
+    told = [json.loads(value)["message"] for value in found[::2]]
+    assert told == [
+        "2 records were dropped before this one",
+        "1 records were dropped before this one",
+    ]
+
+
+def test_a_log_that_refuses_the_word_of_what_was_dropped_takes_the_rest(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
+    settings = Settings(max_record_bytes=20)
+    handler = LogHandler(tmp_path / "log", settings=settings, flush_seconds=20)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    for text in ("x" * 100, "a", "b", "y" * 100, "c"):
+        logger.info(text)
+    handler.close()
+    with sync.open(tmp_path / "log") as log:
+        assert [record.value for record in log.reader(follow=False)] == [b"a", b"b", b"c"]
+    assert handler.dropped == 2
+
+
+def test_what_is_dropped_at_the_end_is_counted_once(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogHandler(tmp_path / "log", capacity=3, flush_seconds=0.05)
+    logger.addHandler(handler)
+    with sync.open(tmp_path / "log"):  # so the handler cannot
+        for number in range(7):
+            logger.info("%d", number)
+        handler.close()
+        handler.flush_seconds = 20
+        handler.close()  # its thread has ended then
+    assert handler.dropped == 7
+    assert values(tmp_path / "log") == []
+
+
 def test_a_record_that_cannot_be_rendered_raises_nothing(
     tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +203,15 @@ def test_bad_arguments(tmp_path: Path) -> None:
             LogHandler(tmp_path, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         LogHandler(3)  # type: ignore[arg-type]
+    for target, options in (
+        ("foo://x", {}), ("unix://", {}), ("", {}), ("a\0", {}), ("~/log", {}), (tmp_path, {"nonsense": 1}),
+        (tmp_path, {"durability": "bogus"}), (tmp_path, {"stream": ""}), (tmp_path, {"stream": 5}),
+        (tmp_path, {"settings": {}}), ("unix:///s", {"settings": Settings()}), ("unix:///s", {"token": 5}),
+        (tmp_path, {"token": "t"}), ("unix:///s", {"connect_seconds": 0}),
+    ):  # fmt: skip
+        with case((target, options)), pytest.raises((ValueError, TypeError)):
+            LogHandler(target, **options)  # type: ignore[arg-type]
+    logging.shutdown()  # nothing half made is left there
 
 
 PROGRAM = """
@@ -176,27 +236,55 @@ def test_what_is_logged_last_is_written_when_the_program_ends(tmp_path: Path) ->
     assert [value["message"] for value in values(tmp_path / "log")] == ["parent", "at the end"]
 
 
-@pytest.mark.slow
-def test_a_forked_child_connects_by_itself(tmp_path: Path) -> None:
-    socket = tmp_path / "s.sock"
-    command = [
-        sys.executable,
-        "-m",
-        "walstore",
-        "serve",
-        str(tmp_path / "log"),
-        "--unix",
-        str(socket),
-    ]
+def messages_of(path: Path, program: str) -> list[str]:
+    """Run a program that is given the address of a server and ``fork``; return what is in the log then."""
+    socket = path / "s.sock"
+    command = [sys.executable, "-m", "walstore", "serve", str(path / "log"), "--unix", str(socket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
         server.stdout.readline()
-        address = f"unix://{socket}"
         environment = {**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
         subprocess.run(
-            [sys.executable, "-c", PROGRAM, address, "fork"], check=True, env=environment
+            [sys.executable, "-c", program, f"unix://{socket}", "fork"], check=True, env=environment
         )
         server.terminate()
-    messages = [value["message"] for value in values(tmp_path / "log")]
-    assert sorted(messages) == ["at the end", "child", "parent"]
+    return sorted(value["message"] for value in values(path / "log"))
+
+
+@pytest.mark.slow
+def test_a_forked_child_connects_by_itself(tmp_path: Path) -> None:
+    assert messages_of(tmp_path, PROGRAM) == ["at the end", "child", "parent"]
+
+
+CHILDREN = """
+import atexit, logging, multiprocessing, multiprocessing.util, sys
+from walstore.log_handler import LogHandler
+logging.getLogger().setLevel("INFO")
+logging.getLogger().addHandler(LogHandler(sys.argv[1]))
+logging.info("parent")
+def child(number):
+    multiprocessing.util.Finalize(None, logging.info, args=("%d at its end", number), exitpriority=1)
+    if number == 1:
+        grandchild = context.Process(target=child, args=(2,))
+        grandchild.start()
+    for at in range(10):
+        logging.info("%d says %d", number, at)
+    if number == 3:
+        raise SystemExit(3)
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=child, args=(number,)) for number in (0, 1, 3)]
+for one in children:
+    one.start()
+for one in children:
+    one.join()
+logging.info("the end")
+atexit.register(logging.info, "after the end")
+"""
+
+
+@pytest.mark.slow
+def test_children_of_multiprocessing_write_what_they_log(tmp_path: Path) -> None:
+    said = {f"{number} says {at}" for number in range(4) for at in range(10)}
+    said |= {f"{number} at its end" for number in range(4)}
+    assert set(messages_of(tmp_path, CHILDREN)) == said | {"parent", "the end", "after the end"}

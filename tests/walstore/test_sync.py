@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +20,30 @@ from walstore import (
     CursorMovedError,
     InvalidSettingsError,
     WalClosedError,
+    WalError,
     WalLockedError,
     WrongLoopError,
 )
+from walstore.files.posix import PosixFileSystem
 from walstore.sync import BlockingLog
+from walstore.testing import FaultyFileSystem
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[None]:
+    """Serve a log in another process."""
+    command = [
+        sys.executable,
+        "-m",
+        "walstore",
+        "serve",
+        str(path / "log"),
+        "--unix",
+        str(path / "s"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        yield
+        server.terminate()
 
 
 @pytest.fixture(params=["opened", "served"])
@@ -28,19 +52,8 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockingLog]
         with walstore.sync.open(tmp_path / "log") as found:
             yield found
         return
-    command = [
-        sys.executable,
-        "-m",
-        "walstore",
-        "serve",
-        str(tmp_path / "log"),
-        "--unix",
-        str(tmp_path / "s"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        with walstore.sync.connect(f"unix://{tmp_path}/s") as found:
-            yield found
-        server.terminate()
+    with serving(tmp_path), walstore.sync.connect(f"unix://{tmp_path}/s") as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -109,6 +122,141 @@ def test_it_ends_its_thread_and_releases_the_log(tmp_path: Path) -> None:
     assert "walstore sync" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(InvalidSettingsError):
         walstore.sync.connect("nowhere")
+
+
+def begin(call: Callable[[], object], ended: dict[str, object], name: str) -> threading.Thread:
+    """Make a call in another thread; note its result or error."""
+
+    def run() -> None:
+        try:
+            ended[name] = call()
+        except BaseException as error:  # noqa: BLE001 - it is looked at
+            ended[name] = error
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def forever(call: Callable[[], object], begun: threading.Event) -> None:
+    while True:
+        call()
+        begun.set()
+
+
+def close_beside_calls(log: BlockingLog) -> None:
+    """Close a log from three threads while others wait for something, or ask again and again."""
+    log.append(b"v")
+    cursor, group, reader = log.cursor("c"), log.group("g"), log.reader()
+
+    def commit() -> None:
+        with log.transaction() as transaction:
+            transaction.append(b"w")
+
+    def work() -> None:
+        (job,) = group.fetch()
+        job.ack()
+
+    busy = {
+        "statistics": log.statistics,
+        "cursor": lambda: cursor.commit(log.durable_limit),
+        "transaction": commit,
+        "reader": lambda: reader.fetch(max_records=1),
+        "group": work,
+    }
+    ended: dict[str, object] = {}
+    group.__enter__()
+    begun = {name: threading.Event() for name in busy}
+    threads = [begin(partial(forever, busy[name], begun[name]), ended, name) for name in busy]
+    threads.append(begin(log.reader("latest", stream="none").fetch, ended, "waiting"))
+    assert all(event.wait(20) for event in begun.values())
+    threads += [begin(log.close, ended, f"close {number}") for number in range(3)]
+    for thread in threads:
+        thread.join(30)
+    assert [thread.name for thread in threads if thread.is_alive()] == []
+    closed = [ended.pop(f"close {number}") for number in range(3)]
+    assert closed == [None] * 3
+    assert {type(error) for error in ended.values()} == {WalClosedError}
+    assert len(ended) == len(busy) + 1
+    assert "walstore sync" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(WalClosedError):
+        log.append(b"v")
+
+
+def test_closing_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
+    for _ in range(4):
+        close_beside_calls(walstore.sync.open(tmp_path / "log"))
+    gc.collect()  # a coroutine that was never awaited is a warning, and that an error
+
+
+@pytest.mark.slow
+def test_closing_a_connection_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/s"
+    with serving(tmp_path):
+        for _ in range(4):
+            close_beside_calls(walstore.sync.connect(address))
+
+
+def test_all_who_close_learn_that_closing_failed(tmp_path: Path) -> None:
+    faulty = FaultyFileSystem(PosixFileSystem())
+    log = walstore.sync.open(tmp_path / "log", fs=faulty)
+    faulty.fail("*sync*", times=None)
+    with pytest.raises(WalError):
+        log.append(b"v")
+    ended: dict[str, object] = {}
+    threads = [begin(log.close, ended, str(number)) for number in range(3)]
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in ended.values()] == [WalClosedError] * 3
+    with pytest.raises(ZeroDivisionError) as caught, log:
+        raise ZeroDivisionError
+    assert "and closing failed: WalClosedError" in caught.value.__notes__[0]
+
+
+def test_a_call_that_the_closed_log_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walstore.sync._LATE_SECONDS", 0.01)
+    begun = threading.Event()
+
+    async def never() -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    log = walstore.sync.open(tmp_path / "log")
+    ended: dict[str, object] = {}
+    thread = begin(lambda: log._run(never), ended, "call")
+    assert begun.wait(20)
+    log.close()
+    thread.join(20)
+    assert isinstance(ended["call"], WalClosedError)
+    assert ended["call"].outcome == "unknown"
+
+
+@pytest.mark.slow
+def test_who_waits_for_the_closing_may_be_interrupted(tmp_path: Path) -> None:
+    """The log is closed nevertheless: the next call waits for it."""
+    program = """
+import signal, sys, threading, walstore.sync
+log = walstore.sync.open(sys.argv[1])
+log.append(b"v")
+close = log._log.aclose
+async def interrupted():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    await close()
+log._log.aclose = interrupted
+try:
+    log.close()
+except KeyboardInterrupt:
+    log.close()
+    assert "walstore sync" not in [thread.name for thread in threading.enumerate()]
+    with walstore.sync.open(sys.argv[1]) as log:
+        assert log.tail == 2
+    sys.exit(7)
+"""
+    command = [sys.executable, "-W", "error", "-c", program, str(tmp_path / "log")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 async def test_in_an_event_loop_it_refuses(tmp_path: Path) -> None:
