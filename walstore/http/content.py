@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from walstore.http.protocol import RefusedError
 
 JSON: Final = "application/json"
+_MOST_MEMBERS: Final = 16
+"""Of a gzip body: each costs as much as all that follow it."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 
@@ -21,6 +24,37 @@ def _refuse(name: str) -> NoReturn:
 
 # Numbers are not converted: their digits are kept as they came, however many there are.
 _DECODER: Final = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
+
+
+def decode_body(coding: str, body: bytes, most_bytes: int) -> bytes:
+    """Return a body as it was before its ``Content-Encoding``: ``gzip``, ``deflate`` or ``identity``.
+
+    RefusedError for another one, and for a body that does not match, is not whole, or too large then.
+    """
+    name = coding.strip().lower()
+    if name == "identity":
+        return body
+    if name in {"gzip", "x-gzip"}:
+        window = 16 + zlib.MAX_WBITS
+    elif name == "deflate":  # in a wrapper, as the standard says, or without, as some do
+        window = zlib.MAX_WBITS if body[0] & 15 == zlib.DEFLATED else -zlib.MAX_WBITS
+    else:
+        raise RefusedError(400, f"a body may have the coding gzip or deflate, not {coding[:100]!r}")
+    found = bytearray()
+    for _ in range(_MOST_MEMBERS if name != "deflate" else 1):
+        decoder = zlib.decompressobj(window)
+        try:
+            found += decoder.decompress(body, most_bytes - len(found) + 1)
+        except zlib.error as error:
+            raise RefusedError(400, f"the body is not {name}: {error}") from None
+        if len(found) > most_bytes:
+            raise RefusedError(413, f"the body has more than {most_bytes} bytes")
+        body = decoder.unused_data
+        if not decoder.eof:
+            raise RefusedError(400, f"the body is not {name}: its end is missing")
+        if not body:
+            return bytes(found)
+    raise RefusedError(400, f"the body is not {name}: something follows its end")
 
 
 def split_body(content_type: str, body: bytes) -> list[bytes]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from walstore.http import protocol
-from walstore.http.content import JSON, control_event, data_event, is_text, join_records, split_body
+from walstore.http.content import (
+    JSON,
+    control_event,
+    data_event,
+    decode_body,
+    is_text,
+    join_records,
+    split_body,
+)
 from walstore.http.protocol import (
     CLOSED,
     NEXT_OFFSET,
@@ -142,11 +150,21 @@ class Handlers:
         return web.Response(status=204)
 
     async def _body(self, request: web.Request) -> bytes:
+        """Return the whole body, decoded; RefusedError if it is cut, malformed or too large."""
         try:
             async with asyncio.timeout(self._settings.body_seconds):
-                return await request.read()
+                body = await request.read()
         except TimeoutError:
             raise RefusedError(408, "the body took too long", {"Connection": "close"}) from None
+        except web.RequestPayloadError as error:
+            text = f"the body is malformed: {error}"
+            raise RefusedError(400, text, {"Connection": "close"}) from None
+        coding = ",".join(request.headers.getall("Content-Encoding", ()))
+        if not body or not coding:
+            return body
+        return await asyncio.get_running_loop().run_in_executor(
+            None, decode_body, coding, body, self._settings.body_bytes
+        )
 
     # -- reading -----------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from walstore.runtime.extras import needs_extra
 from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import Opening
 from walstore.store.wal_store import WalStore
+from walstore.validation.arguments import as_token
 from walstore.wire.address import is_loopback, parse_listen
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class HttpServer:
                 f"{listen} can be reached from other machines: that needs tls=SSLContext and token=, or "
                 "listen at 127.0.0.1"
             )
-        if token is not None and not token:
+        if token is not None and not as_token(token):
             raise InvalidSettingsError("a token is never empty")
         if isinstance(allow_origins, str):
             raise TypeError("allow_origins is a sequence of origins, not one text")
@@ -200,6 +201,7 @@ class HttpServer:
 
         from walstore.http.handlers import Handlers
         from walstore.http.pages import Pages
+        from walstore.http.server_log import ServerLog
 
         @web.middleware
         async def answer(
@@ -221,6 +223,8 @@ class HttpServer:
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
+            auto_decompress=False,  # it takes a body that is cut for a whole one
+            logger=ServerLog(),
             access_log=None,
             shutdown_timeout=self.settings.drain_seconds,
         )
@@ -381,6 +385,7 @@ def _import() -> None:
     with needs_extra("serve", "HttpServer"):
         importlib.import_module("walstore.http.handlers")
         importlib.import_module("walstore.http.pages")
+        importlib.import_module("walstore.http.server_log")
 
 
 def _json(fields: dict[str, Any], status: int = 200) -> web.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -174,9 +175,11 @@ def _brief(name: str, wal: Wal | None) -> dict[str, Any]:
 
 
 def _number(text: str, low: int, high: int) -> int:
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
+    # Few digits, as Python refuses to convert thousands.
+    found = int(text) if re.fullmatch("[0-9]{1,19}", text) else -1
+    if not low <= found <= high:
         raise RefusedError(400, f"count is a number from {low} to {high}")
-    return int(text)
+    return found
 
 
 async def _place(wal: Wal, text: str, count: int) -> int:

@@ -300,8 +300,10 @@ class Stream:
         """Let live readers look again: the stream was closed or deleted."""
         self.has_ended = True
         now = asyncio.get_running_loop().time()
-        for waiting in self._waiting:
-            waiting.reschedule(now)
+        while self._waiting:  # each is ended once, whoever else ends the stream
+            waiting = self._waiting.pop()
+            if not waiting.expired():  # its time may be up just now
+                waiting.reschedule(now)
 
     async def following(self, offset: int) -> tuple[int, int]:
         """Return how many messages one request wrote from an offset on, and the bytes of the first.

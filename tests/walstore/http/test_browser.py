@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tests.browser import Tab, find_chromium, open_tab
+from tests.walstore.replication.cluster import Cluster
 from uploader import CloudTier, Collection
-from walstore import Settings, Wal, WalStore
+from walstore import Settings, StorageUnavailableError, Wal, WalStore
 from walstore.http import HttpServer
 
 pytestmark = [
@@ -175,3 +176,30 @@ async def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
             await tab.open(server.addresses[0])
             await tab.until("document.body.dataset.looks > 1")
         await tab.until("document.querySelector('#state').className == 'bad'")
+
+
+async def test_the_copies_of_a_replicated_log(tmp_path: Path) -> None:
+    """Who is there and who is not, and why nothing is acknowledged."""
+    async with Cluster(tmp_path) as cluster:
+        wal = await cluster.primary(0, patience_seconds=0.5)
+        await wal.append_many([b"v"] * 4)
+        await cluster.machines[1].stop()
+        async with (
+            wal,
+            HttpServer.open(wal, "127.0.0.1:0") as server,
+            open_tab(tmp_path / "profile") as tab,
+        ):
+            await wal.append(b"v")
+            await tab.open(server.addresses[0])
+            rows = "document.querySelector('#copies tbody').innerText.split('\\n')"
+            await tab.until("document.querySelectorAll('#copies tbody tr').length == 2")
+            await tab.until(f"{rows}[0].endsWith('no\\t5\\t1')")
+            await tab.until(f"{rows}[1].endsWith('yes\\t6\\t0')")
+            await cluster.machines[2].stop()
+            with pytest.raises(StorageUnavailableError):
+                await wal.append(b"w")
+            await tab.until("document.querySelector('#copies').innerText.includes('1 of 3 copies')")
+            await tab.screenshot("copies")
+            for number in (1, 2):
+                await cluster.machines[number].start()
+            await tab.until("!document.querySelector('#copies').innerText.includes('1 of 3')")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walstore.http.content import JSON, data_event, join_records, split_body
+from tests.cases import case
+from walstore.http.content import JSON, data_event, decode_body, join_records, split_body
 from walstore.http.protocol import RefusedError
 
 VALUES = st.recursive(
@@ -55,6 +58,42 @@ def test_other_bodies_are_one_message() -> None:
     assert split_body("text/plain", b"[1,2]") == [b"[1,2]"]
     assert split_body("text/plain", b"") == []
     assert join_records("image/png", [b"a", b"", b"b"]) == b"ab"
+
+
+def raw_deflate(data: bytes) -> bytes:
+    encoder = zlib.compressobj(wbits=-15)
+    return encoder.compress(data) + encoder.flush()
+
+
+def test_bodies_are_decoded() -> None:
+    for coding, body in (
+        ("gzip", gzip.compress(b"hello")), (" X-GZIP ", gzip.compress(b"hello")), ("identity", b"hello"),
+        ("gzip", gzip.compress(b"he") + gzip.compress(b"llo")), ("deflate", zlib.compress(b"hello")),
+        ("Deflate", raw_deflate(b"hello")),
+    ):  # fmt: skip
+        assert decode_body(coding, body, 5) == b"hello"
+        if coding != "identity":
+            with pytest.raises(RefusedError) as refused:
+                decode_body(coding, body, 4)
+            assert refused.value.status == 413
+    bomb = gzip.compress(bytes(50 << 20))
+    with pytest.raises(RefusedError):
+        decode_body("gzip", bomb, 1000)
+
+
+def test_what_does_not_match_its_coding_is_refused() -> None:
+    whole = gzip.compress(b"hello")
+    damaged = whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:]
+    for coding, body in (
+        ("br", b"x"), ("gzip, gzip", whole), ("", b"x"), ("utf-8", b"x"), ("gzip", b"hello"),
+        ("gzip", whole[:-1]), ("gzip", whole[:3]), ("gzip", whole + b"x"), ("gzip", damaged),
+        ("gzip", zlib.compress(b"x")), ("gzip", gzip.compress(b"") * 17), ("deflate", whole),
+        ("deflate", zlib.compress(b"x") + b"x"), ("deflate", zlib.compress(b"x")[:-1]),
+        ("deflate", raw_deflate(b"x" * 99)[:-1]),
+    ):  # fmt: skip
+        with case((coding, body)), pytest.raises(RefusedError) as refused:
+            decode_body(coding, body, 1000)
+        assert refused.value.status == 400
 
 
 def read_event(event: bytes) -> tuple[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -220,6 +222,57 @@ async def test_a_client_that_stops_half_way_appends_nothing(served: Served) -> N
         await writer.wait_closed()
     assert await served.content("s") == b""
     await until(lambda: not served.server.requests)
+
+
+async def test_a_body_that_is_encoded(served: Served) -> None:
+    await served.send("PUT", "s", **TEXT)
+    good = gzip.compress(b"hello")
+    assert await served.status("POST", "s", good, Content_Encoding="gzip", **TEXT) == 204
+    for coding, body, expected in (
+        ("gzip", b"notgzip", 400), ("gzip", good[:-3], 400), ("deflate", b"\xff\xff", 400), ("br", b"x", 400),
+        ("zstd", b"x", 400), ("gzip", gzip.compress(bytes(20 << 20)), 413),
+    ):  # fmt: skip
+        with case((coding, expected)):
+            status, headers, answer = await served.send(
+                "POST", "s", body, Content_Encoding=coding, **TEXT
+            )
+            assert (status, headers["Content-Type"]) == (expected, "application/json")
+            assert "error" in json.loads(answer)
+            assert await served.status("PUT", "t", body, Content_Encoding=coding, **TEXT) == status
+            assert await served.status("HEAD", "t") == 404
+    assert await served.content("s") == b"hello"
+
+
+async def test_what_is_no_http_costs_a_line_of_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    await served.send("PUT", "s", **TEXT)
+    host, port = address(served)
+    for request in (
+        _HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+        _HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello!!!\r\n0\r\n\r\n",
+        _HEAD + b"Connection: close\r\nContent-Encoding: br\r\nContent-Length: 1\r\n\r\nx",
+        _HEAD + b"Content-Length: -1\r\n\r\n",
+        _HEAD + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx",
+        b"GET /v1/stream/s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" + b"\xff" * 100 + b"\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ):
+        with case(request):
+            caplog.clear()
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(request)
+            answer = await reader.read()  # until the server ends the connection
+            writer.close()
+            await writer.wait_closed()
+            assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+            records = [one for one in caplog.records if one.name != "asyncio"]
+            assert [one for one in records if one.exc_info is not None] == []
+            assert len(records) <= 1
+            assert all("\n" not in one.getMessage() for one in records)
+    assert await served.content("s") == b""
 
 
 async def test_names_of_all_kinds(served: Served) -> None:

@@ -17,7 +17,9 @@ import pytest
 from tests.waiting import until
 from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.http.test_content import read_event
+from walstore import Wal
 from walstore.http import HttpSettings
+from walstore.http.stream import Stream
 
 TEXT = {"Content_Type": "text/plain"}
 
@@ -83,6 +85,33 @@ async def test_closing_alone_ends_readers_that_wait(served: Served) -> None:
         assert (await reader.until_caught_up())[1]["streamClosed"]
     status, headers, body = await polling
     assert (status, headers["Stream-Closed"], body) == (204, "true", b"")
+
+
+async def test_a_stream_that_ends_twice_lets_its_readers_go(tmp_path: Path) -> None:
+    """At any moment, also as the time of a reader is up: the server that stops, a close and a deletion."""
+    async with Wal.open(tmp_path / "log") as wal:
+        for seconds in (0, 60):
+            for turns in range(8):
+                stream = Stream("s", wal, None)
+                readers = [asyncio.ensure_future(stream.wait(1, seconds)) for _ in range(3)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for _ in range(3):
+                    stream.end()
+                    await asyncio.sleep(0)
+                await asyncio.gather(*readers)
+
+
+async def test_closing_a_stream_many_times_at_once(served: Served) -> None:
+    for number in range(5):
+        name = f"s{number}"
+        await served.send("PUT", name, b"a", **TEXT)
+        query = "?offset=now&live=long-poll"
+        polls = [asyncio.ensure_future(served.send("GET", name, query=query)) for _ in range(3)]
+        await until(lambda: served.server.requests == 3)
+        closes = [served.status("POST", name, Stream_Closed="true") for _ in range(4)]
+        assert await asyncio.gather(*closes) == [204] * 4
+        assert [status for status, _, _ in await asyncio.gather(*polls)] == [204] * 3
 
 
 async def test_deleting_ends_readers_that_wait(served: Served) -> None:

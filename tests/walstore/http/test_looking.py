@@ -73,7 +73,9 @@ async def test_records(served: Any) -> None:
             found = await ask(client, f"/v1/records/log?{query}")
             assert [one["offset"] for one in found["records"]] == offsets
             assert found["next"] == following
-    for query in ("count=0", "count=201", "count=x", "count=²", "from=soon", "from=--1"):
+    many = "0" * 18 + "50999999"
+    for query in ("count=0", "count=201", "count=x", "count=²", "from=soon", "from=--1",
+                  f"count={many}", "count=" + "0" * 5000, "count=1%0A"):  # fmt: skip
         with case(query):
             assert "error" in await ask(client, f"/v1/records/log?{query}", 400)
 

@@ -17,7 +17,7 @@ function bytes(n) {
   if (n === null || n === undefined) return "–";
   let unit = 0;
   for (; n >= 1024 && unit < 4; unit++) n /= 1024;
-  return `${unit ? n.toFixed(1) : n} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+  return `${unit ? n.toFixed(1) : Math.round(n)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
 function make(tag, attributes = {}, ...children) {
@@ -121,6 +121,7 @@ function show_log(log) {
   draw_axis(log);
   $("retention").replaceChildren(...log.retention.map((text) => make("li", {}, text)));
   show_cursors(log);
+  show_copies(now);
   show_groups(Object.values(now.groups));
 }
 
@@ -188,6 +189,16 @@ function show_cursors(log) {
     return [one.name, count(one.position), count(limit - one.position), role];
   });
   $("cursors").replaceChildren(...(rows.length ? [make("h3", {}, "Cursors"), table(["cursor", "position", "behind", ""], rows)] : []));
+}
+
+function show_copies(now) {
+  const rows = now.copies.map((one) => [
+    one.address, one.is_present ? "yes" : make("span", { class: "bad" }, "no"), count(one.limit), count(one.lag),
+  ]);
+  const trouble = now.replication_trouble ? [make("p", { class: "bad" }, now.replication_trouble)] : [];
+  $("copies").replaceChildren(
+    ...(rows.length ? [make("h3", {}, "Copies"), ...trouble, table(["copy", "there", "has all below", "lag"], rows)] : []),
+  );
 }
 
 function show_groups(groups) {
