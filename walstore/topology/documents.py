@@ -1,0 +1,254 @@
+"""What a cluster keeps in its key-value store: specs of logs, who leads them, which machines are there. Pure.
+
+Under a prefix, ``walstore/`` by default:
+
+    logs/NAME      a LogSpec: what an operator wants, and on which machines the copies are
+    leaders/NAME   a Leader, with the lease of its session: who leads the log
+    members/ADDR   a Member, with the lease of its session: a machine that is there
+    removed/NAME   the LogSpec of a log that was taken out: one that is made again has its copies
+
+Each is JSON with ``version``. Unknown fields are kept out, so that a later version may add some.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
+from walstore.validation.arguments import as_count, as_mapping, as_text
+
+PREFIX: Final = "walstore/"
+LOGS: Final = "logs/"
+REMOVED: Final = "removed/"
+LEADERS: Final = "leaders/"
+MEMBERS: Final = "members/"
+MOST_COPIES: Final = 16
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,100}")
+_MOST_LABELS: Final = 64
+
+
+def check_log_name(name: object) -> str:
+    """Return the name of a log on a machine; TypeError or ValueError if it is none."""
+    found = as_text(name, "the name of a replicated log")
+    if not _NAME.fullmatch(found):
+        raise ValueError(
+            "the name of a replicated log has 1 to 100 letters, digits, '_', '-' and '.', and no '.' or '-' "
+            f"at the beginning, unlike {found[:200]!r}; give Replication(name=...)"
+        )
+    return found
+
+
+class LogSpec(NamedTuple):
+    """What is wanted of one log."""
+
+    replicas: int = 3
+    """Copies in all, 2 to 16."""
+    quorum: int | None = None
+    """Copies that must have a record, more than half of ``replicas``; just more than half if None."""
+    labels: Mapping[str, str] = {}
+    """For selectors; of the operator's choice."""
+    copies: tuple[str, ...] = ()
+    """Addresses of the machines that have the copies; those that are missing are chosen."""
+    preferred: str = ""
+    """Address of the machine that should lead it; empty for any."""
+    generation: int = 1
+    """Of the list of copies: each change has a higher one."""
+    joined: Mapping[str, int] = {}
+    """Of each copy the generation in which it came into the list; 0 for those that are missing."""
+
+    def check(self) -> LogSpec:
+        """Return it; TypeError or InvalidSettingsError if it cannot be."""
+        as_count(self.replicas, "replicas", low=2, high=MOST_COPIES)
+        if self.quorum is not None:
+            # Less than half of the copies could not be taken over safely while their list changes.
+            as_count(self.quorum, "quorum", low=self.replicas // 2 + 1, high=self.replicas)
+        as_count(self.generation, "generation")
+        for number in as_mapping(self.joined, "joined must map addresses to numbers").values():
+            as_count(number, "a generation", low=0)
+        if len(set(self.copies)) < len(self.copies) or len(self.copies) > self.replicas:
+            raise InvalidSettingsError(
+                f"copies must be at most {self.replicas} different addresses, not {list(self.copies)}"
+            )
+        if self.preferred and self.preferred not in self.copies:
+            raise InvalidSettingsError(f"{self.preferred} has no copy, so it cannot lead")
+        as_text(self.preferred, "preferred")
+        for label, value in as_mapping(self.labels, "labels must map names to text").items():
+            label, value = as_text(label, "a label"), as_text(value, "the value of a label")
+            if not _LABEL.fullmatch(label) or (value and not _LABEL.fullmatch(value)):
+                raise InvalidSettingsError(
+                    f"{label[:100]}={value[:100]} is no label: letters, digits and '_', '.', '/', '-'"
+                )
+        if len(self.labels) > _MOST_LABELS:
+            raise InvalidSettingsError(f"a log has at most {_MOST_LABELS} labels")
+        return self
+
+    @property
+    def needed(self) -> int:
+        """Copies that must have a record, of those that there are."""
+        return min(len(self.copies), max(self.quorum or 0, len(self.copies) // 2 + 1))
+
+    def with_copies(self, copies: Sequence[str]) -> LogSpec:
+        """Return it with another list of copies."""
+        generation = self.generation + 1
+        joined = {
+            one: self.joined.get(one, 0) if one in self.copies else generation for one in copies
+        }
+        return self._replace(
+            copies=tuple(copies),
+            preferred=self.preferred if self.preferred in copies else "",
+            generation=generation,
+            joined=joined,
+        )
+
+    def led_first_by(self, address: str) -> LogSpec:
+        """Return it with another order of the same copies: the first one that is there leads."""
+        others = [one for one in self.copies if one != address]
+        return self._replace(copies=(address, *others))
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        maps = {"labels": dict(self.labels), "joined": dict(self.joined)}
+        return _encode({**self._asdict(), **maps})
+
+    @classmethod
+    def decode(cls, data: bytes, key: str) -> LogSpec:
+        """Return what was encoded; CorruptionError, FormatVersionError."""
+        match _decode(data, key):
+            case {
+                "replicas": int(replicas),
+                "quorum": int() | None as quorum,
+                "labels": dict(labels),
+                "copies": list(copies),
+                "preferred": str(preferred),
+                "generation": int(generation),
+                "joined": dict(joined),
+            }:
+                texts = {str(label): str(value) for label, value in labels.items()}
+                found = cls(
+                    replicas, quorum, texts, tuple(map(str, copies)), preferred, generation, joined
+                )
+                return _checked(found, key)
+        raise _no("spec", key)
+
+
+class Leader(NamedTuple):
+    """Who leads a log."""
+
+    address: str
+    """Where its clients reach it; empty for a program that serves nobody."""
+    tag: str
+    """Of this leadership; differs for each."""
+    epoch: int = 0
+    """Of the log; 0 while it takes over."""
+    copies: tuple[str, ...] = ()
+    """The other copies that it writes to."""
+    present: tuple[str, ...] = ()
+    """Those of them that have caught up."""
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return _encode(self._asdict())
+
+    @classmethod
+    def decode(cls, data: bytes, key: str) -> Leader:
+        """Return what was encoded; CorruptionError, FormatVersionError."""
+        match _decode(data, key):
+            case {
+                "address": str(address),
+                "tag": str(tag),
+                "epoch": int(epoch),
+                "copies": list(copies),
+                "present": list(present),
+            }:
+                return cls(address, tag, epoch, tuple(map(str, copies)), tuple(map(str, present)))
+        raise _no("leader", key)
+
+
+class Member(NamedTuple):
+    """A machine of the cluster."""
+
+    address: str
+    """Where others reach it."""
+    tag: str
+    """Of this start; differs for each."""
+    zone: str = ""
+    """What it fails together with: copies of a log are in different ones if that is possible."""
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return _encode(self._asdict())
+
+    @classmethod
+    def decode(cls, data: bytes, key: str) -> Member:
+        """Return what was encoded; CorruptionError, FormatVersionError."""
+        match _decode(data, key):
+            case {"address": str(address), "tag": str(tag), "zone": str(zone)}:
+                return cls(address, tag, zone)
+        raise _no("member", key)
+
+
+def parse_selector(text: str) -> list[tuple[str, str | None, bool]]:
+    """Parse ``env=prod,team,!old,zone!=a`` to (label, value or None for any, whether it must hold).
+
+    All of them must hold. InvalidSettingsError.
+    """
+    found: list[tuple[str, str | None, bool]] = []
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        holds = not part.startswith("!")
+        label, sign, value = part.removeprefix("!").partition("=")
+        if sign and label.endswith("!"):
+            label, holds = label.removesuffix("!"), False
+        if not _LABEL.fullmatch(label) or (value and not _LABEL.fullmatch(value)):
+            raise InvalidSettingsError(
+                f"{part!r} is no selector: give label, label=value, !label or label!=value"
+            )
+        found.append((label, value if sign else None, holds))
+    return found
+
+
+def is_selected(
+    labels: Mapping[str, str], selector: Sequence[tuple[str, str | None, bool]]
+) -> bool:
+    """Return whether labels are what a selector asks for."""
+    return all(
+        (label in labels and (value is None or labels[label] == value)) is holds
+        for label, value, holds in selector
+    )
+
+
+def _checked(spec: LogSpec, key: str) -> LogSpec:
+    try:
+        spec.check()
+    except (InvalidSettingsError, TypeError) as error:
+        raise CorruptionError(f"a spec that cannot be: {error}", path=key) from error
+    return spec
+
+
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"version": _VERSION, **fields}).encode()
+
+
+def _decode(data: bytes, key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("version"), int):
+        raise _no("document", key)
+    if found["version"] != _VERSION:
+        raise FormatVersionError(
+            "the cluster is used by a newer version",
+            path=key,
+            found=found["version"],
+            supported=_VERSION,
+        )
+    return found
+
+
+def _no(what: str, key: str) -> CorruptionError:
+    return CorruptionError(f"no {what} is at the key {key!r}; somebody else wrote it", path=key)

@@ -1,0 +1,95 @@
+"""EtcdStream: an answer of etcd that does not end, and the limit of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from walstore.errors import LimitExceededError
+from walstore.topology.etcd_messages import Body, EtcdEndpointError
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+
+    from walstore.topology.etcd_gateway import EtcdGateway
+
+MOST_ANSWER_BYTES: Final = 16 << 20
+"""Length of the largest answer, and of the largest part of a watch, as JSON."""
+_T = TypeVar("_T")
+
+
+class EtcdStream:
+    """A request whose answer goes on, line by line, until the block ends.
+
+    No generator: an event loop that ends closes all of them, those that others are in the midst of, too.
+    """
+
+    def __init__(self, gateway: EtcdGateway, endpoint: str, path: str, body: Body) -> None:
+        self._gateway = gateway
+        self._endpoint = endpoint
+        self._path = path
+        self._body = body
+        # aiohttp raises RuntimeError if the session was closed.
+        self._faults: tuple[type[Exception], ...] = (*gateway.faults, RuntimeError)
+        self._answer: ClientResponse | None = None
+        self._buffer = bytearray()
+        self._searched = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._gateway.begin(self._endpoint, self._path, self._body, self._begun)
+        except BaseException:  # cancelled just when it began
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def _begun(self, answer: ClientResponse) -> None:
+        self._answer = answer
+
+    def _close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+
+    async def next(self, decode: Callable[[Body], _T], seconds: float) -> _T | None:
+        """Return the next line, decoded; None if none comes within some seconds. Nothing is lost then.
+
+        EtcdEndpointError if the connection is lost, LimitExceededError for an endless line.
+        """
+        assert self._answer is not None
+        while (end := self._buffer.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._buffer)
+            try:
+                data = await self._gateway.within(seconds, self._answer.content.readany())
+            except TimeoutError:
+                return None
+            except self._faults as error:
+                raise self._gateway.failed(self._endpoint, error) from error
+            if not data:
+                raise EtcdEndpointError(f"{self._endpoint}: it ended the connection", is_open=False)
+            self._buffer += data
+            check_size(len(self._buffer))
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return await self._gateway.parse(self._endpoint, line, decode)
+
+
+async def read_answer(answer: ClientResponse) -> bytes:
+    """Return an answer up to its end, or its first line."""
+    data = bytearray()
+    while b"\n" not in data[-1:] and (part := await answer.content.readany()):
+        data += part
+        check_size(len(data))
+    return bytes(data)
+
+
+def check_size(size: int) -> None:
+    """Raise LimitExceededError for a larger answer than is taken."""
+    if size > MOST_ANSWER_BYTES:
+        raise LimitExceededError(
+            f"etcd answers with more than {MOST_ANSWER_BYTES} bytes: too much lies below that prefix",
+            limit=MOST_ANSWER_BYTES,
+        )

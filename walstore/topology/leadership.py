@@ -1,0 +1,139 @@
+"""Leadership: the claim of one program to lead a log, a key that ends with its session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from walstore.errors import CorruptionError, OutcomeUnknownError, WalError
+from walstore.ports import Clock
+from walstore.topology.documents import Leader
+from walstore.topology.key_values import KeyValue, KeyValues, LeaseLostError
+from walstore.topology.session import Session
+
+logger = logging.getLogger("walstore")
+
+
+class Leadership:
+    """One claim: taken, changed while it lasts, and left. Belongs to the event loop.
+
+    Every value has the claim's tag, so what became of a swap without an answer is seen by reading.
+    """
+
+    def __init__(
+        self, keys: KeyValues, key: str, session: Session, make_tag: Callable[[], bytes]
+    ) -> None:
+        """For the log at ``key``, with the lease of ``session``."""
+        self.tag = make_tag().hex()
+        """Of this claim."""
+        self.value: Leader | None = None
+        """What the key has, as far as is known; None while the claim is not held."""
+        self._keys = keys
+        self._key = key
+        self._session = session
+        self._revision = 0
+        self._lease = 0
+        """That the key ends with."""
+        self._changing = asyncio.Lock()
+
+    async def take(self, value: Leader) -> Leader | None:
+        """Claim the log; return None if that worked, else who leads it.
+
+        OutcomeUnknownError if it is not known what the store did: call again. StorageUnavailableError;
+        LeaseLostError, CorruptionError.
+        """
+        async with self._changing:
+            value = value._replace(tag=self.tag)
+            lease = self._session.lease
+            if not lease:
+                raise LeaseLostError("this machine has no lease now", lease=0)
+            try:
+                swap = await self._keys.swap(self._key, value.encode(), expected=0, lease=lease)
+            except OutcomeUnknownError:
+                found = await self._keys.get(self._key)
+                if found is None:
+                    raise
+            else:
+                found = swap.found
+            if found is None:
+                raise OutcomeUnknownError(f"the leader at {self._key!r} changed; call again")
+            leader = Leader.decode(found.value, self._key)
+            if leader.tag != self.tag:
+                return leader
+            self._hold(found, leader)
+            return None
+
+    async def publish(self, value: Leader) -> bool:
+        """Change what others see; False if the claim is not held any more. Errors as of :meth:`take`."""
+        async with self._changing:
+            value = value._replace(tag=self.tag)
+            for _ in range(3):
+                lease = self._session.lease
+                if self.value is None or not lease:
+                    return False
+                try:
+                    swap = await self._keys.swap(
+                        self._key, value.encode(), expected=self._revision, lease=lease
+                    )
+                except LeaseLostError:
+                    self.value = None
+                    return False
+                except OutcomeUnknownError:
+                    found = await self._keys.get(self._key)
+                else:
+                    if swap.happened and swap.found is not None:
+                        self._hold(swap.found, value)
+                        return True
+                    found = swap.found
+                leader = None if found is None else Leader.decode(found.value, self._key)
+                if found is None or leader is None or leader.tag != self.tag:
+                    self.value = None
+                    return False
+                self._hold(found, leader)
+                if leader == value:
+                    return True
+            raise OutcomeUnknownError(f"what others see of {self._key!r} is not known; call again")
+
+    async def keep(
+        self, current: Callable[[], Leader], clock: Clock, *, pause_seconds: float
+    ) -> None:
+        """Publish each change of ``current()``, looked at every ``pause_seconds``, until cancelled.
+
+        After a lost lease the claim is taken again, unless another program leads by then. The primary
+        of such a log learns it from the copies.
+        """
+        while True:
+            value, lease = current()._replace(tag=self.tag), self._session.lease
+            try:
+                if lease and self.value is None:
+                    await self.take(value)
+                elif lease and (self.value, self._lease) != (value, lease):
+                    await self.publish(value)
+            except WalError as error:
+                logger.warning("the leader at %s is not published: %s", self._key, error)
+            await clock.sleep(pause_seconds)
+
+    async def leave(self) -> None:
+        """Give the claim up, so that others need not wait. Twice is allowed.
+
+        If the store does not answer, the claim ends with the session, or is found and given up later.
+        """
+        async with self._changing:
+            held, self.value = self.value, None
+            if held is None:
+                return
+            with contextlib.suppress(WalError):
+                found = await self._keys.get(self._key)
+                if found is not None and self._is_own(found):
+                    await self._keys.swap(self._key, None, expected=found.revision)
+
+    def _hold(self, found: KeyValue, leader: Leader) -> None:
+        self._revision, self._lease, self.value = found.revision, found.lease, leader
+
+    def _is_own(self, found: KeyValue) -> bool:
+        try:
+            return Leader.decode(found.value, self._key).tag == self.tag
+        except CorruptionError:
+            return False
