@@ -173,6 +173,9 @@ class SegmentTee(Protocol):
     def removed(self, head: int) -> None:
         """The segments wholly below an offset are removed."""
 
+    def checkpointed(self, start: int, created_us: int, position: int, data: bytes) -> None:
+        """A checkpoint was written, of the log up to that byte of a segment, which is durable."""
+
 
 class ReplicatedLog(Protocol):
     """A log that is open, for what replicates it. Belongs to the event loop, but for :meth:`mark`."""
@@ -184,8 +187,8 @@ class ReplicatedLog(Protocol):
     async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
         """Return bytes of a segment; OSError, also if it was begun anew after that time."""
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
-        """Return the ends of a segment's frames, and their CRCs; OSError."""
+    async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
+        """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs; OSError."""
 
     def on_replicated(self, limit: int) -> None:
         """Every offset below ``limit`` is on enough machines."""
@@ -207,6 +210,12 @@ class Replicator(Protocol):
     @property
     def tee(self) -> SegmentTee:
         """Is told what is written."""
+
+    def copies(self) -> Sequence[tuple[str, bool, int]]:
+        """Return of each other copy where it is, whether it is there, and below which offset it has all.
+
+        May be called on any thread.
+        """
 
     async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
         """Become the primary of the log in a locked directory, and return its epoch.
@@ -244,7 +253,8 @@ class LocalRecords(Protocol):
 
     @property
     def durable_limit(self) -> int:
-        """Every offset below is on disk; only those may be shipped."""
+        """Every offset below is on disk, and of a replicated log on enough machines; only those may be
+        shipped."""
 
     @property
     def uploaded_limit(self) -> int:
@@ -313,11 +323,15 @@ class Tier(Protocol):
     def log_id(self) -> bytes | None:
         """Identity of the log that ships to the tier, or None if none has yet."""
 
-    async def open(self, log_id: bytes | None) -> None:
+    async def open(self, log_id: bytes | None, *, is_replicated: bool = False) -> None:
         """Connect, check that the store is suitable, and read ``head``, ``limit`` and ``log_id``.
 
         ``log_id`` is the local log's identity, or None if there is no local log yet. Raises
-        ContentionError if the tier belongs to another log, and the store's typed errors."""
+        ContentionError if the tier belongs to another log, and the store's typed errors.
+
+        ``is_replicated``: the copies of the log have not decided yet whether this directory leads it, and
+        what is in it. So the tier only looks, and does nothing that could disturb the program which leads it
+        now."""
 
     async def claim(
         self,
@@ -326,6 +340,7 @@ class Tier(Protocol):
         remember: Callable[[Claims], Awaitable[None]],
         *,
         local: LocalRecords | None = None,
+        is_replicated: bool = False,
     ) -> None:
         """Claim the open tier for the directory, and fence the directory that shipped there before.
 
@@ -337,6 +352,11 @@ class Tier(Protocol):
         has claimed it. Raises FencedError if another directory has it or this one has other records,
         ContentionError if it belongs to another log or has more records than this one, and the store's
         typed errors; after these the claim may have been made nevertheless.
+
+        ``is_replicated``: the copies of the log have made this directory its primary, and enough of them have
+        what it has. ``claims`` are those that any primary of the log asked for, and ``remember`` makes them
+        durable on enough machines. A new log (None) is refused where another log ships, ContentionError,
+        unless the tier was told to take it over.
         """
 
     async def run(self, source: TierSource) -> None:

@@ -43,7 +43,8 @@ class Durability(StrEnum):
     CLOUD = "cloud"
     """A manifest in object storage names it: it survives the loss of this machine's disk."""
     REPLICATED = "replicated"
-    """Reserved for a later version; using it raises InvalidSettingsError."""
+    """Enough copies of a replicated log have it on disk: it survives the loss of one machine.
+    InvalidSettingsError for any other log."""
 
 
 DurabilityName = Literal["memory", "disk", "cloud", "replicated"]

@@ -14,12 +14,14 @@ from walstore.replication import primary, takeover
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [4, 44])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    for seed in range(first, first + 40):
+    for seed in range(first, first + 25):
         simulate(seed)
 
 
@@ -54,6 +56,22 @@ async def _goes_on_alone(*_: Any, **__: Any) -> None:
     pass
 
 
+_FAULTS: dict[str, Any] = {
+    "copies": 3,
+    "quorum": 2,
+    "spares": 0,
+    "rounds": 16,
+    "producers": 3,
+    "segment_bytes": 65536,
+    "acts": ("power", "power", "kill", "cut off", "usurp", "promote"),
+    "slowness": 0.002,
+    "breaks": 0.0,
+    "rate": 0.0,
+    "checkpoint_writes": 1024,
+}
+"""A plan in which machines and primaries fail often."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
@@ -68,9 +86,47 @@ def test_a_defect_is_found(
     owner: Any, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    for seed in range(120):
+    for seed in range(60):
         try:
-            simulate(seed)
+            simulate(seed, **_FAULTS)
         except ViolationError:
             return
     raise AssertionError("nothing was found")
+
+
+_LISTS: dict[str, Any] = {
+    "copies": 3,
+    "quorum": 2,
+    "spares": 1,
+    "rounds": 24,
+    "acts": ("exchange", "exchange", "old list", "kill", "power", "cut off", "usurp"),
+    "slowness": 0.002,
+    "breaks": 0.0,
+    "rate": 0.0,
+}
+"""A plan in which the list of copies changes often."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignored", ["generation", "joined"])
+def test_a_defect_of_lists_is_found(ignored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy takes programs with old lists, or still counts after it was out of the list."""
+    obey = Replica.obey
+
+    def careless(replica: Replica, *arguments: Any, **options: Any) -> Any:
+        harmless = {"generation": 1 << 40, "joined": 0}[ignored]
+        return obey(replica, *arguments, **{**options, ignored: harmless})
+
+    monkeypatch.setattr(Replica, "obey", careless)
+    for seed in range(40):
+        try:
+            simulate(seed, **_LISTS)
+        except ViolationError:
+            return
+    raise AssertionError("nothing was found")
+
+
+@pytest.mark.slow
+def test_lists_that_change_often() -> None:
+    for seed in range(4):
+        simulate(seed, **_LISTS)

@@ -12,6 +12,8 @@ Invariants (tests/uploader/root/test_ownership.py, tests/scenarios/test_46_two_m
   O2  The epoch of the claim in a manifest never goes back while only local logs write there, and a fragment
       that says in its footer that it was made in an earlier epoch is named by no manifest to come
       (``is_outdated``). So whoever holds the claim may put its own fragment in that one's place.
+  O3  Whoever lost its claim changes no fragment of a later epoch, although it may hold the very same records,
+      as the old primary of a replicated log does (``is_overtaken``).
 
 wal3's writer replaces the name when it appends and keeps it when it drops collected fragments.
 So once wal3 has appended, the claim is gone and the log no longer belongs to that directory.
@@ -88,6 +90,7 @@ def next_claim(
     limit: int | None,
     take_over: bool,
     url: str,
+    is_replicated: bool = False,
     make_life: Callable[[], str] = lambda: secrets.token_hex(_LIFE_BYTES),
 ) -> NextClaim:
     """Return the claim with which a directory may make a prefix its own.
@@ -99,12 +102,16 @@ def next_claim(
         limit: Offset after the last record of its log; None if there is no log in it yet.
         take_over: Whether it may take the prefix back from a directory that took it over.
         url: For messages.
+        is_replicated: Whether the copies of a replicated log have made the directory its primary; then
+            ``claims`` are those of all its primaries.
         make_life: Returns a value that no other claim has.
 
     A directory continues, in the same epoch, if the manifest carries its own claim. The next epoch
     is for a directory without a log, one that was restored in place of the one that has the prefix, and a
     copy of that one (a backup), which knows all its epochs but not its last opening. Any other directory lost
-    the prefix to one that continued without its records: FencedError, unless ``take_over``.
+    the prefix to one that continued without its records: FencedError, unless ``take_over``. The primary of
+    a replicated log continues after every claim of an earlier one, in an epoch of its own, since that one
+    may not know yet that its time is over.
     ContentionError if the prefix belongs to another log, or holds records that the directory lacks.
     """
     check_owner(manifest, log_id, url=url)
@@ -114,7 +121,7 @@ def next_claim(
     epoch, must_prove = max(latest, found.epoch if found else 0) + 1, False
     if found is not None and found.epoch and claims is not None:
         if found.name in known.names:
-            epoch = found.epoch
+            epoch = epoch if is_replicated else found.epoch
         elif found.name != known.succeeds:
             must_prove = True
             if found.epoch > latest and not take_over:
@@ -165,6 +172,20 @@ def is_outdated(maker: str | None, manifest: Manifest) -> bool:
         and held is not None
         and made.log_id == held.log_id
         and 0 < made.epoch < held.epoch
+    )
+
+
+def is_overtaken(maker: str | None, claim: str) -> bool:
+    """Return whether a fragment whose footer names ``maker`` was made under a later claim than ``claim``.
+
+    Then that one is in the manifest: whoever still holds ``claim`` may change nothing there.
+    """
+    made, held = Claim.parse(maker or ""), Claim.parse(claim)
+    return (
+        made is not None
+        and held is not None
+        and made.log_id == held.log_id
+        and 0 < held.epoch < made.epoch
     )
 
 

@@ -154,15 +154,17 @@ class Claiming:
     limit: int | None
     take_over: bool
     url: str
+    is_replicated: bool = False
 
     async def take(self, *, proven: Manifest | None = None) -> Claim | None:
         """Put a claim into the newest manifest and return it.
 
         None if the directory must first be checked to hold what that names, and ``proven`` is not it. Where
         there is no manifest yet, this sends no request: the uploader first creates one with this claim,
-        and learns whether another directory was quicker. Errors as for
-        :func:`next_claim`; LogSealedError, OutcomeUnknownError if the store does not answer, and its errors.
-        Another call uses another name.
+        and learns whether another directory was quicker. For a replicated log it is created here: the
+        late request of an earlier primary would otherwise come first, and end the time of this one. Errors
+        as for :func:`next_claim`; LogSealedError, OutcomeUnknownError if the store does not answer, and its
+        errors. Another call uses another name.
         """
         root, claims = self.root, self.claims
         while True:
@@ -174,14 +176,18 @@ class Claiming:
                 limit=self.limit,
                 take_over=self.take_over,
                 url=self.url,
+                is_replicated=self.is_replicated,
             )
             if following.must_prove and before is not proven:
                 return None
             name = following.claim.name
             await self.remember(following.claims)
-            if not root.is_known:
+            if root.is_known:
+                await root.change(partial(_claimed, before=before, name=name, url=self.url))
+            elif self.is_replicated:
+                await root.load_or_create(name)
+            else:
                 return following.claim
-            await root.change(partial(_claimed, before=before, name=name, url=self.url))
             if root.manifest.writer == name:
                 return following.claim
             if claims is not None:  # another directory was quicker; must its claim be respected?

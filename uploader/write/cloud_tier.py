@@ -15,7 +15,7 @@ from uploader.layouts.log_session import Layout, LogSession, needs_swaps
 from uploader.read.cloud_source import ReadersAhead
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
-from uploader.root.ownership import check_owner, check_shippable, owner
+from uploader.root.ownership import check_owner, check_shippable, is_shipped_to, owner
 from uploader.root.root import Note, Root
 from uploader.root.write_guard import check_not_destroyed, check_unsealed, has_records
 from uploader.stores.port import ObjectStore
@@ -24,7 +24,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.write.uploader import Uploader
 from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
-from walstore.errors import CorruptionError
+from walstore.errors import ContentionError, CorruptionError
 from walstore.format.claims import Claims
 from walstore.ports import Clock, Extent, LocalRecords, TierSource
 from walstore.runtime.statistics import UploadStatistics
@@ -58,9 +58,10 @@ class CloudTier:
         settings. ``note`` is awaited with fragments before they are published, such as
         :meth:`uploader.DirtyLog.note_for` returns. ``take_over`` lets a directory take the prefix back from
         another one, if it holds every record that is there (docs/design.md, "Who may ship"); a new
-        directory does not need it. ``store`` replaces the one that the URL names; it is also closed with
-        the tier. ``retry`` says how conditional puts are repeated; reads are
-        repeated by the store. No request is made before the log opens.
+        directory does not need it, a new replicated log does, to continue one whose copies are all lost.
+        ``store`` replaces the one that the URL names; it is also closed with the tier. ``retry`` says how
+        conditional puts are repeated; reads are repeated by the store. No request is made before the log
+        opens.
         """
         cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
         self._session = LogSession(url, store=store, retry=retry, clock=clock)
@@ -126,11 +127,12 @@ class CloudTier:
         assert self._uploader is not None, "open the log first"
         return self._uploader
 
-    async def open(self, log_id: bytes | None) -> None:
+    async def open(self, log_id: bytes | None, *, is_replicated: bool = False) -> None:
         """Check the store, read the manifest, and look for fragments that a crash left unpublished.
 
         ``log_id`` is the local log's identity, None if it does not exist yet: then such fragments are
-        published at once, and the new log begins behind them. ContentionError if the prefix belongs to
+        published at once, and the new log begins behind them. For a replicated log :meth:`claim` does all
+        that. ContentionError if the prefix belongs to
         another log; LogSealedError if it was sealed, LogNotFoundError if it was destroyed; CorruptionError
         for damaged objects, or fragments without a manifest; else the store's errors.
         """
@@ -142,6 +144,8 @@ class CloudTier:
         if not has_records(root.manifest):
             await check_not_destroyed(self._store)
         check_shippable(root.manifest, url=self.url)
+        if is_replicated:
+            return
         if log_id is not None:
             check_owner(root.manifest, log_id, url=self.url)
         await self._uploader.prepare(is_new=log_id is None)
@@ -153,13 +157,23 @@ class CloudTier:
         remember: Callable[[Claims], Awaitable[None]],
         *,
         local: LocalRecords | None = None,
+        is_replicated: bool = False,
     ) -> None:
         """Claim the prefix for the directory: any directory that shipped there before is fenced.
 
         See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
         ``take_over`` is not set, or this one holds other records than what is there.
         """
-        await self.uploader.claim(log_id, claims, remember, local=local, take_over=self._take_over)
+        if is_replicated:
+            await self._look_again(is_new=claims is None)
+        await self.uploader.claim(
+            log_id,
+            claims,
+            remember,
+            local=local,
+            take_over=self._take_over,
+            is_replicated=is_replicated,
+        )
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains; see :meth:`uploader.write.uploader.Uploader.run`."""
@@ -183,6 +197,24 @@ class CloudTier:
             await self._fragments.aclose()
         finally:
             await self._session.aclose()
+
+    async def _look_again(self, *, is_new: bool) -> None:
+        """Read the manifest of a replicated log again: its last primary went on while the copies decided.
+
+        ContentionError if the log is new and another one ships here: then two logs have one prefix, or all
+        copies of one are lost, which only ``take_over`` tells apart.
+        """
+        root = self._root
+        assert root is not None, "open the tier first"
+        if not await root.load() or not is_new:
+            return
+        if is_shipped_to(root.manifest) and not self._take_over:
+            raise ContentionError(
+                f"{self.url} belongs to another log, and this one is new; ship it to a prefix of its own, "
+                "or, if all copies of that log are lost, continue it with CloudTier(take_over=True), or "
+                "'walstore serve --take-over'"
+            )
+        await self.uploader.prepare(is_new=True)
 
     async def _open_root(self) -> Root:
         """Return the root, whose store is known to enforce conditions; its log may not be begun yet."""

@@ -302,6 +302,11 @@ class CloudWriter:
 
     # -- closing -----------------------------------------------------------------------------
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether the writer is closed, has failed, or is about to close: appends are refused."""
+        return self._queue.is_closed
+
     async def aclose(self) -> None:
         """Refuse further appends, ship what was accepted, and release connections and threads.
 

@@ -52,9 +52,12 @@ class FragmentCutter:
 
         Those of a directory from which the log was taken over are left out: see ``fragment_puts.py``.
 
-        CorruptionError for an object that is not a fragment.
+        CorruptionError for an object that is not a fragment; FencedError if another directory has put some
+        since it took over from this one.
         """
         found = await self.fragments.puts.orphans()
+        for orphan in found:
+            self.fragments.check_not_overtaken(orphan)
         manifest = self.context.root.manifest
         orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
         self._orphans = len(orphans)

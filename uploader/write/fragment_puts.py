@@ -25,14 +25,14 @@ from uploader.fragments.fragment_builder import Building, EncodedFragment, Recor
 from uploader.fragments.fragment_file import fragment_maker, fragment_timestamp
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, Orphan, can_follow
-from uploader.root.ownership import is_outdated
+from uploader.root.ownership import is_outdated, is_overtaken
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError
 from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
 from walstore.batches.batch import Batch
-from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
+from walstore.errors import ContentionError, FencedError, LogSealedError, OutcomeUnknownError
 from walstore.ports import LocalRecords
 
 logger = logging.getLogger("walstore")
@@ -313,6 +313,7 @@ class FragmentWriter:
         built, found = await self.puts.build(building, lambda: batches, seq_no)
         while isinstance(found, Taken):
             orphan = await self.puts.examine(found.data, found.key)
+            self.check_not_overtaken(orphan)
             is_dead = is_outdated(orphan.maker, self.puts.manifest)
             if not is_dead:
                 await self._contest(source, orphan, built)
@@ -327,6 +328,14 @@ class FragmentWriter:
                     raise
                 found = await self.puts.create(built, seq_no)
         return found
+
+    def check_not_overtaken(self, orphan: Orphan) -> None:
+        """Raise FencedError if whoever put a fragment has taken the log over from this one."""
+        if self.maker is not None and is_overtaken(orphan.maker, self.maker):
+            raise FencedError(
+                f"{self._context.url} was taken over by another directory of its log, which put "
+                f"{orphan.entry.path}"
+            )
 
     async def adopt(self, source: LocalRecords, orphan: Orphan) -> Fragment:
         """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""

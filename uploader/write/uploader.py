@@ -131,6 +131,7 @@ class Uploader:
         *,
         local: LocalRecords | None,
         take_over: bool,
+        is_replicated: bool = False,
     ) -> None:
         """Claim the prefix for its directory, once it is prepared; ``local`` is None for a new directory.
 
@@ -139,22 +140,24 @@ class Uploader:
         CorruptionError if an object to be compared is damaged. After an error nothing has changed.
         """
         limit = None if local is None else local.durable_limit
-        claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
+        claiming = Claiming(
+            self._root, log_id, claims, remember, limit, take_over, self._url, is_replicated
+        )
         claim = await claiming.take()
         while claim is None:
             assert local is not None, "a new directory has nothing to prove"
             proven = self._root.manifest
             await self._prove_all(local)
             claim = await claiming.take(proven=proven)
-        await self._hold(claim)
+        await self._hold(claim, is_planned=not is_replicated)
 
-    async def _hold(self, claim: Claim) -> None:
+    async def _hold(self, claim: Claim, *, is_planned: bool) -> None:
         self._claim, self._fragments.maker = claim, claim.name
         before, after = self._planned, self._root.manifest
         held = Claim.parse(before.writer)
         has_grown = after.next_seq_no != before.next_seq_no
-        if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
-            # The plan was made by what another directory had published, or was still to publish.
+        if not is_planned or has_grown or (held is not None and 0 < held.epoch < claim.epoch):
+            # There is none, or it was made by what another directory had published, or was still to publish.
             await self._cutter.plan()
 
     async def run(self, source: TierSource) -> None:

@@ -365,7 +365,9 @@ class Channel:
         if self._closed is not None:
             raise copy_error(self._closed)
         self.check_loop()
-        if self._refused is not None:
+        conditions = request.conditions
+        is_upkeep = conditions is not None and conditions.is_upkeep
+        if self._refused is not None and not is_upkeep:
             raise self._counted(copy_error(self._refused))
         overhead = RECORD_OVERHEAD_BYTES * len(request.values)
         if len(request.values) > MOST_RECORDS:

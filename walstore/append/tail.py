@@ -49,6 +49,9 @@ logger = logging.getLogger("walstore")
 _LEDGER_SHARE: Final = 4
 """A segment is at least this many times the size of its initial ledger, regardless of ``segment_bytes``."""
 _RETRY_SHARE: Final = 8
+_REPLICATED_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
+_REPLICATED_CHECKPOINT_WRITES: Final = 1024
+"""Frames are walked in 20 µs each, several times in a takeover; a checkpoint takes two syncs."""
 """After a failed checkpoint the next one is due once this share of ``checkpoint_bytes`` was written."""
 
 
@@ -100,7 +103,7 @@ class Tail:
         self.ledger = chain.ledger
         self._sealed = list(sealed)
         self._given_up = list(given_up)
-        self._since_checkpoint_bytes = 0
+        self._since_checkpoint_bytes = self._since_checkpoint_writes = 0
         self._checkpointed: tuple[int, ...] = ()
         self.head = max(head, self.ledger.head)
         self.uploaded_limit = uploaded_limit
@@ -157,8 +160,20 @@ class Tail:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether enough was written since the last checkpoint."""
-        return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
+        """Whether enough was written since the last checkpoint.
+
+        Of a replicated log less is enough: a takeover, which everybody waits for, reads what follows it.
+        """
+        if self._since_checkpoint_bytes >= self._checkpoint_bytes:
+            return True
+        return (
+            self.tee is not None and self._since_checkpoint_writes >= _REPLICATED_CHECKPOINT_WRITES
+        )
+
+    @property
+    def _checkpoint_bytes(self) -> int:
+        enough = self._settings.checkpoint_bytes
+        return enough if self.tee is None else min(enough, _REPLICATED_CHECKPOINT_BYTES)
 
     def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
         """Write the builders and, with ``sync``, make them durable.
@@ -406,6 +421,7 @@ class Tail:
             raise
         self._note_written(serial)
         self._since_checkpoint_bytes += size
+        self._since_checkpoint_writes += 1
         if size:
             self._tell_written(self._file.position - size, frames)
         return size
@@ -627,7 +643,10 @@ class Tail:
             )
         )
         write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
-        self._since_checkpoint_bytes = 0
+        if self.tee is not None:
+            position = self._file.durable_position
+            self.tee.checkpointed(self._header.start, self._header.created_us, position, data)
+        self._since_checkpoint_bytes = self._since_checkpoint_writes = 0
         self._is_noted_closed = is_closed
         self._checkpointed = self._place_of_checkpoint()
         self._remove_given_up()
@@ -635,8 +654,10 @@ class Tail:
     def _put_off_checkpoint(self, error: OSError) -> None:
         """Retry the checkpoint after some more writes; without it only opening takes longer."""
         logger.warning("the checkpoint in %s is postponed: %s", self._directory, error)
-        bytes_left = self._settings.checkpoint_bytes // _RETRY_SHARE
-        self._since_checkpoint_bytes = self._settings.checkpoint_bytes - bytes_left
+        enough = self._checkpoint_bytes
+        self._since_checkpoint_bytes = enough - enough // _RETRY_SHARE
+        writes_left = _REPLICATED_CHECKPOINT_WRITES // _RETRY_SHARE
+        self._since_checkpoint_writes = _REPLICATED_CHECKPOINT_WRITES - writes_left
 
     def _place_of_checkpoint(self) -> tuple[int, ...]:
         """Return the values that distinguish one checkpoint of this opening from the next."""

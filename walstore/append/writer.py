@@ -98,6 +98,7 @@ class Writer:
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once :meth:`run` has begun; before that, cancelling its task ends it."""
         self.on_cancel: Callable[[], None] = lambda: None
+        self.on_failed: Callable[[], None] = lambda: None
         """Called when the task is cancelled; must close the log."""
         self._has_unsynced = asyncio.Event()
         self._has_records = asyncio.Event()
@@ -406,3 +407,4 @@ class Writer:
         self._channel.close(self.failure)
         self._channel.drop()
         self._listener.on_failure(reached, make_error, make_settled_error)
+        self.on_failed()

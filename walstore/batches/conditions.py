@@ -13,6 +13,7 @@ from typing import Final
 
 from walstore.errors import (
     FencedError,
+    InvalidSettingsError,
     LimitExceededError,
     OffsetMismatchError,
     RegisterMismatchError,
@@ -27,6 +28,8 @@ MAX_NAME_CHARS: Final = 256
 MAX_VALUE_CHARS: Final = 4096
 """Of a register's value, and of a stream's metadata together."""
 MAX_REGISTERS: Final = 1024
+RESERVED: Final = "\0"
+"""Names of registers that begin with it are the log's own; they do not count, and users do not see them."""
 MAX_STREAMS: Final = 65_536
 MAX_LEDGER_BYTES: Final = 16 << 20
 """Of registers, streams with their metadata, and producers together: every segment begins with them."""
@@ -54,6 +57,8 @@ class AppendConditions:
     open_streams: Mapping[str, Mapping[str, str]] | None = None
     """Streams to open, with their metadata."""
     close_streams: Iterable[str] = ()
+    is_upkeep: bool = False
+    """Whether it is accepted although records are refused for lack of space."""
     span: range | None = None
     """Its offsets; the original ones if the producer had appended it before."""
     is_duplicate: bool = False
@@ -79,16 +84,10 @@ class AppendConditions:
                     f"register {name!r} is {registers.get(name)!r}, not {value!r}; "
                     "nothing was written",
                     expected=dict(self.expect or {}),
-                    actual=dict(registers),
+                    actual=dict(users_registers(registers)),
                 )
         if self.update:
-            added = sum(v is not None and n not in registers for n, v in self.update.items())
-            removed = sum(v is None and n in registers for n, v in self.update.items())
-            if added > removed and len(registers) + added - removed > MAX_REGISTERS:
-                raise LimitExceededError(
-                    f"a log holds at most {MAX_REGISTERS} registers; remove some",
-                    limit=MAX_REGISTERS,
-                )
+            _check_count(registers, self.update)
         opened = sum(name not in ledger.streams for name in self.open_streams or ())
         if opened:
             check_stream_count(len(ledger.streams) + opened)
@@ -142,6 +141,28 @@ class AppendConditions:
         return True
 
 
+def _check_count(registers: Mapping[str, str], update: Mapping[str, str | None]) -> None:
+    """Raise LimitExceededError for more registers of users than a log can have."""
+    given = {name: value for name, value in update.items() if not name.startswith(RESERVED)}
+    added = sum(value is not None and name not in registers for name, value in given.items())
+    added -= sum(value is None and name in registers for name, value in given.items())
+    if (
+        added > 0
+        and len(registers) + added > MAX_REGISTERS
+        and len(users_registers(registers)) + added > MAX_REGISTERS
+    ):
+        raise LimitExceededError(
+            f"a log holds at most {MAX_REGISTERS} registers; remove some", limit=MAX_REGISTERS
+        )
+
+
+def users_registers(registers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the registers without the log's own: the same object if it has none."""
+    if not any(name.startswith(RESERVED) for name in registers):
+        return registers
+    return {name: value for name, value in registers.items() if not name.startswith(RESERVED)}
+
+
 def stream_marks(ledger: Ledger, names: Iterable[str | None], start: int) -> Marks | None:
     """Return marks for the streams that records at ``start`` open as their first records.
 
@@ -185,14 +206,15 @@ def make_conditions(expect_offset: object, expect: object, update: object) -> Ap
 def check_registers(registers: object, what: str) -> dict[str, str | None] | None:
     """Return a copy of registers and their values, or None if none are given; TypeError or ValueError.
 
-    ``what`` names the argument: ``expect`` or ``update``.
+    InvalidSettingsError, which is one, for names that the log uses itself. ``what`` names the argument:
+    ``expect`` or ``update``.
     """
     if registers is None:
         return None
     given = as_mapping(registers, f"{what} must map names of registers to str or None")
     checked: dict[str, str | None] = {}
     for name, value in given.items():
-        name = check_name(name, "register")
+        name = check_register(name)
         if value is not None:
             value = as_text(value, f"the value of register {name!r}")
             if len(value) > MAX_VALUE_CHARS:
@@ -201,6 +223,16 @@ def check_registers(registers: object, what: str) -> dict[str, str | None] | Non
                 )
         checked[name] = value
     return checked or None
+
+
+def check_register(name: object) -> str:
+    """Return the name of a user's register; as :func:`check_registers` raises."""
+    name = check_name(name, "register")
+    if name.startswith(RESERVED):
+        raise InvalidSettingsError(
+            f"names of registers that begin with a NUL character are reserved for the log, as {name!r}"
+        )
+    return name
 
 
 def check_name(name: object, what: str) -> str:

@@ -7,6 +7,7 @@ raises the number, so the next commit of the former owner finds an unexpected va
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -63,6 +64,9 @@ class ConsumerRegister:
         self._output = output
         self._consumer = name
         self._turn = 0
+        # Of a replicated output: what a takeover of it keeps, and what was accepted, by the records' limits.
+        self._safe_position = 0
+        self._accepted: deque[tuple[int, int]] = deque()
         self.position = 0
         """Position of the last commit that was accepted; 0 before :meth:`take`."""
 
@@ -77,8 +81,40 @@ class ConsumerRegister:
 
     @property
     def durable_position(self) -> int:
-        """Position of the last durable commit, by any consumer; 0 before the first."""
-        return self._read()[0]
+        """Position of the last durable commit, by any consumer; 0 before the first.
+
+        In a replicated output it is on enough machines, or the input could be trimmed above what a takeover
+        of the output leaves.
+        """
+        position = self._read()[0]
+        replicated = self._replicated_limit
+        if replicated is None:
+            return position
+        while self._accepted and self._accepted[0][0] <= replicated:
+            self._safe_position = self._accepted.popleft()[1]
+        return min(position, self._safe_position)
+
+    def note_accepted(self, position: int, span: range, *, is_safe: bool) -> None:
+        """Take note of an accepted commit; ``is_safe`` if it is known to be as safe as the output can make
+        it."""
+        self.position = position
+        if is_safe:
+            self._accepted.clear()
+            self._safe_position = position
+        elif span:
+            self._accepted.append((span.stop, position))
+
+    @property
+    def is_replicated_by_default(self) -> bool:
+        """Whether commits of the output that name no level wait for its copies."""
+        return getattr(self._output, "durability", None) == Durability.REPLICATED
+
+    @property
+    def _replicated_limit(self) -> int | None:
+        limit: int | None = getattr(
+            self._output, "replicated_limit", None
+        )  # not all logs have copies
+        return limit
 
     @property
     def is_ours(self) -> bool:
@@ -95,13 +131,16 @@ class ConsumerRegister:
             self._turn = turn + 1
             self.position = position or hint
             before = {self.name: self._output.registers.get(self.name)}
+            level = Durability.DISK if self._replicated_limit is None else Durability.REPLICATED
             try:
                 async with self._output.transaction(
-                    expect=before, update={self.name: self.value}, durability=Durability.DISK
+                    expect=before, update={self.name: self.value}, durability=level
                 ):
-                    return
+                    pass
             except RegisterMismatchError:
                 continue  # another one took it at the same moment; try again
+            self._safe_position = self.position
+            return
 
     def fenced(self) -> FencedError:
         """Return the error for a consumer whose register was taken over."""
@@ -194,6 +233,7 @@ class ConsumerTransaction(Generic[OutputT]):
     ) -> None:
         register = self._register
         position = register.position
+        is_done = False
         try:
             try:
                 position = self._place.check()
@@ -202,16 +242,25 @@ class ConsumerTransaction(Generic[OutputT]):
                 raise
             transaction.set_registers({register.name: register.value_at(position)})
             await inner.__aexit__(None, None, None)
+            is_done = True
         except RegisterMismatchError as mismatch:
             fenced = register.fenced()
             self._place.on_fence(fenced)
             raise fenced from mismatch
         finally:
             # Also after a cancellation: an accepted commit still happens.
-            is_accepted = transaction.span is not None
-            if is_accepted:
-                register.position = position
+            span = transaction.span
+            is_accepted = span is not None
+            if span is not None:
+                register.note_accepted(position, span, is_safe=is_done and self._waits_for_copies)
             else:
                 self._place.on_rollback()
         if is_accepted:
             await self._place.on_commit()
+
+    @property
+    def _waits_for_copies(self) -> bool:
+        """Whether the commit returns once enough machines have it, if the output is replicated."""
+        if self._durability is None:
+            return self._register.is_replicated_by_default
+        return self._durability == Durability.REPLICATED

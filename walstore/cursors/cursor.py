@@ -1,8 +1,8 @@
 """Cursor: a handle on a named, durable position in a log, moved by compare-and-swap.
 
 A handle remembers the content of the file when it last read or wrote it, and changes the file only
-while that is unchanged. The log's :class:`CursorQueue` makes the changes, one at a time for each
-handle.
+while that is unchanged. The log's :class:`RequestQueue` makes the changes, one at a time for each
+handle. A replicated log keeps the same content in itself (``kept.py``); here that is called a file, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from walstore.cursors.directory import CursorState, HeldCursors
-from walstore.cursors.queue import Act, CursorQueue, CursorRequest
+from walstore.cursors.directory import CursorState, CursorTable
+from walstore.cursors.queue import Act, CursorRequest, RequestQueue
 from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.ports import Clock
 from walstore.validation.arguments import as_int
@@ -46,7 +46,7 @@ class CursorContext:
     """What the cursors of a log share in one process."""
 
     limits: CursorLimits
-    queue: CursorQueue
+    queue: RequestQueue
     clock: Clock
     owner: str
     """Names this process in the files."""
@@ -128,14 +128,16 @@ class Cursor:
 
         Also extends the lease. Commits made while another is being written share one write; the latest
         wins. A commit to the cursor's present position only checks that it is unchanged, unless there
-        is a lease to extend.
+        is a lease to extend. Of a replicated log it returns when enough machines have it, and all commits
+        made at one moment share one change of the log.
 
         If cancelled, the move may still happen. Raises CursorMovedError if another handle committed
         since (see :meth:`refresh`) or the cursor was deleted, ValueError if ``offset`` is before the
         position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see, OffsetTrimmedError
         if a commit whose outcome was unknown let the head pass ``offset``, WalLockedError if another
         process holds the cursors for half a minute, DiskFullError, StorageUnavailableError, and
-        OutcomeUnknownError. After the last four the commit may be retried.
+        OutcomeUnknownError. After the last four the commit may be retried. Of a replicated log also
+        FencedError, and LimitExceededError for what a log remembers.
         """
         offset = self._check(offset)
         target = self.target
@@ -209,14 +211,19 @@ class Cursor:
         return offset
 
     async def _move(self, offset: int, *, is_checked: bool) -> None:
-        if self._waiting is None:
+        move = self._waiting
+        if move is None:
             request = CursorRequest(self, self._begin_move, self._end)
-            self._context.queue.put(request)
-            self._waiting = _Move(request, offset, is_checked)
+            move = self._waiting = _Move(request, offset, is_checked)
+            try:
+                self._context.queue.put(request)  # which may begin it
+            except BaseException:
+                self._waiting = None
+                raise
         else:
-            self._waiting.position = offset
-            self._waiting.is_checked |= is_checked
-        await self._context.queue.wait(self._waiting.request)
+            move.position = offset
+            move.is_checked |= is_checked
+        await self._context.queue.wait(move.request)
 
     def _begin_move(self) -> Act[CursorState]:
         move, self._waiting = self._waiting, None
@@ -239,9 +246,9 @@ class Cursor:
         elif not isinstance(outcome, WalError) or outcome.outcome == "unknown":
             self._is_unsure = True
 
-    # -- on the worker's thread, under the lock of the cursors -------------------------------
+    # -- on the queue's thread, while nothing else changes the cursors -------------------------------
 
-    def _write(self, held: HeldCursors, move: _Move, tier_head: int | None) -> CursorState:
+    def _write(self, held: CursorTable, move: _Move, tier_head: int | None) -> CursorState:
         found = self._known(held)
         now_us = self._context.clock.now_us()
         # A commit may also move back, if an earlier one of unknown outcome has moved the cursor.
@@ -257,7 +264,7 @@ class Cursor:
         held.write(self.name, made)
         return made
 
-    def _renew(self, held: HeldCursors, tier_head: int | None) -> CursorState:
+    def _renew(self, held: CursorTable, tier_head: int | None) -> CursorState:
         found = self._known(held)
         if not found.lease_us:
             return found
@@ -268,13 +275,13 @@ class Cursor:
         held.write(self.name, made)
         return made
 
-    def _remove(self, held: HeldCursors) -> CursorState:
+    def _remove(self, held: CursorTable) -> CursorState:
         if held.read(self.name) is not None:
             self._known(held)
             held.remove(self.name)
         return self._seen
 
-    def _present(self, held: HeldCursors) -> CursorState:
+    def _present(self, held: CursorTable) -> CursorState:
         found = held.read(self.name)
         if found is None:
             raise CursorMovedError(
@@ -285,7 +292,7 @@ class Cursor:
             )
         return found
 
-    def _known(self, held: HeldCursors) -> CursorState:
+    def _known(self, held: CursorTable) -> CursorState:
         """Return the content of the file; CursorMovedError unless this handle wrote or read it."""
         found, seen = self._present(held), self._seen
         if found.tag == seen.tag:
@@ -301,7 +308,7 @@ class Cursor:
         )
 
 
-def check_retained(held: HeldCursors, name: str, position: int, tier_head: int | None) -> None:
+def check_retained(held: CursorTable, name: str, position: int, tier_head: int | None) -> None:
     """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
     head = first_retained(held, tier_head)
     if position < head:
@@ -314,7 +321,7 @@ def check_retained(held: HeldCursors, name: str, position: int, tier_head: int |
         )
 
 
-def first_retained(held: HeldCursors, tier_head: int | None) -> int:
+def first_retained(held: CursorTable, tier_head: int | None) -> int:
     """Return the first offset that can be read: the local head, or the tier's if that is lower."""
     local = held.head()
     return local if tier_head is None else min(local, tier_head)

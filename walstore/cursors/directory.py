@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from crc32c import crc32c
 
@@ -151,7 +151,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
             found=len(owner),
         )
     state = CursorState(*fields, owner.decode("utf-8", "replace"))  # type: ignore[call-arg]
-    if not _is_possible(state):
+    if not is_possible(state):
         raise CorruptionError(
             "cursor contains impossible values; delete it and make it again",
             path=path,
@@ -161,7 +161,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     return state
 
 
-def _is_possible(state: CursorState) -> bool:
+def is_possible(state: CursorState) -> bool:
     """Return whether a correct program could have written these numbers."""
     return (
         state.position >= 1
@@ -183,6 +183,25 @@ class CursorInfo:
     """The file's content; None if it is unreadable."""
     problem: WalError | None = None
     """Why the file is unreadable: CorruptionError or FormatVersionError."""
+
+
+class CursorTable(Protocol):
+    """The cursors of a log while nothing else changes them: files, or what the log itself has."""
+
+    def read(self, name: str) -> CursorState | None:
+        """Return a cursor's state, or None if there is no such cursor.
+
+        Raises CorruptionError and FormatVersionError.
+        """
+
+    def write(self, name: str, state: CursorState) -> None:
+        """Make a cursor, or replace its state."""
+
+    def remove(self, name: str) -> bool:
+        """Remove a cursor; return whether there was one."""
+
+    def head(self) -> int:
+        """Return the first offset on local disk. It does not move meanwhile."""
 
 
 class HeldCursors:
@@ -344,6 +363,21 @@ def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | Non
     except FileNotFoundError:
         return None
     return decode_cursor(data, str(path))
+
+
+def remove_cursors(fs: FileSystem, directory: Path) -> None:
+    """Remove the files of all cursors, durably; OSError. Only under the lock, or where nobody heeds them."""
+    cursors = directory / DIRECTORY_NAME
+    try:
+        names = fs.list(cursors)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    doomed = list(filter(NAME.fullmatch, names))
+    for name in doomed:
+        with contextlib.suppress(FileNotFoundError):
+            fs.remove(cursors / name)
+    if doomed:
+        fs.sync_directory(cursors)
 
 
 def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:

@@ -1,4 +1,4 @@
-"""CursorQueue: changes the cursor files of one log for one process, in rounds.
+"""RequestQueue: changes the cursors of one log for one process, in rounds; CursorQueue: on their files.
 
 One task makes the changes; it runs only while there are requests. Requests made during a round are done
 together in the next, under one lock and with one sync of the directory. A caller's cancellation does
@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from walstore.cursors.directory import CursorState, HeldCursors, describe_cursor, hold_cursors
+from walstore.cursors.directory import (
+    CursorState,
+    CursorTable,
+    HeldCursors,
+    describe_cursor,
+    hold_cursors,
+)
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
@@ -24,8 +31,8 @@ logger = logging.getLogger("walstore")
 
 _T = TypeVar("_T")
 
-Act = Callable[[HeldCursors], _T]
-"""Reads, compares and writes cursors while their lock is held; raises WalError or OSError."""
+Act = Callable[[CursorTable], _T]
+"""Reads, compares and writes cursors while nothing else does; raises WalError or OSError."""
 
 PATIENCE_SECONDS: Final = 30.0
 """How long to wait for the lock of the cursors; each holder has it for milliseconds."""
@@ -71,42 +78,37 @@ class CursorRequest(Generic[_T]):
             self.done.set_result(outcome)
 
 
-class CursorQueue:
-    """The pending requests on the cursors of a log. Belongs to one event loop."""
+class RequestQueue:
+    """The pending requests on the cursors of a log. Belongs to one event loop.
 
-    def __init__(
-        self,
-        *,
-        fs: FileSystem,
-        clock: Clock,
-        worker: Callable[[], Lane],
-        directory: Path,
-        owner: str,
-    ) -> None:
-        """``worker()`` returns the lane for blocking calls; ``owner`` names this process in the lock."""
-        self._fs = fs
-        self._clock = clock
-        self._worker = worker
+    :class:`CursorQueue` does them on files, :class:`walstore.cursors.kept_queue.KeptQueue` on what a log
+    keeps in itself.
+    """
+
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._owner = owner
         self._requests: list[CursorRequest[object]] = []
-        # What is known to be durable. Belongs to the round in progress, on its thread.
-        self._synced: dict[str, CursorState] = {}
         # The task, while there are requests; aclose() waits for it.
         self._draining: asyncio.Task[None] | None = None
         self._is_closed = False
         self._abandoned: WalClosedError | None = None
         abandon_in_children(self)
         self.rounds = 0
-        """How often the files were locked."""
+        """How many there were so far."""
 
     def put(self, request: CursorRequest[_T]) -> None:
         """Take a request; WalClosedError if the queue is closed."""
+        self._check_open()
+        self._requests.append(request)  # type: ignore[arg-type]
+        self._wake()
+
+    def _check_open(self) -> None:
         if self._abandoned is not None:
             raise copy_error(self._abandoned)
         if self._is_closed:
             raise WalClosedError("the log is closed")
-        self._requests.append(request)  # type: ignore[arg-type]
+
+    def _wake(self) -> None:
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(
                 self._drain(), name=f"walstore cursors {self._directory}"
@@ -138,17 +140,9 @@ class CursorQueue:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
+    @abstractmethod
     async def _drain(self) -> None:
-        try:
-            while self._requests:
-                await self._round(self._take())
-        finally:
-            self._draining = None
-            # No request is left, unless the whole event loop is being stopped.
-            left, self._requests = self._requests, []
-            for request in left:
-                request.begin()
-                request.end(WalClosedError("the event loop is stopping"))
+        """Do what is requested; :attr:`_draining` is None again when this ends."""
 
     def _take(self) -> list[CursorRequest[object]]:
         """Take the requests of one round, in order: the first one of each key."""
@@ -161,6 +155,47 @@ class CursorQueue:
                 taken[request.key] = request
         self._requests = left
         return list(taken.values())
+
+
+class CursorQueue(RequestQueue):
+    """Does what is requested on the files of the cursors."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        worker: Callable[[], Lane],
+        directory: Path,
+        owner: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``worker()`` returns the lane for blocking calls; ``owner`` names this process in the lock.
+
+        ``check()`` is called on that lane before a round, and again while the lock is held; it may refuse.
+        """
+        super().__init__(directory)
+        self._fs = fs
+        self._clock = clock
+        self._worker = worker
+        self._owner = owner
+        self._check = check
+        # What is known to be durable. Belongs to the round in progress, on its thread.
+        self._synced: dict[str, CursorState] = {}
+
+    async def _drain(self) -> None:
+        try:
+            while taken := self._take():
+                await self._round(taken)
+        except BaseException:
+            # The whole event loop is being stopped.
+            left, self._requests = self._requests, []
+            for request in left:
+                request.begin()
+                request.end(WalClosedError("the event loop is stopping"))
+            raise
+        finally:
+            self._draining = None
 
     async def _round(self, requests: Sequence[CursorRequest[object]]) -> None:
         self.rounds += 1
@@ -181,10 +216,12 @@ class CursorQueue:
 
     def _perform(self, acts: Sequence[Act[object]]) -> list[object | WalError]:
         """Do all acts under the lock. One that fails does not prevent the others."""
+        self._check()
         try:
             with hold_cursors(
                 self._fs, self._directory, owner=self._owner, synced=self._synced
             ) as held:
+                self._check()
                 outcomes = [self._try(act, held) for act in acts]
                 try:
                     held.sync()

@@ -1,7 +1,7 @@
 """CursorStore: the named cursors of one log, for one process. Makes, lists and deletes them.
 
-Used in the writer's process and, with a view of the log, in others. It never changes a file itself; its
-:class:`CursorQueue` does.
+Used in the writer's process and, with a view of the log, in others. It never changes a cursor itself; its
+:class:`RequestQueue` does, in files or, of a replicated log, in the log.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,12 +24,14 @@ from walstore.cursors.directory import (
     TAG_BYTES,
     CursorInfo,
     CursorState,
-    HeldCursors,
+    CursorTable,
     check_name,
     describe_cursor,
     list_cursors,
 )
-from walstore.cursors.queue import CursorQueue
+from walstore.cursors.kept import list_all_cursors, refuse_copy
+from walstore.cursors.kept_queue import KeptQueue
+from walstore.cursors.queue import CursorQueue, RequestQueue
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
 from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
@@ -68,13 +71,17 @@ class CursorStore:
         check_home: Callable[[], None],
         make_worker: Callable[[], Lane] = _make_worker,
         make_tag: Callable[[int], bytes] = os.urandom,
+        kept: KeptQueue | None = None,
+        is_guest: bool = False,
     ) -> None:
         """Work on the directory of ``log``.
 
         ``owner`` names this process in the files. ``check_home()`` raises where the log refuses to be
         used: in a child process, another thread or another event loop. ``make_worker()`` is called for
         the first blocking call, and its result is closed with the store; nothing else may wait for that
-        lane, since commits sync. ``make_tag(8)`` returns a unique name for a handle.
+        lane, since commits sync. ``make_tag(8)`` returns a unique name for a handle. ``kept`` changes the
+        cursors of a log that keeps them in itself. A guest does not have the log open for writing; it only
+        lists the cursors of a replicated one.
         """
         self._log = log
         self._fs = fs
@@ -85,8 +92,15 @@ class CursorStore:
         self._make_tag = make_tag
         self.check_home = check_home
         """Raises where the log refuses to be used."""
-        self._queue = CursorQueue(
-            fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
+        self._kept = kept
+        self._list = list_all_cursors if is_guest else list_cursors
+        self._queue: RequestQueue = kept or CursorQueue(
+            fs=fs,
+            clock=clock,
+            worker=self._blocking,
+            directory=log.path,
+            owner=owner,
+            check=partial(refuse_copy, fs, log.path) if is_guest else lambda: None,
         )
         self._context = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
@@ -117,7 +131,7 @@ class CursorStore:
         tier_head = self._log.tier_head
         writer = self._make_tag(TAG_BYTES)
 
-        def open_it(held: HeldCursors) -> CursorState:
+        def open_it(held: CursorTable) -> CursorState:
             found = held.read(name)
             if found is None:
                 position = first_retained(held, tier_head) if offset is None else offset
@@ -163,9 +177,11 @@ class CursorStore:
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included. Takes no lock."""
         self.check_home()
+        if self._kept is not None:
+            return self._kept.infos(self._clock.now_us())
         try:
             return await self._blocking().run(
-                list_cursors, self._fs, self._log.path, self._clock.now_us()
+                self._list, self._fs, self._log.path, self._clock.now_us()
             )
         except OSError as error:
             raise describe_cursor(error, self._log.path, "not_written") from error

@@ -142,6 +142,11 @@ def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
     return None
 
 
+def has_cell(fs: FileSystem, directory: Path) -> bool:
+    """Return whether there is a durable cell, damaged or not."""
+    return checkpoint.CELL_FILE_NAME in fs.list(directory)
+
+
 def evidence_of(
     start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
 ) -> Evidence:

@@ -90,14 +90,22 @@ def used_limit(file: File, position: int, end: int | None = None) -> int:
     return used
 
 
-def frames_of(fs: FileSystem, path: Path) -> list[tuple[int, int]]:
-    """Return the ends of the frames of a segment file, and their CRCs. OSError, CorruptionError."""
+def frames_of(fs: FileSystem, path: Path, begin: int = 0) -> list[tuple[int, int]]:
+    """Return the ends of the frames of a segment file, and their CRCs. OSError, CorruptionError.
+
+    Those that begin at or behind byte ``begin``: the first of them is found by its magic, CRC and place.
+    """
     with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         scan = FrameScan(file, file.size(), header.salt)
         found: list[tuple[int, int]] = []
-        position, crc = segment.HEADER_BYTES, header.previous_crc
-        while (frame := scan.whole_at(position)) is not None and frame[0].previous_crc == crc:
+        position: int | None = segment.HEADER_BYTES
+        crc: int | None = header.previous_crc
+        if begin > segment.HEADER_BYTES:
+            position, crc = scan.next_whole(begin), None
+        while position is not None and (frame := scan.whole_at(position)) is not None:
+            if crc is not None and frame[0].previous_crc != crc:
+                break
             position, crc = position + frame[0].length, frame[0].crc
             found.append((position, crc))
         return found

@@ -80,6 +80,11 @@ class Checkpoint:
     """Whether it was written by a clean close: nothing was written, and nothing failed, since."""
 
     @property
+    def is_of_copy(self) -> bool:
+        """Whether it was kept by a copy of a replicated log, which another machine wrote up to there."""
+        return self.own_epoch > self.epoch
+
+    @property
     def cell(self) -> DurableCell:
         """The durable cell of a log that ends there."""
         return DurableCell(

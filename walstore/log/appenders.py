@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.conditions import AppendConditions, check_name, make_conditions
+from walstore.batches.conditions import (
+    AppendConditions,
+    check_name,
+    check_register,
+    make_conditions,
+)
 from walstore.errors import RegisterMismatchError
 from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.transaction import Transaction
@@ -198,7 +203,7 @@ class Fence:
 async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
     """Make ``owner`` the holder of a fence; durable when this returns."""
     engine.check_home()
-    owner, register = check_name(owner, "owner"), check_name(register, "register")
+    owner, register = check_name(owner, "owner"), check_register(register)
     while True:
         held = engine.channel.ledger.registers.get(register)
         number = held.partition(" ")[0] if held else "0"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import get_ident
@@ -22,6 +23,7 @@ from walstore.append.writer import Writer
 from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions
+from walstore.cursors.kept import KeptCursors, kept_cursors
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     ExpectationError,
@@ -116,7 +118,7 @@ class Engine:
             clock=clock,
             worker=self.worker,
         )
-        self.pins = LogPins(fs, path, ReaderPins(tail.head))
+        self.pins = LogPins(fs, path, ReaderPins(tail.head), _kept(opened, replicator))
         self.retention = Retention(
             state=self.state,
             writer=self.writer,
@@ -140,6 +142,9 @@ class Engine:
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
         # Owned by the event loop.
         self.tier_failure: WalError | None = None
+        self.shipping = Shipping(self.state, self.source, self.writer, opened.log_id.hex())
+        self.tier_claimed: asyncio.Future[None] = loop.create_future()
+        """Done once a replicated log may ship, since its copies have decided who leads it."""
         self.transactions_committed = 0
         self.transactions_rolled_back = 0
         self.spilled_bytes = 0
@@ -152,8 +157,11 @@ class Engine:
         self._spills_no_more = False
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
+        self._ending = asyncio.Event()
+        """Set with it, and when the log failed, which leaves it to its owner to close."""
         self._abandoned: WalClosedError | None = None
         self.writer.on_cancel = self.request_close
+        self.writer.on_failed = self._ending.set
         self._loop = loop
         self._supervisor = self._start()
         abandon_in_children(self)
@@ -201,8 +209,8 @@ class Engine:
             return span
         if not span or (conditions is not None and conditions.is_duplicate):
             await self.settle()
-            if level is Durability.REPLICATED and self.replicator is not None:
-                await self.replicator.wait_all()
+            if level is not Durability.DISK:
+                await self._wait_copies()
         await self.wait(span.stop, level)
         return span
 
@@ -212,10 +220,45 @@ class Engine:
         replicated = self.replicator is not None
         await self.submit(request, Durability.REPLICATED if replicated else Durability.DISK)
 
+    def change_nowait(self, conditions: AppendConditions) -> Callable[[], Awaitable[None]]:
+        """Accept a change of registers; what is returned waits as :meth:`change` does.
+
+        If this raises, nothing was changed; WouldBlock if there is no room.
+        """
+        self.check_copies()
+        self.channel.put(AppendRequest((), None, None, None, None, 0, conditions))
+        return partial(self._wait_changes, self.channel.tail, self.channel.serial)
+
+    async def begin_change(self, conditions: AppendConditions) -> Callable[[], Awaitable[None]]:
+        """The same, as soon as there is room."""
+        await self.channel.put_wait(AppendRequest((), None, None, None, None, 0, conditions))
+        return partial(self._wait_changes, self.channel.tail, self.channel.serial)
+
+    async def wait_changes(self) -> None:
+        """Return when everything accepted, records and other changes, is on enough machines."""
+        await self._wait_changes(self.channel.tail, self.channel.serial)
+
+    async def _wait_changes(self, limit: int, serial: int) -> None:
+        await self._settle(limit, serial)
+        await self._wait_copies()
+
+    async def _wait_copies(self) -> None:
+        """Return when what is durable here is on enough machines."""
+        if self.replicator is None:
+            return
+        try:
+            await self.replicator.wait_all()
+        except WalError as error:
+            if error.outcome == "not_written":  # it is written here, and maybe elsewhere
+                error.outcome = "unknown"
+            raise
+
     async def settle(self) -> None:
         """Return when everything accepted, records and other changes, is durable."""
         self.check_home()
-        limit, serial = self.channel.tail, self.channel.serial
+        await self._settle(self.channel.tail, self.channel.serial)
+
+    async def _settle(self, limit: int, serial: int) -> None:
         waiter = self.state.settled.waiter(serial)
         try:
             await self.wait(limit, Durability.DISK)
@@ -230,13 +273,12 @@ class Engine:
         if level is Durability.MEMORY:
             return
         replicated = self.state.replicated
-        if level is Durability.REPLICATED and replicated is not None:
+        if level is not Durability.DISK and replicated is not None:
             if replicated.value < limit:  # which it never is before the limit is durable here
                 waiter = replicated.waiter(limit)
                 self.writer.request_sync()
                 await waiter
-            return
-        if self.state.durable.value < limit or not self.syncs_always:
+        elif self.state.durable.value < limit or not self.syncs_always:
             waiter = self.state.durable.waiter(limit)
             self.writer.request_sync()
             await waiter
@@ -255,8 +297,10 @@ class Engine:
                     "durability 'replicated' needs a log opened with replication="
                 )
             self.check_copies()
-        if level is Durability.CLOUD and self.tier is None:
-            raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+        if level is Durability.CLOUD:
+            if self.tier is None:
+                raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+            self.check_copies()  # only what enough copies have is shipped
         return level
 
     def check_copies(self) -> None:
@@ -324,9 +368,14 @@ class Engine:
         """Whether the log is closed or closing."""
         return self._close_requested.is_set() or self.writer.failure is not None
 
+    async def wait_closing(self) -> None:
+        """Return when the log begins to close, or has failed."""
+        await self._ending.wait()
+
     def request_close(self) -> None:
         """Start closing. Cancelling a task of the log calls this, too."""
         self._close_requested.set()
+        self._ending.set()
 
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.log.wal.Wal.aclose`."""
@@ -538,8 +587,8 @@ class Engine:
         that wait for the cloud get the error, and the records stay on disk for the next opening."""
         assert self.tier is not None
         try:
-            log_id = self.opened.log_id.hex()
-            await self.tier.run(Shipping(self.state, self.source, self.writer, log_id))
+            if self.replicator is None or await self._wait_claimed():
+                await self.tier.run(self.shipping)
         except asyncio.CancelledError:
             self.request_close()
             self._fail_tier(
@@ -565,6 +614,12 @@ class Engine:
                 raise
             logger.exception("shipping to %s ended by a defect", self.tier.url)
 
+    async def _wait_claimed(self) -> bool:
+        """Return whether the tier of a replicated log was claimed, once it is or the log drains."""
+        both = self.tier_claimed, self.state.draining
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return self.tier_claimed.done()
+
     def _fail_tier(self, error: WalError) -> None:
         """Fail the callers that wait for the cloud; their records are on disk, see :meth:`wait`."""
         self.tier_failure = error
@@ -576,6 +631,14 @@ class Engine:
             return twin
 
         self.state.uploaded.fail(make_error)
+
+
+def _kept(opened: Opened, replicator: Replicator | None) -> KeptCursors | None:
+    """Return the cursors of a replicated log, which are in it, or still in files that it will adopt."""
+    if replicator is None:
+        return None
+    tail, found = opened.tail, opened.adopted
+    return KeptCursors(kept_cursors(tail.ledger.registers) if found is None else found, tail.head)
 
 
 def _note_end(supervisor: asyncio.Task[None]) -> None:

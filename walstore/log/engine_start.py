@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from walstore.cursors.kept import adopting, cursors_of_files, keeps_cursors
 from walstore.errors import CorruptionError, InvalidSettingsError, OffsetError
 from walstore.files.anchor import absolute
 from walstore.files.directory import PROMISE_NAME, peek_log_id
@@ -15,7 +17,7 @@ from walstore.format.claims import Claims
 from walstore.log.engine import Engine
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
-from walstore.log.replicated import begin_to_replicate
+from walstore.log.replicated import begin_to_replicate, restore_cursors
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
 from walstore.ports import Clock, FileSystem, ReplicationPlan, Replicator, Tier
 from walstore.records import Durability
@@ -45,11 +47,16 @@ async def open_engine(
     try:
         path = await absolute(path, resources.writing)
         replicator = None if replication is None else replication.begin(path, clock)
-        if tier is not None:
+        if tier is not None and replicator is not None:
+            # Before the copies are asked: a program that cannot reach its tier ends no other one's time.
+            await tier.open(None, is_replicated=True)
+        elif tier is not None:
             await tier.open(await resources.writing.run(peek_log_id, fs, path))
         opened = await _enter_and_recover(path, settings, tier, fs, clock, resources, replicator)
     except BaseException as error:
         resources.close()
+        if replicator is not None:
+            await replicator.aclose()
         if tier is not None:
             await tier.aclose()
         if isinstance(error, OSError):
@@ -68,6 +75,8 @@ async def open_engine(
     await engine.until_started()
     if replicator is not None:
         await begin_to_replicate(engine, replicator)
+    elif keeps_cursors(engine.state.registers, path):
+        await restore_cursors(engine)
     return engine
 
 
@@ -84,7 +93,9 @@ async def _enter_and_recover(
 
     Only the holder of the lock claims the tier, and nothing is appended before it is claimed. A new log
     begins after the records of the claimed tier; an existing log is recovered first, so that a
-    directory that cannot continue does not take the tier from another one.
+    directory that cannot continue does not take the tier from another one. The tier of a replicated log is
+    claimed when its copies have decided (``replicated.py``); before that only for a log that begins behind
+    the records of a tier, which no copy has.
     """
     known: bytes | None = None
     log_id: bytes | None = None
@@ -93,7 +104,7 @@ async def _enter_and_recover(
         if settings.compression is not None:
             codec.require()
         entered = enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
-        _refuse_copy(entered, replicator)
+        _check_entered(entered, is_replicated=replicator is not None)
         return entered
 
     async def remember(claims: Claims) -> None:
@@ -121,6 +132,8 @@ async def _enter_and_recover(
         try:
             epoch = await replicator.take_over(entered.fs, entered.directory, lane)
             entered = await lane.run(entered.look_again)
+            known, _ = await lane.run(entered.peek)
+            log_id, timestamp_us = await _claim_for_new(known, tier, remember)
         except BaseException:
             await lane.run_through(entered.release)
             raise
@@ -149,6 +162,20 @@ async def _enter_and_recover(
     return opened
 
 
+async def _claim_for_new(
+    known: bytes | None, tier: Tier | None, remember: Callable[[Claims], Awaitable[None]]
+) -> tuple[bytes | None, int]:
+    """Claim the tier for a replicated log that begins behind its records; return its identity and last time.
+
+    None and 0 for a log that is there (``known``), or begins where none is.
+    """
+    log_id = None if tier is None else tier.log_id
+    if tier is None or known is not None or log_id is None:
+        return None, 0
+    await tier.claim(log_id, None, remember, is_replicated=True)
+    return log_id, await _last_timestamp_us(tier)
+
+
 async def _last_timestamp_us(tier: Tier) -> int:
     """Return the time of a tier's last record; 0 if it has none, or none that can be read."""
     if tier.limit <= tier.head:
@@ -161,14 +188,22 @@ async def _last_timestamp_us(tier: Tier) -> int:
     return max(batches[-1].timestamps_us)
 
 
-def _refuse_copy(entered: Entered, replicator: Replicator | None) -> None:
-    """Release a copy of a replicated log, and refuse it unless it is replicated: InvalidSettingsError.
+def _check_entered(entered: Entered, *, is_replicated: bool) -> None:
+    """Refuse a copy of a replicated log unless it is opened as one, and release it: InvalidSettingsError.
 
-    What is appended to one copy alone would count as the newest of all.
+    What is appended to one copy alone would count as the newest of all. LimitExceededError, before it becomes
+    a copy, for a log of more cursors than it can keep.
     """
-    if replicator is None and PROMISE_NAME in entered.names:
+    is_copy = PROMISE_NAME in entered.names
+    try:
+        if is_replicated and not is_copy:
+            adopting(cursors_of_files(entered.fs, entered.directory))
+        elif is_copy and not is_replicated:
+            raise InvalidSettingsError(
+                f"{entered.directory} is a copy of a replicated log: open it with replication=, or for "
+                "reading; to go on with it as a log of its own, which is no copy any more, remove its file "
+                "PROMISE"
+            )
+    except BaseException:
         entered.release()
-        raise InvalidSettingsError(
-            f"{entered.directory} is a copy of a replicated log: open it with replication=, or for reading; "
-            "to go on with it as a log of its own, which is no copy any more, remove its file PROMISE"
-        )
+        raise

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from walstore.append.disk_watch import look
 from walstore.append.tail import Tail
 from walstore.cursors.directory import list_cursors, lowest_pin
+from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
     evidence_of,
@@ -51,6 +52,7 @@ from walstore.format.claims import Claims
 from walstore.format.ledger import Ledger
 from walstore.format.recovery import Chain, Evidence, Verdict
 from walstore.format.segment import SegmentHeader, SegmentSummary
+from walstore.groups.journal import remove_journals
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.runtime.error_mapping import is_full
 from walstore.settings import Settings
@@ -95,6 +97,8 @@ class Opened:
     recovery: Recovery
     free_bytes: int | None
     """Free space on the file system, if it is known."""
+    adopted: Mapping[str, Found] | None = None
+    """Cursors of files, of a log that is replicated and does not keep its cursors in itself yet."""
 
     def release(self) -> None:
         """Release the lock and the directory; twice is allowed."""
@@ -178,7 +182,8 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     cell speak of this disk. Raises as :func:`recover_log`.
     """
     hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory)
-    found = find_log(fs, directory, fs.list(directory), None, cell, Ledger())
+    known = hint if hint is not None and hint.is_of_copy else None
+    found = find_log(fs, directory, fs.list(directory), known, cell, Ledger())
     if found is None:
         return None
     start = _recover(fs, directory, found, hint, cell, own_epoch=_NO_EPOCH)
@@ -276,6 +281,13 @@ def _open_locked(
         start.chain.epoch = max(start.chain.epoch, own_epoch)
     shared = None
     try:
+        adopted = _settle_side_files(
+            fs,
+            directory,
+            ledger,
+            is_ours=hint is not None and not hint.is_of_copy,
+            is_replicated=own_epoch is not None,
+        )
         remove_leftovers(fs, directory, entered.names)
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
@@ -312,7 +324,30 @@ def _open_locked(
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
         for summary in tail.summaries()[:-1]
     ]
-    return Opened(fs, tail, entered.lock, log_id, sealed, start.recovery, look(fs, directory))
+    free_bytes = look(fs, directory)
+    return Opened(fs, tail, entered.lock, log_id, sealed, start.recovery, free_bytes, adopted)
+
+
+def _settle_side_files(
+    fs: FileSystem, directory: Path, ledger: Ledger, *, is_ours: bool, is_replicated: bool
+) -> Mapping[str, Found] | None:
+    """Make the files beside the log, cursors and journals of groups, say nothing that is not so any more.
+
+    ``is_ours``: there is a checkpoint. A copy loses it before another primary's frames come in, so with one
+    this directory was also the last to have the log open, and the journals are of that time. Without one they
+    may be older, and have to be gone before the next checkpoint is written. Returns the cursors that the log
+    has to adopt.
+    """
+    is_kept = keeps_cursors(ledger.registers, directory)
+    if not is_kept and not is_replicated:
+        return None  # as most logs are: all of it is in files, which were never copied
+    if not is_ours:
+        remove_journals(fs, directory)
+    if not is_kept:
+        return cursors_of_files(fs, directory)
+    if not is_replicated:
+        restore_files(fs, directory, ledger.registers)
+    return None
 
 
 def _heeding_cursors(

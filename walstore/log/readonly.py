@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from walstore.batches.batch import Batch
+from walstore.batches.conditions import users_registers
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
@@ -303,7 +304,7 @@ class ReadonlyWal(CursorMixin):
         Reads what was added to the active segment since the last call. Raises as :meth:`refresh`.
         """
         self._watch.check()
-        return await self._run(lambda: dict(self._ledger.look().registers))
+        return await self._run(lambda: dict(users_registers(self._ledger.look().registers)))
 
     async def streams(self) -> dict[str, StreamInfo]:
         """Return the log's streams by name as they are durable now; costs as :meth:`registers`."""
@@ -352,6 +353,7 @@ class ReadonlyWal(CursorMixin):
                 clock=self._clock,
                 owner=this_process(),
                 check_home=self._check_home,
+                is_guest=True,
             )
         return self._cursors, self._clock
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from walstore.batches.conditions import RESERVED, AppendConditions
+from walstore.cursors.directory import hold_cursors, remove_cursors
+from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
+from walstore.cursors.queue import patiently
 from walstore.errors import WalClosedError, WalError
-from walstore.files.directory import read_segment_header
+from walstore.files.directory import load_claims, read_segment_header
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.format import segment
-from walstore.ports import Replicator
+from walstore.format.claims import Claims
+from walstore.ports import Replicator, Tier
 from walstore.runtime.error_mapping import copy_error
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
+
+logger = logging.getLogger("walstore")
+
+CLAIMS: Final = RESERVED + "claims"
+"""The register with the claims on the log's tier."""
 
 
 class EngineSource:
@@ -46,10 +57,10 @@ class EngineSource:
         fs = self._engine.fs
         return await self._engine.reading.run(read_bytes, fs, path, created_us, position, size)
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+    async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """As the port says."""
         path = self._engine.path / segment.file_name(start)
-        return await self._engine.reading.run(frames_of, self._engine.fs, path)
+        return await self._engine.reading.run(frames_of, self._engine.fs, path, begin)
 
     def on_replicated(self, limit: int) -> None:
         """As the port says."""
@@ -80,6 +91,9 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
         replicator.start(source, engine.opened.log_id)
         await engine.writer.mark_epoch()
         await replicator.wait_all()
+        if engine.tier is not None:
+            await _claim_tier(engine, engine.tier)
+        await _keep_cursors(engine)
     except BaseException as error:
         with contextlib.suppress(WalError):
             await engine.close()
@@ -87,4 +101,69 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
         if isinstance(error, WalClosedError) and failure is not None:
             cause = failure.__cause__
             raise copy_error(cause if isinstance(cause, WalError) else failure) from cause
+        raise
+
+
+async def _claim_tier(engine: Engine, tier: Tier) -> None:
+    """Claim the tier for the primary of this epoch, and begin to ship. Raises as :meth:`Tier.claim`.
+
+    Enough copies have a frame of this epoch, so all that is here is in the log for good, and with it all
+    that an earlier primary shipped, which was on enough machines before. The names of claims are in a
+    register, and on enough machines before the tier is asked. So a primary knows every claim that an earlier
+    one asked for, and none knows those of a later one: that takes the tier from it, and it never takes it
+    back.
+    """
+    path = engine.path
+    value = engine.state.registers.get(CLAIMS)
+    known = None if value is None else Claims.of_register(value, str(path))
+    if known is None:  # a log that was not replicated, or had no tier, until now
+        known = await engine.reading.run(load_claims, engine.fs, path)
+
+    async def remember(claims: Claims) -> None:
+        update: dict[str, str | None] = {CLAIMS: claims.to_register()}
+        await engine.change(AppendConditions(update=update, is_upkeep=True))
+
+    await tier.claim(
+        engine.opened.log_id, known, remember, local=engine.shipping, is_replicated=True
+    )
+    engine.tier_claimed.set_result(None)
+
+
+async def _keep_cursors(engine: Engine) -> None:
+    """Let the log have the cursors that were files until now, if there are any, and remove the files.
+
+    From the moment in which the log has them, files count for nothing. Raises as :meth:`Engine.change`,
+    LimitExceededError for too many.
+    """
+    fs, path = engine.fs, engine.path
+
+    def read() -> dict[str, Found]:
+        if not cursors_of_files(fs, path):
+            return {}
+        with hold_cursors(fs, path, owner=engine.owner):  # no other process moves one any more
+            return cursors_of_files(fs, path)
+
+    if engine.opened.adopted is not None:
+        found = await patiently(engine.clock, lambda: engine.reading.run(read))
+        assert engine.pins.kept is not None
+        engine.pins.kept.adopt(found)
+        await engine.change(adopting(found))
+        if found:
+            logger.info("%d cursors of %s are in the log now", len(found), path)
+    try:
+        await engine.reading.run(remove_cursors, fs, path)
+    except OSError as error:
+        logger.warning("files of cursors in %s, which count no more, stay: %s", path, error)
+
+
+async def restore_cursors(engine: Engine) -> None:
+    """Let a log that is replicated no longer forget its cursors, which opening has made files.
+
+    Closes the log if that fails; raises as :meth:`Engine.change`.
+    """
+    try:
+        await engine.change(giving_up(engine.state.registers))
+    except BaseException:
+        with contextlib.suppress(WalError):
+            await engine.close()
         raise

@@ -9,7 +9,7 @@ Two kinds of pins hold retention back: named cursors, which are files that other
 and readers of this process that request it. Retention must see a pin made while it decides, or the pin
 must get the new head. For cursors the lock of ``cursors/directory.py`` ensures that, held until the new
 head is durable; for readers a lock in memory does, held only for the decision, since the event loop
-takes it.
+takes it. So does one for the cursors of a replicated log, which are in the log (``cursors/kept.py``).
 
 Invariants (tests/walstore/log/test_retention_task.py)
   R1  No record at or above a pin is removed, also if the pin is made while retention decides.
@@ -24,7 +24,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -36,6 +36,8 @@ from walstore.append.state import LogState
 from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.cursors import directory as cursor_directory
+from walstore.cursors.directory import CursorInfo
+from walstore.cursors.kept import KeptCursors
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
 from walstore.ports import Clock, FileSystem
@@ -128,19 +130,34 @@ class ReaderPin:
 class LogPins:
     """All pins of one open log. Blocking, but for ``readers``; for the writer's thread."""
 
-    def __init__(self, fs: FileSystem, directory: Path, readers: ReaderPins) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: Path,
+        readers: ReaderPins,
+        kept: KeptCursors | None = None,
+    ) -> None:
         self._fs = fs
         self._directory = directory
+        self.kept = kept
+        """The cursors of a log that has them in itself, as replicated ones do; None if they are files."""
         self.readers = readers
         """Pins of this process; any thread may add one."""
 
     @contextlib.contextmanager
-    def hold(self, now_us: int) -> Iterator[HeldPins]:
+    def hold(self, now_us: int, head: Callable[[], int]) -> Iterator[HeldPins]:
         """Keep all cursors in place, and yield the pins to decide on.
 
-        Make the decision durable before leaving. Raises WalLockedError if another holder has the
-        cursors, for some milliseconds, and StorageUnavailableError if they cannot be read.
+        Make the decision durable before leaving; ``head()`` says what came of it. Raises WalLockedError if
+        another holder has the cursors, for some milliseconds, and StorageUnavailableError if they cannot be
+        read.
         """
+        if self.kept is not None:
+            try:
+                yield HeldKeptPins(self.readers, self.kept, now_us)
+            finally:
+                self.kept.end_settling(head())
+            return
         with contextlib.ExitStack() as stack:
             refusal: OSError | None = None
             cursors: Sequence[Pin] = ()
@@ -199,13 +216,31 @@ class HeldPins:
             raise WalLockedError("the log's first cursor is being made", path="cursors")
 
 
+class HeldKeptPins(HeldPins):
+    """The same of a log that keeps its cursors in itself: then they are never without a lock."""
+
+    def __init__(self, readers: ReaderPins, kept: KeptCursors, now_us: int) -> None:
+        super().__init__(readers, (), None, lambda: True)
+        self._kept, self._now_us = kept, now_us
+
+    def settle(self, decide: Callable[[Sequence[Pin]], RetentionPlan]) -> RetentionPlan:
+        """As of :class:`HeldPins`."""
+        return self._kept.settle(
+            self._now_us, lambda found: self._readers.settle(_pins_of(found), decide)
+        )
+
+
 def cursor_pins(fs: FileSystem, directory: Path, now_us: int) -> list[Pin]:
     """Return the pins of the cursors that have not expired. Blocking; only under their lock.
 
     One whose file cannot be read pins everything. Raises OSError.
     """
+    return _pins_of(cursor_directory.pins(fs, directory, now_us))
+
+
+def _pins_of(cursors: Iterable[CursorInfo]) -> list[Pin]:
     found = []
-    for cursor in cursor_directory.pins(fs, directory, now_us):
+    for cursor in cursors:
         if cursor.is_expired:
             continue
         deadline_us = cursor.state.deadline_us if cursor.state else 0
@@ -412,7 +447,7 @@ class _RetentionDecision:
             try:
                 self.result = self.plan(tail, self.now_us, ())
                 if self.result.changes(tail.head):
-                    pins = held.enter_context(self.pins.hold(self.now_us))
+                    pins = held.enter_context(self.pins.hold(self.now_us, lambda: tail.head))
                     self.result = pins.settle(partial(self.plan, tail, self.now_us))
                     if pins.refusal is not None:
                         self._show_and_confirm(tail, pins, pins.refusal, self.result.head)

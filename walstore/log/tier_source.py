@@ -57,12 +57,16 @@ class RecoveredRecords:
 
 
 class Shipping:
-    """Implements :class:`walstore.ports.TierSource` over an open log."""
+    """Implements :class:`walstore.ports.TierSource` over an open log.
+
+    Of a replicated log only what is on enough machines is shown: a takeover may cut the rest.
+    """
 
     def __init__(self, state: LogState, source: TieredSource, writer: Writer, log_id: str) -> None:
         self._state = state
         self._source = source
         self._writer = writer
+        self._limit = state.durable if state.replicated is None else state.replicated
         self.log_id = log_id
         """Hex identity of the log."""
 
@@ -73,8 +77,8 @@ class Shipping:
 
     @property
     def durable_limit(self) -> int:
-        """Every offset below is on disk; only those may be shipped."""
-        return self._state.durable.value
+        """Every offset below is on disk, or on enough machines; only those may be shipped."""
+        return self._limit.value
 
     @property
     def uploaded_limit(self) -> int:
@@ -100,12 +104,12 @@ class Shipping:
         """Return when the durable limit has reached ``limit``, or when the log is draining."""
         if self._state.is_draining or self.durable_limit >= limit:
             return
-        reached = self._state.durable.waiter(limit)
+        reached = self._limit.waiter(limit)
         try:
             await asyncio.wait((reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not reached.cancel() and not reached.cancelled():
-                reached.exception()  # a failed log drains; the failure is reported elsewhere
+                reached.exception()  # too few copies, or a failed log, which drains; reported elsewhere
 
     async def wait_draining(self) -> None:
         """Return when the log is closing."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from threading import get_ident
+from types import MappingProxyType
 from typing import Final, Literal, Self
 
 from walstore.batches.append_request import make_record
@@ -16,12 +17,14 @@ from walstore.batches.conditions import (
     check_metadata,
     check_name,
     make_conditions,
+    users_registers,
 )
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.directory import CursorState
+from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.store import CursorStore
-from walstore.errors import InvalidSettingsError, StreamClosedError, WalClosedError, WouldBlock
+from walstore.errors import StreamClosedError, WalClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupParts, OwnedGroups
@@ -33,7 +36,7 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import Clock, DescribedTier, FileSystem, ReplicationPlan, Tier
+from walstore.ports import Clock, DescribedTier, FileSystem, ReplicationPlan, Replicator, Tier
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -41,7 +44,13 @@ from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import Followers, Metrics, Statistics, UploadStatistics
+from walstore.runtime.statistics import (
+    CopyStatistics,
+    Followers,
+    Metrics,
+    Statistics,
+    UploadStatistics,
+)
 from walstore.settings import Settings
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 
@@ -86,8 +95,6 @@ class Wal(CursorMixin, OwnedGroups):
         directory = as_directory(path, "Wal.open()")
         checked = _check_settings(settings)
         _check_tier(tier)
-        if replication is not None and tier is not None:
-            raise InvalidSettingsError("a replicated log cannot have a tier= yet")
 
         async def open_it() -> Wal:
             wal = cls(
@@ -178,6 +185,8 @@ class Wal(CursorMixin, OwnedGroups):
         self._loop = engine.channel.loop
         self._durability = engine.default_level
         self._followers: Followers[Reader] = Followers()
+        # The registers, and those of them that users see: all, unless the log keeps cursors there.
+        self._shown: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -202,7 +211,7 @@ class Wal(CursorMixin, OwnedGroups):
         StorageUnavailableError and OutcomeUnknownError; their ``outcome`` is the fate of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
-        if level is Durability.REPLICATED:
+        if level is Durability.REPLICATED or level is Durability.CLOUD:
             self._engine.check_copies()
         # append_nowait() detects another thread; in this one no other loop runs while the log's does.
         # Getting the running loop takes 180 ns.
@@ -488,7 +497,11 @@ class Wal(CursorMixin, OwnedGroups):
     @property
     def registers(self) -> Mapping[str, str]:
         """The durable state of the registers; a snapshot that does not change."""
-        return self._state.registers
+        registers = self._state.registers
+        if self._shown[0] is not registers:
+            shown = users_registers(registers)
+            self._shown = registers, shown if shown is registers else MappingProxyType(shown)
+        return self._shown[1]
 
     @property
     def visible_limit(self) -> int:
@@ -536,6 +549,9 @@ class Wal(CursorMixin, OwnedGroups):
                 engine.cursors.lags(self.visible_limit) if engine.cursors is not None else {}
             ),
             groups=self._group_statistics(),
+            replicated_limit=self.replicated_limit,
+            copies=_copies(engine.replicator, self.durable_limit),
+            replication_trouble=_trouble(engine.replicator),
             upload=_uploads(engine.tier),
             errors=state.errors.snapshot(),
             failure=str(failure) if failure else None,
@@ -561,6 +577,14 @@ class Wal(CursorMixin, OwnedGroups):
     def is_closing(self) -> bool:
         """Whether the log is closed, has failed, or is about to close: appends are refused."""
         return self._engine.is_closing
+
+    async def wait_closing(self) -> None:
+        """Return when the log begins to close: by :meth:`aclose`, or because it failed or was fenced.
+
+        At once if it has begun. A program that does nothing but keep a log open waits for this;
+        :meth:`aclose` then raises why it failed. Cancelling is harmless.
+        """
+        await self._engine.wait_closing()
 
     async def aclose(self) -> None:
         """Drain and close: accepted records are written and synced, then shipped if there is a tier.
@@ -594,6 +618,7 @@ class Wal(CursorMixin, OwnedGroups):
         if engine.cursors is None:
             if engine.is_closing:
                 raise copy_error(engine.writer.failure or WalClosedError("the log is closed"))
+            kept = engine.pins.kept
             engine.cursors = CursorStore(
                 self,
                 fs=engine.fs,
@@ -601,6 +626,7 @@ class Wal(CursorMixin, OwnedGroups):
                 owner=engine.owner,
                 check_home=engine.check_home,
                 make_worker=engine.resources.make_spilling,
+                kept=None if kept is None else KeptQueue(engine, kept, self.path),
             )
         return engine.cursors, engine.clock
 
@@ -630,6 +656,19 @@ def _check_settings(settings: object) -> Settings:
     if not isinstance(settings, Settings):
         raise TypeError(f"settings must be walstore.Settings, not {type(settings).__name__}")
     return settings
+
+
+def _copies(replicator: Replicator | None, durable_limit: int) -> tuple[CopyStatistics, ...]:
+    found = () if replicator is None else replicator.copies()
+    return tuple(
+        CopyStatistics(address, is_present, limit, max(0, durable_limit - limit))
+        for address, is_present, limit in found
+    )
+
+
+def _trouble(replicator: Replicator | None) -> str | None:
+    trouble = None if replicator is None else replicator.trouble
+    return None if trouble is None else str(trouble)
 
 
 def _uploads(tier: object) -> UploadStatistics | None:

@@ -91,12 +91,18 @@ class TieredSource:
 
     async def wait_limit(self, limit: int) -> None:
         """Return when the visible limit has reached ``limit``; raises when the log closes."""
-        try:
-            await self._state.visible.wait(limit)
-        except WalClosedError:
-            raise
-        except WalError as error:
-            raise WalClosedError(f"the log failed: {error}", reason="failed") from error
+        while True:
+            try:
+                await self._state.visible.wait(limit)
+            except WalClosedError:
+                raise
+            except WalError as error:
+                if (
+                    error.retriable
+                ):  # too few copies: those who append give up, readers wait for more
+                    continue
+                raise WalClosedError(f"the log failed: {error}", reason="failed") from error
+            return
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.

@@ -7,11 +7,12 @@ primary for its replicas, and once, at a takeover, by the new primary for itself
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from walstore.errors import CorruptionError, StorageUnavailableError, WalError
+from walstore.errors import CorruptionError, StorageUnavailableError, WalClosedError, WalError
+from walstore.format.segment import HEADER_BYTES
 from walstore.ports import Buffer
 from walstore.replication.position import (
     NOTHING,
@@ -27,6 +28,7 @@ from walstore.runtime.error_mapping import copy_error, is_full
 from walstore.runtime.threads import Lane
 
 _T = TypeVar("_T")
+_COMPARED_BYTES: Final = 256 << 10
 READ_BYTES: Final = 1 << 20
 """What one message carries at most."""
 
@@ -37,8 +39,8 @@ class SourceCopy(Protocol):
     async def extents(self) -> Sequence[SegmentExtent]:
         """Return its segments, oldest first."""
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
-        """Return the ends of a segment's frames, and their CRCs."""
+    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
+        """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs."""
 
     async def read(self, place: Place, size: int) -> bytes:
         """Return bytes of a segment's file, if it is still the one that was made at that time."""
@@ -73,11 +75,27 @@ class LocalCopy:
         self._lane = lane
         self._writes: list[_QueuedWrite] = []
         self._writing: asyncio.Task[None] | None = None
+        self._is_closed = False
 
-    async def obey(self, epoch: int, primary: str, *, is_elected: bool = False) -> CopyEnd:
+    async def obey(
+        self,
+        epoch: int,
+        primary: str,
+        *,
+        generation: int = 0,
+        joined: int = 0,
+        is_elected: bool = False,
+    ) -> CopyEnd:
         """Promise to obey a primary; as :meth:`Replica.obey`."""
         await self.settled()
-        obey = partial(self._replica.obey, epoch, primary, is_elected=is_elected)
+        obey = partial(
+            self._replica.obey,
+            epoch,
+            primary,
+            generation=generation,
+            joined=joined,
+            is_elected=is_elected,
+        )
         return await self._run(obey)
 
     @property
@@ -94,9 +112,9 @@ class LocalCopy:
         """As of :class:`SourceCopy`."""
         return await self._run(self._replica.extents)
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
         """As of :class:`SourceCopy`."""
-        return await self._run(self._replica.frames, start)
+        return await self._run(self._replica.frames, start, begin)
 
     async def read(self, place: Place, size: int) -> bytes:
         """As of :class:`SourceCopy`."""
@@ -110,6 +128,10 @@ class LocalCopy:
     async def trim(self, head: int, *, by: Promise | None = None) -> None:
         """Remove the segments wholly below the head."""
         await self._run(self._for, by, self._replica.trim, head)
+
+    async def keep_hint(self, place: Place, data: bytes, *, by: Promise | None = None) -> None:
+        """Keep a checkpoint of the primary, if all that it speaks of is here."""
+        await self._run(self._for, by, self._replica.keep_hint, place, data)
 
     async def write(
         self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
@@ -132,9 +154,10 @@ class LocalCopy:
             await asyncio.wait((self._writing,))
 
     async def aclose(self) -> None:
-        """Finish the writes under way, and close the files."""
+        """Finish the calls that have begun, and close the files. Later ones raise WalClosedError."""
         await self.settled()
-        await self._run(self._replica.close)
+        self._is_closed = True  # nothing opens a file again once the directory is unlocked
+        await _storing(self._lane.run_through(self._replica.close))
 
     async def _write_all(self) -> None:
         """Write what waits, all of it with one sync, until nothing waits."""
@@ -142,25 +165,34 @@ class LocalCopy:
             while self._writes:
                 writes, self._writes = self._writes, []
                 try:
-                    place = await self._run(self._write_some, writes)
+                    answers = await self._run(self._write_some, writes)
                 except WalError as error:
-                    for write in writes:
-                        if not write.future.done():
-                            write.future.set_exception(copy_error(error))
-                            write.future.exception()
-                else:
-                    for write in writes:
-                        if not write.future.done():
-                            write.future.set_result(place)
+                    answers = [copy_error(error) for _ in writes]
+                for write, answer in zip(writes, answers, strict=True):
+                    if write.future.done():
+                        continue
+                    if isinstance(answer, WalError):
+                        write.future.set_exception(answer)
+                        write.future.exception()
+                    else:
+                        write.future.set_result(answer)
         finally:
             self._writing = None
 
-    def _write_some(self, writes: Sequence[_QueuedWrite]) -> Place:
+    def _write_some(self, writes: Sequence[_QueuedWrite]) -> list[Place | WalError]:
+        """Write all that can be, and return what became of each: some may be of another primary."""
+        refused: list[WalError | None] = []
         for write in writes:
-            if write.by is not None:
-                self._replica.promise.check_same(*write.by.author)
-            self._replica.write(write.place, write.pieces, seals=write.seals)
-        return self._replica.sync()
+            try:
+                if write.by is not None:
+                    self._replica.promise.check_same(*write.by.author)
+                self._replica.write(write.place, write.pieces, seals=write.seals)
+            except WalError as error:
+                refused.append(error)
+            else:
+                refused.append(None)
+        durable = self._replica.sync()
+        return [error or durable for error in refused]
 
     def _for(self, by: Promise | None, call: Callable[..., _T], *args: object) -> _T:
         """Do what a primary asks for, if the copy still obeys it."""
@@ -169,13 +201,18 @@ class LocalCopy:
         return call(*args)
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
-        try:
-            return await self._lane.run_through(call, *args)
-        except OSError as error:
-            text = (
-                "no space for the copy" if is_full(error) else "the copy cannot be read or written"
-            )
-            raise StorageUnavailableError(f"{text}: {error}", outcome="unknown") from error
+        if self._is_closed:
+            raise WalClosedError("this machine keeps the copy no longer, or leads the log now")
+        return await _storing(self._lane.run_through(call, *args))
+
+
+async def _storing(call: Awaitable[_T]) -> _T:
+    """Return what a call on the files returns; StorageUnavailableError if they cannot be used."""
+    try:
+        return await call
+    except OSError as error:
+        text = "no space for the copy" if is_full(error) else "the copy cannot be read or written"
+        raise StorageUnavailableError(f"{text}: {error}", outcome="unknown") from error
 
 
 async def catch_up(
@@ -229,10 +266,28 @@ async def _agree(
         await target.cut(0, 0)
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
-    agreed = common_frames(await source.frames(own.start), await target.frames(own.start))
+    agreed = await _agreed(source, target, own, extents)
     if agreed < own.size or theirs[-1].start != own.start:
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)
+
+
+async def _agreed(
+    source: SourceCopy, target: TargetCopy, own: SegmentExtent, extents: Sequence[SegmentExtent]
+) -> int:
+    """Return up to which byte two copies of a segment agree.
+
+    Normally they differ at the end only, and one frame in common proves all before it. So the last frames
+    are compared first: a segment may have half a million.
+    """
+    size = min(extent.size for extent in (own, *extents) if extent.start == own.start)
+    for begin in (max(0, size - _COMPARED_BYTES), 0):
+        ours = await source.frames(own.start, begin)
+        theirs = await target.frames(own.start, begin)
+        agreed = common_frames(ours, theirs)
+        if agreed > HEADER_BYTES or begin == 0:
+            return agreed
+    raise AssertionError("the second comparison is whole")
 
 
 async def _copy(

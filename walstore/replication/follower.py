@@ -28,6 +28,10 @@ _CREDIT_BYTES: Final = 8 << 20
 """What may be under way to one node."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
+_MOST_HINT_BYTES: Final = 8 << 20
+"""Larger checkpoints, of logs with very many producers, are not worth their way."""
+_BEAT_SECONDS: Final = 0.5
+"""How long nothing is sent to a node until it is asked whether it still obeys."""
 
 
 class Follower:
@@ -38,6 +42,8 @@ class Follower:
         """Of the node."""
         self.serial = 0
         """What was written up to it is durable there."""
+        self.limit = 0
+        """Every offset below it is durable there, as far as is known."""
         self.is_present = False
         """Whether the node is connected, and its copy is no further behind than what is under way."""
         self.head = 0
@@ -51,6 +57,8 @@ class Follower:
         self._sent: deque[float] = deque()
         """When what has no answer yet was sent."""
         self._failure: WalError | None = None
+        self._durable = self._hinted = Place(0, 0, 0)
+        """Up to where the copy is durable, and has a checkpoint."""
 
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
@@ -78,11 +86,14 @@ class Follower:
 
     async def _follow(self) -> None:
         primary, self.serial = self._primary, 0
+        self._durable = self._hinted = Place(0, 0, 0)
         client = primary.client_of(self.address)
+        client.on_lost = self._wake.set
         try:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
+            self.limit = end.place.segment
             self._place = await catch_up(
                 primary, copy, end, log_id=primary.log_id, replaces=is_whole
             )
@@ -114,15 +125,28 @@ class Follower:
         self._wake.set()
 
     async def _stream(self, copy: RemoteCopy) -> None:
-        """Send what is written as it is written; answers come while more is sent."""
+        """Send what is written as it is written; answers come while more is sent.
+
+        An idle node is asked whether it still obeys. Otherwise a primary without appends, which was passed
+        over while it stood still, would never learn of it.
+        """
         primary, head, patience = self._primary, self.head, self._primary.settings.patience_seconds
+        beat = min(_BEAT_SECONDS, patience / 4)
         while True:
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
+            # Also while there is always more to send: a node that is silent counts for nothing.
+            if self._sent and primary.clock.monotonic() - self._sent[0] >= patience:
+                raise StorageUnavailableError(
+                    f"{self.address} did not answer within {patience:g} s"
+                )
+            if not copy.client.is_connected:
+                raise StorageUnavailableError(f"the connection to {self.address} is lost")
             if self.head > head:
                 head = self.head
                 await copy.trim(head)
+            await self._send_hint(copy)
             found = self._send_recent(copy)
             if found is not None:
                 data = await primary.read(found.place, found.size)
@@ -131,13 +155,20 @@ class Follower:
                 self._send(copy, found, [data])
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(beat):
                     await self._wake.wait()
                 continue
-            if self._sent and primary.clock.monotonic() - self._sent[0] >= patience:
-                raise StorageUnavailableError(
-                    f"{self.address} did not answer within {patience:g} s"
-                )
+            if not self._sent:
+                await copy.confirm()
+
+    async def _send_hint(self, copy: RemoteCopy) -> None:
+        """Let the copy keep the newest checkpoint, once it has all that this speaks of."""
+        hint = self._primary.written.hint
+        if hint is None or not self._hinted < hint.place <= self._durable:
+            return
+        self._hinted = hint.place
+        if len(hint.data) <= _MOST_HINT_BYTES:
+            await copy.keep_hint(hint.place, hint.data)
 
     def _send_recent(self, copy: RemoteCopy) -> Piece | None:
         """Send what follows, as far as it is in memory; return the next piece that has to be read."""
@@ -174,5 +205,7 @@ class Follower:
             self._wake.set()
 
     def _note(self, durable: Place) -> None:
-        self.serial = max(self.serial, self._primary.written.serial_at(durable))
+        self._durable = max(self._durable, durable)
+        serial, limit = self._primary.written.mark_at(durable)
+        self.serial, self.limit = max(self.serial, serial), max(self.limit, limit)
         self._primary.count()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from walstore.errors import InvalidSettingsError, WalClosedError
+from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalClosedError
 from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import FileSystem
@@ -20,10 +21,10 @@ from walstore.replication.copies import LocalCopy
 from walstore.replication.position import Place
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
-from walstore.replication.settings import check_log_name
 from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.resource import Opening
 from walstore.runtime.threads import Worker
+from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
 
 SERVICE: Final = "replication"
@@ -74,6 +75,7 @@ class ReplicaNode:
         """Where the copies are."""
         self._fs = fs
         self._held: dict[str, HeldReplica] = {}
+        self._led: set[str] = set()
         self._opening = asyncio.Lock()
         self._is_closed = False
 
@@ -90,6 +92,32 @@ class ReplicaNode:
         held = await self._find(check_log_name(name))
         return await handler(held, payload, *arguments)
 
+    @asynccontextmanager
+    async def leading(self, name: str) -> AsyncIterator[Path]:
+        """Not for callers: unlock a copy while this program is the log's primary; yields its directory.
+
+        Primaries on other machines are refused meanwhile.
+        """
+        check_log_name(name)
+        if self._is_closed:
+            raise WalClosedError("the node is closed")
+        self._led.add(name)
+        try:
+            async with self._opening:
+                held = self._held.pop(name, None)
+                if held is not None:
+                    await held.aclose()
+            yield self.directory / name
+        finally:
+            self._led.discard(name)
+
+    async def forget(self, name: str) -> None:
+        """Not for callers: unlock a copy that no primary needs here any more; its files stay."""
+        async with self._opening:
+            held = self._held.pop(name, None)
+            if held is not None:
+                await held.aclose()
+
     async def aclose(self) -> None:
         """Close all copies; twice is allowed."""
         self._is_closed = True
@@ -102,11 +130,9 @@ class ReplicaNode:
         known = self._held.get(name)
         if known is not None:
             return known
-        if self._is_closed:
-            raise WalClosedError("the node is closed")
+        self._check_open(name)
         async with self._opening:
-            if self._is_closed:
-                raise WalClosedError("the node is closed")
+            self._check_open(name)
             found = self._held.get(name)
             if found is None:
                 worker = Worker("replica")
@@ -124,14 +150,36 @@ class ReplicaNode:
                 found = self._held[name] = HeldReplica(replica, worker)
             return found
 
+    def _check_open(self, name: str) -> None:
+        if self._is_closed:
+            raise WalClosedError("the node is closed")
+        if name in self._led:
+            raise StorageUnavailableError(
+                f"this machine leads the log {name!r}, as far as it knows"
+            )
+
 
 # -- what a primary may ask for --------------------------------------------------------------
 
 
-async def _obey(held: HeldReplica, _: memoryview, epoch: int, primary: str, is_elected: Any) -> Any:
+async def _obey(
+    held: HeldReplica,
+    _: memoryview,
+    epoch: int,
+    primary: str,
+    is_elected: Any,
+    generation: Any = 0,
+    joined: Any = 0,
+) -> Any:
     if not _offset(epoch) > 0 or type(primary) is not str:
         raise InvalidSettingsError("an epoch that is none")
-    end = await held.copy.obey(epoch, primary, is_elected=bool(is_elected))
+    end = await held.copy.obey(
+        epoch,
+        primary,
+        generation=_offset(generation),
+        joined=_offset(joined),
+        is_elected=bool(is_elected),
+    )
     return [end.pack(), held.copy.is_whole]
 
 
@@ -149,9 +197,11 @@ async def _extents(held: HeldReplica, _: memoryview, epoch: int, primary: str) -
     return [list(extent) for extent in await held.copy.extents()]
 
 
-async def _frames(held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int) -> Any:
+async def _frames(
+    held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int, begin: int = 0
+) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    return [list(frame) for frame in await held.copy.frames(_offset(start))]
+    return [list(frame) for frame in await held.copy.frames(_offset(start), _offset(begin))]
 
 
 async def _read(
@@ -176,6 +226,13 @@ async def _cut(
     await held.copy.cut(_offset(start), _offset(position), by=Promise(epoch, primary))
 
 
+async def _keep_hint(
+    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any
+) -> Any:
+    where = Place(*map(_offset, place))
+    await held.copy.keep_hint(where, bytes(payload), by=Promise(epoch, primary))
+
+
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
     await held.copy.trim(_offset(head), by=Promise(epoch, primary))
 
@@ -196,4 +253,5 @@ VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "write": _write,
     "cut": _cut,
     "trim": _trim,
+    "keep_hint": _keep_hint,
 }

@@ -25,15 +25,17 @@ from walstore.errors import FencedError, StorageUnavailableError, WalClosedError
 from walstore.format.segment import HEADER_BYTES, decode_header
 from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
+from walstore.replication.claim import LeaderClaim
 from walstore.replication.follower import Follower
 from walstore.replication.position import Place, SegmentExtent, quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
-from walstore.replication.settings import Replication, check_log_name
+from walstore.replication.settings import Replication
 from walstore.replication.takeover import take_over
 from walstore.replication.written import WrittenBytes
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
+from walstore.topology.documents import Leader, check_log_name
 from walstore.wire.address import Address
 
 logger = logging.getLogger("walstore")
@@ -80,6 +82,7 @@ class Primary:
         self._followers: list[Follower] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
+        self._claim: LeaderClaim | None = None
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
 
@@ -90,6 +93,16 @@ class Primary:
 
     async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
         """As of :class:`walstore.ports.Replicator`."""
+        settings = self.settings
+        if settings.topology is not None:
+            self._claim = LeaderClaim(
+                settings.topology,
+                self.name,
+                lease_seconds=settings.lease_seconds,
+                clock=self.clock,
+                make_tag=self.make_tag,
+            )
+            await self._claim.take(self._leader, patience_seconds=settings.patience_seconds)
         self.epoch = await take_over(self, fs, directory, lane)
         return self.epoch
 
@@ -99,8 +112,16 @@ class Primary:
 
     def copy_at(self, client: Client, epoch: int) -> RemoteCopy:
         """Return the copy at a node, for this primary."""
-        seconds = self.settings.patience_seconds
-        return RemoteCopy(client, self.name, epoch, self.tag, seconds=seconds)
+        settings = self.settings
+        return RemoteCopy(
+            client,
+            self.name,
+            epoch,
+            self.tag,
+            seconds=settings.patience_seconds,
+            generation=settings.generation,
+            joined=settings.joined.get(str(client.address), 0),
+        )
 
     # -- who has what ------------------------------------------------------------------------
 
@@ -168,6 +189,8 @@ class Primary:
         It may have failed to: then there are enough other copies. While this one opens, they may still be on
         their way.
         """
+        if (error.epoch or 0) <= self.epoch:
+            return False  # said of another primary, not of this one
         self._newest = error
         if self.has_quorum or not self._replicated.value:
             return False
@@ -181,6 +204,10 @@ class Primary:
 
     def _end_waits(self, error: WalError) -> None:
         self._replicated.fail(lambda _: copy_error(error))
+
+    def copies(self) -> Sequence[tuple[str, bool, int]]:
+        """As of :class:`walstore.ports.Replicator`."""
+        return [(str(one.address), one.is_present, one.limit) for one in self._followers]
 
     async def wait_all(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
@@ -205,6 +232,8 @@ class Primary:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
+        if self._claim is not None:
+            await self._claim.aclose()
 
     def _on_told(self) -> None:
         for follower in self._followers:
@@ -227,6 +256,11 @@ class Primary:
                 self._lonely_since = now
             if now - self._lonely_since >= self.settings.patience_seconds:
                 self._give_up()
+
+    def _leader(self) -> Leader:
+        present = tuple(str(one.address) for one in self._followers if one.is_present)
+        copies = tuple(map(str, self.settings.addresses))
+        return Leader(self.settings.address, "", self.epoch, copies, present)
 
     def _give_up(self) -> None:
         """Let nobody wait any longer; the writes go on, and count when there are enough copies again."""
@@ -260,10 +294,10 @@ class Primary:
             found.append(extent)
         return found
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
         """As of :class:`walstore.replication.copies.SourceCopy`."""
         assert self._log is not None
-        return await self._look(self._log.frames(start))
+        return await self._look(self._log.frames(start, begin))
 
     async def read(self, place: Place, size: int) -> bytes:
         """As of :class:`walstore.replication.copies.SourceCopy`."""

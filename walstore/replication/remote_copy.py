@@ -22,7 +22,7 @@ _RECONNECT_SECONDS: Final = 0.0
 def client_of(address: Address, replication: Replication, *, clock: Clock, make_tag: Any) -> Client:
     """Return a client of a node; connect it, and close it later."""
     return Client(
-        address,
+        [address],
         token=replication.token,
         tls=replication.tls,
         log=None,
@@ -38,7 +38,15 @@ class RemoteCopy:
     """A copy at a node. Belongs to the event loop of its client."""
 
     def __init__(
-        self, client: Client, name: str, epoch: int, primary: str, *, seconds: float
+        self,
+        client: Client,
+        name: str,
+        epoch: int,
+        primary: str,
+        *,
+        seconds: float,
+        generation: int = 0,
+        joined: int = 0,
     ) -> None:
         """Speak for the primary of an epoch; an answer may take so many seconds."""
         self.client = client
@@ -46,10 +54,11 @@ class RemoteCopy:
         self._name = name
         self._author = (epoch, primary)
         self._seconds = seconds
+        self._list = (generation, joined)
 
     async def obey(self, *, is_elected: bool = False) -> tuple[CopyEnd, bool]:
         """Let the copy promise to obey this primary; return where it ends, and if it counts. FencedError."""
-        match await self._call("obey", is_elected):
+        match await self._call("obey", is_elected, *self._list):
             case [packed, bool(is_whole)]:
                 return CopyEnd.unpack(packed), is_whole
         raise StorageUnavailableError("a node answered with no promise")
@@ -66,9 +75,9 @@ class RemoteCopy:
         """As of :class:`walstore.replication.copies.SourceCopy`."""
         return [SegmentExtent(*one) for one in _listed(await self._call("extents"))]
 
-    async def frames(self, start: int) -> Sequence[Sequence[int]]:
+    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
         """As of :class:`walstore.replication.copies.SourceCopy`."""
-        return _listed(await self._call("frames", start))
+        return _listed(await self._call("frames", start, begin))
 
     async def read(self, place: Place, size: int) -> bytes:
         """As of :class:`walstore.replication.copies.SourceCopy`."""
@@ -97,6 +106,10 @@ class RemoteCopy:
     async def trim(self, head: int) -> None:
         """Let the copy remove the segments wholly below the head."""
         await self._call("trim", head)
+
+    async def keep_hint(self, place: Place, data: bytes) -> None:
+        """Let the copy keep a checkpoint of the primary."""
+        await self._call("keep_hint", list(place), payload=[memoryview(data)])
 
     async def _call(self, verb: str, *arguments: object, payload: Sequence[memoryview] = ()) -> Any:
         try:

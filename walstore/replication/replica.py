@@ -8,22 +8,29 @@ Invariants (tests/walstore/replication/test_replica.py)
   P2  Bytes continue what is there, to the byte; a replica never has a gap.
   P3  What :meth:`sync` reported is there after a crash.
   P4  The checkpoint and cell of a time as primary are gone, durably, before anything is changed: they speak
-      of what this machine wrote, and of an epoch that may have come to nothing.
+      of what this machine wrote, and of an epoch that may have come to nothing. A checkpoint that the
+      primary sent is kept only while all that it speaks of is here, durably: it is gone first.
   P5  After a write or sync that failed nothing is taken, and nothing called durable, before the files have
-  been
-      looked at again: what the system keeps in memory is not what the disk has.
+      been looked at again: what the system keeps in memory is not what the disk has.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
 from walstore.errors import ContentionError, CorruptionError
-from walstore.files.directory import pick_segments, read_segment_header
+from walstore.files.directory import (
+    has_cell,
+    load_checkpoint,
+    pick_segments,
+    read_segment_header,
+    write_hint,
+)
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.files.locks import this_process
 from walstore.files.open_files import ActiveFile
@@ -61,23 +68,39 @@ class Replica:
         self._file: ActiveFile | None = None
         self._header: SegmentHeader | None = None
         self._is_sealed = False
-        self._has_failed = False
+        self._has_failed = self._has_written = False
         """Whether a write or sync failed since the files were looked at."""
-        self._has_hints = True
+        hint = load_checkpoint(self._fs, self._directory)
+        self._has_sent_hint = hint is not None and hint.is_of_copy
+        """Whether there is a checkpoint that a primary sent."""
+        self._has_hints = not self._has_sent_hint or has_cell(self._fs, self._directory)
+        """Whether there may be those of a time as primary."""
         self.end = self._recover()
         """Where it ends; its epoch and limit are those of the last look."""
 
     # -- whom it obeys -----------------------------------------------------------------------
 
-    def obey(self, epoch: int, primary: str, *, is_elected: bool = False) -> CopyEnd:
+    def obey(
+        self,
+        epoch: int,
+        primary: str,
+        *,
+        generation: int = 0,
+        joined: int = 0,
+        is_elected: bool = False,
+    ) -> CopyEnd:
         """Promise to obey a primary, durably, and return where the copy ends.
 
-        FencedError if a later one, or another one of that epoch, has its promise; see :meth:`Promise.check`.
+        ``joined`` is the generation of the list of copies in which this one came into it. If it had a promise
+        before that, it was out of the list meanwhile, and is not whole any more: it may lack what the others
+        acknowledged. FencedError if a later primary, or another one of that epoch, has its promise; see
+        :meth:`Promise.check`.
         """
-        self.promise.check(epoch, primary, is_elected=is_elected)
+        self.promise.check(epoch, primary, generation=generation, is_elected=is_elected)
         if (epoch, primary) != self.promise.author:
-            self._keep(self.promise._replace(epoch=epoch, primary=primary))
-            self._has_failed = True  # another primary: trust nothing but the files
+            is_whole = self.promise.is_whole and self.promise.generation >= joined
+            self._keep(Promise(epoch, primary, is_whole, generation))
+            self._has_failed |= self._has_written  # another primary: trust nothing but the files
         if self._has_failed:
             self.end = self._recover()
         self.sync()  # what is told to be here counts as durable
@@ -108,9 +131,9 @@ class Replica:
             found.append(SegmentExtent(start, header.salt or 0, header.created_us, size, is_sealed))
         return found
 
-    def frames(self, start: int) -> list[tuple[int, int]]:
-        """Return the ends of a segment's frames, and their CRCs."""
-        return frames_of(self._fs, self._path(start))
+    def frames(self, start: int, begin: int = 0) -> list[tuple[int, int]]:
+        """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs."""
+        return frames_of(self._fs, self._path(start), begin)
 
     def read(self, place: Place, size: int) -> bytes:
         """Return bytes of a segment: those that are there."""
@@ -129,6 +152,7 @@ class Replica:
         earlier write or sync failed: then :meth:`obey` finds out what is there. OSError.
         """
         self._check_sound()
+        self._has_written = True
         with self._noting_failure():
             self._write(place, pieces, seals=seals)
 
@@ -140,7 +164,8 @@ class Replica:
             raise ContentionError(
                 f"the bytes at {place} do not continue the copy at {self.end.place}"
             )
-        self._forget_hints()
+        if self._has_hints:
+            self._forget_hints()
         size = self._file.write(pieces)
         self.end = self.end._replace(place=place._replace(position=place.position + size))
         if seals:
@@ -155,6 +180,31 @@ class Replica:
             if self._file is not None and self._file.has_unsynced:
                 self._file.sync()
         return self.end.place
+
+    def keep_hint(self, place: Place, data: bytes) -> None:
+        """Keep a checkpoint of the primary, of the log up to a place, if all of that is here. OSError.
+
+        It bounds what the next look at the files, and opening the log here, have to read. What it says of
+        syncs holds on this disk, too; what frames up to it say does not.
+        """
+        if self._has_failed or self._header is None or self.sync() < place:
+            return
+        found = checkpoint.decode_checkpoint(data, "the checkpoint of the primary")
+        if found is None or found.log_id != self._header.log_id:
+            return
+        if (found.tail_start, found.tail_position) != (place.segment, place.position):
+            return
+        kept = replace(
+            found,
+            own_epoch=found.epoch + 1,
+            uploaded_limit=0,
+            tier_url=None,
+            is_closed=False,
+        )
+        self._forget_hints()
+        self._has_sent_hint = True  # before the write: one that reports failure may have happened
+        path = self._directory / checkpoint.FILE_NAME
+        write_hint(self._fs, path, checkpoint.encode_checkpoint(kept))
 
     def cut(self, start: int, position: int) -> None:
         """Remove everything behind a byte of a segment, durably; with ``position`` 0 the segment, too."""
@@ -177,7 +227,7 @@ class Replica:
         for start, following in pairwise(starts):
             if following > head:
                 break
-            self._forget_hints()
+            self._forget_hints()  # the checkpoint may say that the segment is there
             self._fs.remove(self._path(start))
             self._fs.sync_directory(self._directory)
 
@@ -210,7 +260,7 @@ class Replica:
 
     def _recover(self) -> CopyEnd:
         """Look at the files; what is found is durable, whatever failed before."""
-        self._has_failed = True
+        self._has_failed, self._has_written = True, False
         self._close_file()
         found = recover_end(self._fs, self._directory)
         if found is None:
@@ -245,7 +295,8 @@ class Replica:
         if last is not None and header.start > last.start and not self._is_sealed:
             raise ContentionError(f"a segment at {place} behind one that is not sealed")
         self.sync()
-        self._forget_hints()
+        if self._has_hints or (last is not None and header.start == last.start):
+            self._forget_hints()
         self._close_file()
         path = self._path(header.start)
         self._file = ActiveFile.create(self._fs, path, [data], _RESERVED_BYTES)
@@ -259,13 +310,13 @@ class Replica:
 
     def _forget_hints(self) -> None:
         """Remove checkpoint and cell, durably."""
-        if not self._has_hints:
+        if not self._has_hints and not self._has_sent_hint:
             return
         for name in (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(self._directory / name)
         self._fs.sync_directory(self._directory)
-        self._has_hints = False
+        self._has_hints = self._has_sent_hint = False
 
     def _close_file(self) -> None:
         file, self._file = self._file, None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from walstore.errors import InvalidSettingsError
+from walstore.format.packed import MOST_OFFSET
 from walstore.ports import Clock, Replicator
+from walstore.topology.documents import check_log_name
+from walstore.topology.etcd_address import parse_etcd
+from walstore.topology.key_values import KeyValues
+from walstore.topology.session import LEASE_SECONDS, MOST_LEASE_SECONDS
 from walstore.validation.arguments import as_count, as_seconds, as_text
 from walstore.wire.address import Address, parse_address
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MOST_SECONDS: Final = 3600.0
 
 
@@ -41,6 +44,21 @@ class Replication:
     """What the nodes ask for (``WALSTORE_TOKEN`` there)."""
     tls: ssl.SSLContext | None = None
     """Trust for ``tls://`` addresses; the system's if left out."""
+    generation: int = 0
+    """Number of this list of nodes. Give each change of ``nodes`` or ``quorum`` a higher one: copies that
+    know a newer list refuse programs that still have an older one, with FencedError."""
+    joined: Mapping[str, int] = field(default_factory=dict)
+    """Of nodes that came into the list later: the generation of the first list with them. If such a node has
+    a copy of a time before, that counts only when it has caught up, as a new one."""
+    joined_here: int = 0
+    """The same of this program's copy."""
+    topology: str | KeyValues | None = None
+    """What the machines share, so that one of them leads at a time: ``etcd://host:2379,host2:2379``, or a
+    store of ``walstore.topology`` that is open. Opening waits until no other program's lease lasts."""
+    address: str = ""
+    """With ``topology``: where clients reach this program, for others to see."""
+    lease_seconds: int = LEASE_SECONDS
+    """With ``topology``: how long others wait for this program once it is silent, 1 to 3600."""
     patience_seconds: float = 10.0
     """How long opening waits for enough copies, and an append once there are too few, 0.01 to 3600."""
 
@@ -58,8 +76,15 @@ class Replication:
             )
         if self.quorum is not None:
             as_count(self.quorum, "quorum", high=self.copies)
+        if isinstance(self.topology, str):
+            parse_etcd(self.topology)
+        as_count(self.lease_seconds, "lease_seconds", high=MOST_LEASE_SECONDS)
+        if as_text(self.address, "address"):
+            parse_address(self.address)
         if self.name is not None:
             check_log_name(self.name)
+        for number in (self.generation, self.joined_here, *self.joined.values()):
+            as_count(number, "a generation", low=0, high=MOST_OFFSET)
         if not 0.01 <= as_seconds(self.patience_seconds, "patience_seconds") <= _MOST_SECONDS:
             raise InvalidSettingsError(
                 f"patience_seconds must be 0.01 to 3600, not {self.patience_seconds!r}"
@@ -94,14 +119,3 @@ class Replication:
     def needed(self) -> int:
         """Copies that must have a record."""
         return self.copies // 2 + 1 if self.quorum is None else self.quorum
-
-
-def check_log_name(name: object) -> str:
-    """Return the name of a log on a node; TypeError or ValueError if it is none."""
-    found = as_text(name, "the name of a replicated log")
-    if not _NAME.fullmatch(found):
-        raise ValueError(
-            "the name of a replicated log has 1 to 100 letters, digits, '_', '-' and '.', and no '.' or '-' "
-            f"at the beginning, unlike {found[:200]!r}; give Replication(name=...)"
-        )
-    return found

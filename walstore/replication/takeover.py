@@ -76,7 +76,10 @@ async def _try_epoch(
     """Collect promises for an epoch, and get what the best copy has; return why that failed, if so."""
     settings = primary.settings
     clients = [primary.client_of(address) for address in settings.addresses]
-    promised = [_Promised(await own.obey(epoch, primary.tag), own.is_whole, None)]
+    own_end = await own.obey(
+        epoch, primary.tag, generation=settings.generation, joined=settings.joined_here
+    )
+    promised = [_Promised(own_end, own.is_whole, None)]
     errors: list[WalError] = []
 
     async def ask(copy: RemoteCopy) -> None:

@@ -39,6 +39,13 @@ class _ToldWrite(NamedTuple):
     limit: int
 
 
+class SentHint(NamedTuple):
+    """A checkpoint of the log up to a place."""
+
+    place: Place
+    data: bytes
+
+
 class Piece(NamedTuple):
     """Bytes that follow a place."""
 
@@ -62,16 +69,19 @@ class WrittenBytes:
         """Of the last write."""
         self.synced_serial = 0
         """Everything up to it is durable here."""
+        self.hint: SentHint | None = None
+        """The newest checkpoint."""
         self.extents: dict[int, SegmentExtent] = {}
         """The segments, by their first offsets. Where the salt is 0, only the header tells it."""
         self._marks: deque[_WrittenMark] = deque()
         self._forgotten = Place(0, 0, 0)
         """Where the last mark ended that is not kept."""
+        self._forgotten_limit = 0
         self._recent: deque[tuple[Place, int]] = deque()
         self._recent_at: dict[Place, tuple[Sequence[Buffer], int]] = {}
         self._recent_bytes = 0
         # From the writer's thread.
-        self._told: deque[_ToldWrite | int | None] = deque()
+        self._told: deque[_ToldWrite | SentHint | int | None] = deque()
         self._is_awake = False
 
     # -- on the writer's thread --------------------------------------------------------------
@@ -95,7 +105,11 @@ class WrittenBytes:
         """As the port says."""
         self._tell(head)
 
-    def _tell(self, event: _ToldWrite | int | None) -> None:
+    def checkpointed(self, start: int, created_us: int, position: int, data: bytes) -> None:
+        """As the port says."""
+        self._tell(SentHint(Place(start, created_us, position), data))
+
+    def _tell(self, event: _ToldWrite | SentHint | int | None) -> None:
         self._told.append(event)
         if not self._is_awake and not self._loop.is_closed():
             self._is_awake = True
@@ -116,26 +130,33 @@ class WrittenBytes:
                 self.synced_serial = self.serial
             elif isinstance(event, int):
                 self._drop_below(event)
+            elif isinstance(event, SentHint):
+                self.hint = event
             else:
                 self._note(event)
         self._on_told()
 
-    def serial_at(self, place: Place) -> int:
-        """Return the last serial whose bytes end at or before a place; less if that is not known any more."""
+    def mark_at(self, place: Place) -> tuple[int, int]:
+        """Return the last serial whose bytes end at or before a place, and the offset after its records.
+
+        Less if that is not known any more.
+        """
         if place < self._forgotten:
-            return 0
+            return 0, place.segment
         found = self._marks[0].serial - 1 if self._marks else self.serial
+        limit = max(self._forgotten_limit, place.segment)
         for mark in self._marks:
             if mark.place > place:
                 break
-            found = mark.serial
-        return found
+            found, limit = mark.serial, mark.limit
+        return found, limit
 
     def forget(self, serial: int) -> int:
         """Forget where writes up to a serial ended; return the last one's limit, 0 if there is none."""
         limit = 0
         while self._marks and self._marks[0].serial <= serial:
             _, self._forgotten, limit = self._marks.popleft()
+            self._forgotten_limit = limit
         return limit
 
     def next_piece(self, place: Place) -> Piece | None:

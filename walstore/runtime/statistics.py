@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from walstore.errors import WalClosedError, WouldBlock
+from walstore.errors import WalClosedError, WalError, WouldBlock
 
 _NOT_COUNTED: Final = (WalClosedError, WouldBlock)
 
@@ -50,6 +50,9 @@ class GroupInfo(NamedTuple):
     """Records from there to the last one."""
     statistics: GroupStatistics | None
     """The group at this moment; None if it is not in use."""
+    problem: WalError | None = None
+    """Why the group of a stored log cannot be read: CorruptionError or FormatVersionError. ``delete_group``
+    removes a damaged one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,20 @@ class UploadStatistics:
     """Recent time to build and put a fragment: the median of a few; 0 before the first."""
     publish_seconds: float
     """Recent time to name fragments in the manifest; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStatistics:
+    """A copy of a replicated log on another machine, as the primary sees it."""
+
+    address: str
+    """Of the node."""
+    is_present: bool
+    """Whether it is connected and has caught up, but for what is on its way."""
+    limit: int
+    """Every offset below it is on its disk, as far as is known."""
+    lag: int
+    """Records on the primary's disk from there on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +162,12 @@ class Statistics:
     """For each cursor with a handle in this process, by name: visible records that it has not passed."""
     groups: Mapping[str, GroupStatistics] = field(default_factory=dict)
     """The groups that are in use in this process, by name."""
+    replicated_limit: int | None = None
+    """Every offset below is on enough machines; None for a log that is not replicated."""
+    copies: tuple[CopyStatistics, ...] = ()
+    """The other copies of a replicated log."""
+    replication_trouble: str | None = None
+    """Why nothing can be acknowledged at level ``replicated`` now: too few copies are there."""
     upload: UploadStatistics | None = None
     """What was shipped; None for a log without a tier, and for a tier that does not tell."""
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -160,6 +183,8 @@ def unpack_statistics(fields: Mapping[str, Any]) -> Statistics:
     """Return statistics from their fields, as ``dataclasses.asdict`` made them, maybe in a later version."""
     known = _known(Statistics, fields)
     groups = known.get("groups") or {}
+    copies = known.get("copies") or ()
+    known["copies"] = tuple(CopyStatistics(**_known(CopyStatistics, copy)) for copy in copies)
     upload = known.get("upload")
     known["groups"] = {
         name: GroupStatistics(**_known(GroupStatistics, group)) for name, group in groups.items()

@@ -48,6 +48,18 @@ def as_text(value: object, what: str) -> str:
     return text
 
 
+def as_token(value: object) -> str:
+    """Return a token as a plain str that UTF-8 can encode; TypeError or InvalidSettingsError, without it."""
+    if not isinstance(value, str):
+        raise TypeError(f"a token must be a str, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        text = "a token must not contain lone surrogates, which have no UTF-8 form"
+        raise InvalidSettingsError(text) from None
+    return str.__str__(value)
+
+
 def as_bytes(value: object, what: str) -> bytes:
     """Return ``value`` as plain immutable bytes; TypeError naming ``what`` if it is not bytes-like."""
     if type(value) is bytes:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from unittest.mock import patch
 
 from tests.sim.disk import Disk
@@ -23,6 +23,7 @@ from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import Weather
 from walstore import Replication, Settings, Wal
+from walstore.append import tail
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -81,6 +82,7 @@ class Machine:
         self.lives = 0
         self.replace_disk()
         self.process = Process(f"{self.name}.0")
+        self.program: PrimaryProgram | None = None
 
     def replace_disk(self) -> None:
         """Put a new, empty disk in."""
@@ -124,6 +126,15 @@ class Machine:
         )
 
 
+class CopyList(NamedTuple):
+    """Which machines have copies."""
+
+    generation: int
+    machines: tuple[Machine, ...]
+    joined: Mapping[Machine, int]
+    """When those came into the list that were not in it from the beginning."""
+
+
 class ReplicaHistory:
     """One history."""
 
@@ -146,7 +157,9 @@ class ReplicaHistory:
         self.refused: set[bytes] = set()
         self.epochs: set[int] = set()
         self.values = 0
-        self.machines = [Machine(self, number) for number in range(plan.copies)]
+        self.machines = [Machine(self, number) for number in range(plan.copies + plan.spares)]
+        self.lists = [CopyList(1, tuple(self.machines[: plan.copies]), {})]
+        """The lists of copies, as the cluster's store had them one after the other."""
 
     def note(self, who: Process, text: str) -> None:
         self.trace.append((self.loop.time(), who.name, text))
@@ -208,6 +221,7 @@ class ReplicaHistory:
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(primaries, "client_of", client_of),
+            patch.object(tail, "_REPLICATED_CHECKPOINT_WRITES", self.plan.checkpoint_writes),
         ):
             directing = self.loop.create_task(self._direct())
             try:
@@ -265,13 +279,70 @@ class ReplicaHistory:
                         await other.serve()
                 machine.kill()
                 self._promote(machine)
+            case "old list":
+                # A program that read the list before it was changed, and stood still since.
+                self._promote(machine, self.random.choice(self.lists))
+            case "exchange":
+                await self._exchange()
+
+    async def _exchange(self) -> None:
+        """Put another machine into the list, as the allocator does: all but the one that leaves are there.
+
+        The primary goes on with the old list until it is killed, or another one takes over.
+        """
+        now = self.lists[-1]
+        for _ in range(50):
+            await asyncio.sleep(0.2)
+            leader, present = self._leader()
+            if leader is None or self.lists[-1] is not now:
+                continue
+            spare = [one for one in self.machines if one not in now.machines]
+            doomed = [one for one in now.machines if one is not leader]
+            absent = [one for one in doomed if one not in present]
+            if len(absent) > 1 or not spare:
+                continue
+            gone, new = (absent or [self.random.choice(doomed)])[0], self.random.choice(spare)
+            generation = now.generation + 1
+            machines = tuple(new if one is gone else one for one in now.machines)
+            joined = {one: at for one, at in now.joined.items() if one is not gone}
+            self.lists.append(CopyList(generation, machines, {**joined, new: generation}))
+            self.note(OUTSIDE, f"{gone.name} is exchanged for {new.name}")
+            self.happened["exchanged"] += 1
+            if self.random.random() < 0.5:  # another copy falls behind before the new list is used
+                behind = self.random.choice([one for one in machines if one not in (leader, new)])
+                behind.is_cut_off = True
+                self.loop.call_later(1.0, setattr, behind, "is_cut_off", False)
+            await asyncio.sleep(self.random.choice([0.0, 0.3, 1.0]))
+            leader.kill()
+            if self.random.random() < 0.5:
+                self._promote(leader)
+            else:
+                leader.is_cut_off = True
+                self.loop.call_later(3.0, setattr, leader, "is_cut_off", False)
+                await leader.serve()
+                self._promote(new)
+            return
+
+    def _leader(self) -> tuple[Machine | None, list[Machine]]:
+        """Return who leads with the newest list, as the newest primary says, and which others are there."""
+        for machine in self.machines:
+            program = machine.program
+            if program is None or program.wal is None or not machine.process.is_alive:
+                continue
+            if program.list is self.lists[-1] and not program.wal.is_closing:
+                if program.wal.statistics().epoch < max(self.epochs):
+                    continue
+                copies = program.wal.statistics().copies
+                there = {copy.address for copy in copies if copy.is_present}
+                return machine, [one for one in self.machines if str(one.address) in there]
+        return None, []
 
     async def _replace(self, doomed: Machine) -> None:
         """Lose a disk while a primary has brought all others up to date, and not otherwise."""
         before = self.happened["acknowledged"]
         for _ in range(100):
             await asyncio.sleep(0.2)
-            others = [one for one in self.machines if one is not doomed]
+            others = [one for one in self.lists[-1].machines if one is not doomed]
             ends = {self._end_of(one) if self._is_whole(one) else None for one in others}
             if len(ends) == 1 and None not in ends and self.happened["acknowledged"] >= before:
                 doomed.replace_disk()
@@ -300,9 +371,13 @@ class ReplicaHistory:
         else:
             await machine.serve()
 
-    def _promote(self, machine: Machine) -> None:
+    def _promote(self, machine: Machine, copies: CopyList | None = None) -> None:
+        copies = copies or self.lists[-1]
+        if machine not in copies.machines:
+            return
+        machine.kill()
         process = machine.new_process("primary")
-        program = PrimaryProgram(self, machine, process)
+        program = machine.program = PrimaryProgram(self, machine, process, copies)
 
         async def run() -> None:
             await program.run()
@@ -324,10 +399,10 @@ class ReplicaHistory:
             await machine.serve()
         self.plan = self.plan.replace(breaks=0.0)
         logs = []
-        for machine in self.machines:
+        for machine in self.lists[-1].machines:
             machine.kill()
             process = machine.new_process("last")
-            program = PrimaryProgram(self, machine, process)
+            program = PrimaryProgram(self, machine, process, self.lists[-1])
             task = self.loop.spawn(process, self.guarded(program.look(logs)), "last")
             await asyncio.wait([task])
             if self.violation is not None:
@@ -341,7 +416,11 @@ class ReplicaHistory:
 class PrimaryProgram:
     """A program that opens the log as its primary."""
 
-    def __init__(self, history: ReplicaHistory, machine: Machine, process: Process) -> None:
+    def __init__(
+        self, history: ReplicaHistory, machine: Machine, process: Process, copies: CopyList
+    ) -> None:
+        self.list = copies
+        self.wal: Wal | None = None
         self.history = history
         self.machine = machine
         self.process = process
@@ -349,12 +428,19 @@ class PrimaryProgram:
 
     def _open(self) -> Any:
         history, plan = self.history, self.history.plan
-        nodes = [str(one.address) for one in history.machines if one is not self.machine]
+        others = [one for one in self.list.machines if one is not self.machine]
+        joined = {str(one.address): self.list.joined.get(one, 0) for one in others}
         return Wal.open(
             f"/{_LOG}",
             settings=Settings(segment_bytes=plan.segment_bytes),
             replication=Replication(
-                nodes=nodes, quorum=plan.quorum, name=_LOG, patience_seconds=_PATIENCE_SECONDS
+                nodes=list(joined),
+                quorum=plan.quorum,
+                name=_LOG,
+                generation=self.list.generation,
+                joined=joined,
+                joined_here=self.list.joined.get(self.machine, 0),
+                patience_seconds=_PATIENCE_SECONDS,
             ),
             fs=self.machine.file_system(self.process),
             clock=history.clock,
@@ -373,6 +459,7 @@ class PrimaryProgram:
         else:
             return
         history.happened["opened"] += 1
+        self.wal = wal
         try:
             try:
                 await self._check(wal)

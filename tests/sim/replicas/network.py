@@ -27,6 +27,7 @@ class Link:
         self._process = process
         self._peer = target.process
         self.is_lost = False
+        self.on_lost: Callable[[], None] = lambda: None
         self._pending: set[asyncio.Future[Any]] = set()
         self._clear_at = [0.0, 0.0]
         """When the last message in each direction arrives: none overtakes another."""
@@ -48,6 +49,8 @@ class Link:
             if not future.done() and self._process.is_alive:
                 future.set_exception(StorageUnavailableError("lost", outcome="unknown"))
                 future.exception()
+        if self._process.is_alive:
+            self.on_lost()
 
     def _travel(self, way: int, then: Callable[[], None]) -> None:
         history = self._history
@@ -113,12 +116,18 @@ class SimClient:
         self.address = target.address
         self._link: Link | None = None
         self._is_closed = False
+        self.on_lost: Callable[[], None] = lambda: None
 
     async def connect(self) -> None:
         await asyncio.sleep(self._history.random.expovariate(1 / self._history.plan.slowness))
         if self._source.is_cut_off or self._target.is_cut_off or self._target.node is None:
             raise StorageUnavailableError(f"no server at {self.address}")
         self._link = Link(self._history, self._source, self._target, self._process)
+        self._link.on_lost = self.on_lost
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and not self._link.is_lost
 
     async def call(self, name: str, *arguments: Any, payload: Any = (), **_: Any) -> Any:
         if self._is_closed:

@@ -27,6 +27,10 @@ class ReplicaPlan:
     breaks: float
     """Share of the messages with which a connection is lost."""
     slowness: float
+    spares: int = 0
+    """Machines that have no copy at first."""
+    checkpoint_writes: int = 1024
+    """After so many writes a primary sends its copies a checkpoint."""
     ignored: tuple[str, ...] = ()
 
     def replace(self, **changes: Any) -> ReplicaPlan:
@@ -38,6 +42,8 @@ class ReplicaPlan:
 
 
 ACTS = ("kill", "power", "cut off", "promote", "usurp", "replace", "rest")
+OF_LISTS = ("exchange", "old list")
+"""What changes the list of copies, or does not know that it was changed."""
 
 
 def draw(seed: int) -> ReplicaPlan:
@@ -48,6 +54,10 @@ def draw(seed: int) -> ReplicaPlan:
     # A new disk counts only once enough others have confirmed who is the primary.
     if max(quorum, copies - quorum + 1, copies // 2 + 1) > copies - 1:
         acts = tuple(act for act in acts if act != "replace")
+    # A list of copies changes one at a time; with a majority as quorum two lists in a row overlap.
+    extra = Random(f"replica lists {seed}")
+    spares = extra.choice([0, 1, 2]) if (copies, quorum) in ((3, 2), (5, 3)) else 0
+    acts += tuple(act for act in OF_LISTS if spares and extra.random() < 0.7)
     return ReplicaPlan(
         seed=seed,
         copies=copies,
@@ -59,4 +69,6 @@ def draw(seed: int) -> ReplicaPlan:
         rate=random.choice([0.0, 0.0, 0.002]),
         breaks=random.choice([0.0, 0.002, 0.02]),
         slowness=random.choice([0.0002, 0.002, 0.05]),
+        spares=spares,
+        checkpoint_writes=extra.choice([3, 20, 1024]),
     )

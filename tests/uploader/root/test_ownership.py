@@ -19,6 +19,7 @@ from uploader.root.ownership import (
     direct_writer_name,
     is_direct_writer_name,
     is_outdated,
+    is_overtaken,
     next_claim,
     owner,
     writer_name,
@@ -157,6 +158,25 @@ def test_an_epoch_that_was_asked_for_is_not_given_twice() -> None:
     assert following(Claim(ID), Claims((claim(8).name,))).claim.epoch == 9
 
 
+def test_who_follows_whom_among_the_primaries_of_a_replicated_log() -> None:
+    """One epoch each, after all that earlier ones asked for; none after a later one's claim."""
+    first, second = claim(3, 1), claim(4, 2)
+    rules = {"is_replicated": True}
+    again = following(first, Claims((first.name,)), **rules)
+    assert (again.claim.epoch, again.must_prove) == (4, False)
+    # The second one knows of the first one's attempt, whether it took effect or not.
+    for held in (first, second):
+        found = following(held, Claims((first.name, second.name)), **rules)
+        assert (found.claim.epoch, found.must_prove) == (5, False)
+    with pytest.raises(FencedError, match="taken over by another directory"):
+        following(second, Claims((first.name,)), **rules)
+    # Sixteen attempts later the claim is not known by name any more, only by its epoch.
+    later = Claims(tuple(claim(epoch).name for epoch in range(10, 26)))
+    found = following(second, later, **rules)
+    assert (found.claim.epoch, found.must_prove) == (26, True)
+    assert following("", Claims(), **rules).claim.epoch == 1
+
+
 def test_only_the_very_claim_publishes() -> None:
     direct = direct_writer_name("0123")
 
@@ -190,6 +210,21 @@ def test_what_is_outdated() -> None:
     ):
         assert not is_outdated(maker, manifest)
     assert not is_outdated(claim(2).name, Manifest.initial("rust"))
+
+
+def test_what_is_overtaken() -> None:
+    assert is_overtaken(claim(4).name, claim(3).name)
+    for maker in (
+        claim(3, 9).name,
+        claim(2).name,
+        claim(4, 1, OTHER).name,
+        Claim(ID).name,
+        "",
+        None,
+    ):
+        assert not is_overtaken(maker, claim(3).name)
+    assert not is_overtaken(claim(4).name, Claim(ID).name)  # before there were claims
+    assert not is_overtaken(claim(4).name, "rust")
 
 
 def test_names_of_writers_without_a_local_log() -> None:

@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unreferenced, values
+from tests.frames import batch_of, build, values_only
 from tests.local import turns
 from tests.waiting import until
 from uploader.format import layout
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.layouts.swapped_root import SwappedRoot
+from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
@@ -26,6 +29,7 @@ from uploader.write.stall_guard import StallGuard, WriteContext
 from walstore.errors import (
     ContentionError,
     CorruptionError,
+    FencedError,
     OffsetTrimmedError,
     StorageUnavailableError,
 )
@@ -283,6 +287,31 @@ async def test_late_puts_of_every_number(bench: Bench) -> None:
             await bench.cutter.plan()
     assert await cloud_values(bench.store.inner) == CONTENT
     assert await unreferenced(bench.store.inner) == []
+
+
+async def put_by(bench: Bench, seq_no: int, start: int, limit: int, maker: str) -> bytes:
+    """Put a fragment of the very records that the source has, under somebody's claim."""
+    content = CONTENT[start - 1 : limit - 1]
+    batch = batch_of(build(values_only(*content, start=start)))
+    made = await asyncio.to_thread(encode_fragment, [batch], timestamp_us=7, writer=maker)
+    await bench.store.inner.put_if_absent(layout.fragment_path(seq_no), made.data)
+    return made.data
+
+
+@pytest.mark.parametrize("seq_no", [1, 2])
+async def test_fragments_of_a_later_claim_are_not_touched(bench: Bench, seq_no: int) -> None:
+    """Though they hold the same records, as those of a replicated log's next primary do, whose manifest this
+    one has not seen."""
+    ours, theirs = (Claim(bytes.fromhex(LOG_ID), epoch, "0" * 16).name for epoch in (3, 4))
+    bench.fragments.maker = ours
+    start, limit = (1, 15) if seq_no == 1 else (8, 30)
+    data = await put_by(bench, seq_no, start, limit, theirs)
+    with pytest.raises(FencedError, match="taken over by another directory"):
+        await bench.cutter.plan()
+    with pytest.raises(ExceptionGroup) as told:
+        await bench.ship()
+    assert told.value.subgroup(FencedError)
+    assert (await bench.store.get(layout.fragment_path(seq_no))).data == data
 
 
 # -- fragments begun before they are cut -----------------------------------------------------

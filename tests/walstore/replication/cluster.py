@@ -61,10 +61,15 @@ class Cluster:
         await machine.stop()
         options = {"patience_seconds": 2.0, **options}
         settings = options.pop("settings", SMALL)
+        tier = options.pop("tier", None)
         nodes = [other.address for other in self.machines if other is not machine]
         replication = Replication(nodes=nodes, **options)
         return await Wal.open(
-            machine.path / "orders", settings=settings, replication=replication, fs=machine.fs
+            machine.path / "orders",
+            settings=settings,
+            replication=replication,
+            tier=tier,
+            fs=machine.fs,
         )
 
     def files(self, number: int) -> dict[str, bytes]:

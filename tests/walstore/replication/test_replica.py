@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import random
@@ -127,6 +128,46 @@ def test_promises_survive_and_only_grow(tmp_path: Path) -> None:
     again.release()
 
 
+def test_an_older_list_of_copies_is_refused(tmp_path: Path) -> None:
+    """Its quorum may have nothing in common with one of the newer list, whatever its epoch."""
+    replica = Replica.open(FS, tmp_path / "log")
+    replica.obey(3, "new", generation=7)
+    for epoch in (2, 3, 4, 1000):
+        with pytest.raises(FencedError, match="has generation 6, and this copy knows 7") as caught:
+            replica.obey(epoch, "old", generation=6)
+        assert caught.value.epoch == 3
+    replica.close()
+    replica.release()
+    again = Replica.open(FS, tmp_path / "log")
+    assert again.promise == Promise(3, "new", generation=7)
+    with pytest.raises(FencedError):
+        again.obey(5, "old")
+    again.obey(5, "next", generation=7)
+    again.close()
+    again.release()
+
+
+def test_a_copy_that_was_out_of_the_list_is_not_whole(tmp_path: Path) -> None:
+    """It may lack what the others acknowledged meanwhile, and looks as if it had all."""
+    replica = Replica.open(FS, tmp_path / "log")
+    replica.obey(3, "p", generation=7, joined=2)
+    replica.make_whole()
+    replica.obey(4, "q", generation=8, joined=2)
+    assert replica.promise.is_whole
+    replica.obey(9, "r", generation=12, joined=11)
+    replica.close()
+    replica.release()
+    again = Replica.open(FS, tmp_path / "log")
+    assert again.promise == Promise(9, "r", is_whole=False, generation=12)
+    again.obey(10, "s", generation=12, joined=11)
+    assert not again.promise.is_whole
+    again.make_whole()
+    again.obey(11, "t", generation=13, joined=11)
+    assert again.promise.is_whole
+    again.close()
+    again.release()
+
+
 async def test_bytes_continue_the_copy_to_the_byte(tmp_path: Path, worker: Worker) -> None:
     await fill(tmp_path / "a")
     await copy(worker, tmp_path / "a", tmp_path / "b")
@@ -165,6 +206,33 @@ async def test_any_call_may_fail_and_the_copy_is_continued(
             break
     await copy(worker, tmp_path / "a", tmp_path / "b")
     assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+async def test_a_write_of_another_primary_is_refused_alone(tmp_path: Path, worker: Worker) -> None:
+    """One that stood still sends what it had, in the moment in which its successor writes."""
+    await fill(tmp_path / "a")
+    source = await worker.run(Replica.open, FS, tmp_path / "a")
+    target = await worker.run(Replica.open, FS, tmp_path / "b")
+    one, local = LocalCopy(source, worker), LocalCopy(target, worker)
+    await local.obey(2, "new")
+    extent = (await one.extents())[0]
+    head = Place(extent.start, extent.created_us, 0)
+    body = head._replace(position=HEADER_BYTES)
+    pieces = [await one.read(head, HEADER_BYTES), await one.read(body, extent.size - HEADER_BYTES)]
+    old, new = Promise(1, "old"), Promise(2, "new")
+    answers = await asyncio.gather(
+        local.write(head, [pieces[0]], seals=False, by=old),
+        local.write(head, [pieces[0]], seals=False, by=new),
+        local.write(body, [pieces[1]], seals=False, by=old),
+        local.write(body, [pieces[1]], seals=False, by=new),
+        return_exceptions=True,
+    )
+    reached = head._replace(position=extent.size)
+    assert [type(answer) for answer in answers[::2]] == [FencedError, FencedError]
+    assert answers[1::2] == [reached, reached]
+    for made, replica in ((one, source), (local, target)):
+        await made.aclose()
+        await worker.run(replica.release)
 
 
 async def test_nothing_is_taken_after_a_sync_that_failed(tmp_path: Path, worker: Worker) -> None:
@@ -275,8 +343,8 @@ class Until:
     async def extents(self) -> list[SegmentExtent]:
         return self._extents
 
-    async def frames(self, start: int) -> Any:
-        return await self._copy.frames(start)
+    async def frames(self, start: int, begin: int = 0) -> Any:
+        return await self._copy.frames(start, begin)
 
     async def read(self, place: Place, size: int) -> bytes:
         return await self._copy.read(place, size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.waiting import until
 from tests.walstore.replication.cluster import SMALL, Cluster, Machine, values
+from tests.walstore.serve.served import Proxy
 from walstore import (
     CorruptionError,
     FencedError,
@@ -20,10 +23,12 @@ from walstore import (
     StorageUnavailableError,
     Wal,
     WalClosedError,
+    WalError,
 )
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.posix import PosixFileSystem
 from walstore.replication.replica import Replica
+from walstore.runtime.statistics import unpack_statistics
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,9 +119,22 @@ async def test_a_primary_that_was_passed_over_acknowledges_nothing(cluster: Clus
     await new.aclose()
 
 
+async def test_an_idle_primary_learns_that_it_was_passed_over(cluster: Cluster) -> None:
+    """Nothing is under way that a copy could refuse, so it asks."""
+    old = await cluster.primary(0)
+    await old.append(b"first")
+    new = await cluster.primary(1)
+    await asyncio.wait_for(old.wait_closing(), 20)
+    with pytest.raises(WalClosedError, match=r"taken over|is over"):
+        await old.aclose()
+    await new.append(b"second")
+    assert await values(new) == [b"first", b"second"]
+    await new.aclose()
+
+
 async def test_what_no_quorum_has_is_cut(cluster: Cluster) -> None:
     """The old primary's own records that nobody acknowledged are not in the log of its successor."""
-    wal = await cluster.primary(0, patience_seconds=0.5)
+    wal = await cluster.primary(0, patience_seconds=1.2)
     await wal.append(b"kept")
     for number in (1, 2):
         await cluster.machines[number].stop()
@@ -271,7 +289,7 @@ async def test_a_new_disk_does_not_vote(cluster: Cluster) -> None:
     await cluster.machines[2].start()
     for number in (1, 2):
         with pytest.raises(StorageUnavailableError, match=r"1 of 3 copies .* 2 are needed"):
-            await cluster.primary(number, patience_seconds=0.3)
+            await cluster.primary(number, patience_seconds=1.0)
         await cluster.machines[number].start()
     await cluster.machines[0].start()
     third = await cluster.primary(2)
@@ -363,3 +381,66 @@ async def test_every_policy_of_syncing_replicates(cluster: Cluster, sync: Any) -
         await wal.open_stream("s")
     assert wal.replicated_limit == 5
     await wal.aclose()
+
+
+async def test_statistics_tell_of_the_copies(cluster: Cluster) -> None:
+    """Who is there, who is how far behind, and why nothing is acknowledged."""
+    wal = await cluster.primary(0, patience_seconds=1.2)
+    plain = [machine.address for machine in cluster.machines[1:]]
+    await wal.append_many([b"v"] * 5)
+
+    def copies() -> list[tuple[str, bool, int, int]]:
+        return [dataclasses.astuple(copy) for copy in wal.statistics().copies]
+
+    await until(lambda: copies() == [(address, True, 6, 0) for address in plain])
+    await cluster.machines[1].stop()
+    await wal.append_many([b"w"] * 10)
+    await until(lambda: copies() == [(plain[0], False, 6, 10), (plain[1], True, 16, 0)])
+    assert wal.statistics().replication_trouble is None
+    await cluster.machines[2].stop()
+    with pytest.raises(StorageUnavailableError):
+        await wal.append(b"x")
+    now = wal.statistics()
+    assert (now.replicated_limit, now.durable_limit) == (16, 17)
+    assert "1 of 3 copies" in (now.replication_trouble or "")
+    assert unpack_statistics(dataclasses.asdict(now)) == now
+    assert [copy.lag for copy in now.copies] == [11, 1]
+    # One that comes back with an empty disk has nothing.
+    await asyncio.to_thread(forget, cluster.machines[1])
+    await cluster.machines[1].start()
+    await cluster.machines[2].start()
+    await until(lambda: copies() == [(address, True, 17, 0) for address in plain])
+    await until(lambda: wal.statistics().replication_trouble is None)
+    await wal.aclose()
+
+
+async def test_a_node_that_is_silent_is_missed_while_there_is_always_more_to_send(
+    cluster: Cluster,
+) -> None:
+    """Its connection is dead without a word; each write woke the task that would have noticed."""
+    machine = cluster.machines[0]
+    await machine.stop()
+    async with (
+        Proxy(cluster.machines[1].address) as one,
+        Proxy(cluster.machines[2].address) as two,
+    ):
+        replication = Replication(nodes=[one.address, two.address], patience_seconds=1.2)
+        wal = await Wal.open(machine.path / "orders", replication=replication)
+        await until(lambda: all(copy.is_present for copy in wal.statistics().copies))
+        one.holds_answers = two.holds_answers = True
+
+        async def write() -> None:
+            while True:
+                await wal.append(b"v", durability="disk")
+                await asyncio.sleep(0.02)
+
+        writing = asyncio.ensure_future(write())
+        with pytest.raises(StorageUnavailableError, match="of 3 copies") as caught:
+            await asyncio.wait_for(wal.append(b"w"), 20)
+        assert caught.value.outcome == "unknown"
+        assert not any(copy.is_present for copy in wal.statistics().copies)
+        writing.cancel()
+        for proxy in (one, two):
+            proxy.lose()
+        with suppress(WalError):
+            await wal.aclose()
