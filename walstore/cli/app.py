@@ -18,6 +18,7 @@ from walstore.cli import (
     append,
     bench,
     check,
+    cluster,
     collection,
     collection_content,
     collection_materialize,
@@ -71,7 +72,7 @@ CHECKING: Final = "Checking and repairing"
 MOVING: Final = "Copying logs"
 ENDING: Final = "Removing and ending"
 TRYING: Final = "Trying it out"
-COLLECTIONS: Final = "Versioned collections"
+GROUPS: Final = "Verbs of their own"
 
 
 class _Grouped(TyperGroup):
@@ -141,7 +142,9 @@ def _add(heading: str, verb: Callable[..., None], about: str) -> None:
     _add_to(app, verb, about)
 
 
-def _add_to(group: typer.Typer, verb: Callable[..., None], about: str) -> None:
+def _add_to(
+    group: typer.Typer, verb: Callable[..., None], about: str, *, name: str | None = None
+) -> None:
     """Add a verb to the program or to a group of verbs."""
     examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
 
@@ -154,7 +157,7 @@ def _add_to(group: typer.Typer, verb: Callable[..., None], about: str) -> None:
                 raise _ReaderGoneError from None
             raise
 
-    group.command(cls=_Verb, epilog=examples, short_help=about)(guarded)
+    group.command(name, cls=_Verb, epilog=examples, short_help=about)(guarded)
 
 
 _add(RECORDS, append.append, "records from stdin into a log")
@@ -207,10 +210,22 @@ _add_to(
 _add_to(_collections, collection_upkeep.gc, "remove objects that no reader needs")
 _add_to(_collections, collection_upkeep.expire, "remove a reader and what it holds back")
 _add_to(_collections, collection_upkeep.delete, "remove a collection for good")
-app.add_typer(
-    _collections, name="collection", short_help="tables that change over time; verbs of their own"
+app.add_typer(_collections, name="collection", short_help="tables that change over time")
+_headings["collection"] = GROUPS
+
+_logs = typer.Typer(
+    help="The logs of a cluster: machines that share etcd; docs/cluster.md explains them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-_headings["collection"] = COLLECTIONS
+_add_to(_logs, cluster.list_logs, "who leads them, and where their copies are", name="list")
+_add_to(_logs, cluster.apply, "make a log, or change what is wanted of it")
+_add_to(_logs, cluster.edit, "change what is wanted in an editor")
+_add_to(_logs, cluster.move, "let another machine lead a log")
+_add_to(_logs, cluster.remove, "take a log out of the cluster; its files stay")
+_add_to(_logs, cluster.reset_head, "let the copy of this machine be the log, after a loss")
+app.add_typer(_logs, name="logs", short_help="the logs of a cluster")
+_headings["logs"] = GROUPS
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ import typer
 
 from walstore import Durability, Settings, Wal
 from walstore.batches.conditions import MAX_NAME_CHARS
-from walstore.cli.errors import UsageError
+from walstore.cli.errors import UsageError, unwrap
 from walstore.cli.input import (
     MOST_RECORD_BYTES,
     LengthPrefixed,
@@ -27,12 +28,12 @@ from walstore.cli.input import (
     read_records,
     require_stdin,
 )
-from walstore.cli.location import is_url, to_directory, to_url
+from walstore.cli.location import connect_to, is_address, is_url, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
+    AnyLocation,
     AsJson,
     LayoutOption,
-    Location,
     Shards,
     TakeOver,
     layout_arguments,
@@ -46,6 +47,7 @@ from walstore.settings import MIB, parse_durability
 
 if TYPE_CHECKING:
     from uploader import CloudWriter
+    from walstore.remote.appenders import RemoteProducer
 
 APPEND_EXAMPLES = """\b
 Examples:
@@ -73,7 +75,7 @@ class Level(StrEnum):
 
 
 def append(
-    location: Location,
+    location: AnyLocation,
     *,
     length_prefixed: Annotated[
         bool,
@@ -141,9 +143,10 @@ def append(
     """Append records from stdin, a line each, and write the offsets they got to stdout.
 
     Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
-    is not part of a record; empty lines are empty records. To a store URL it appends without a local log;
-    other writers may do so at the same time, unless a local log ships there (exit code 4). SIGINT and
-    SIGTERM end the input; the whole records read by then are appended, and the exit code is 0.
+    is not part of a record; empty lines are empty records. To the address of a server it
+    appends each record once, also if the connection is lost meanwhile. To a store URL it appends without a
+    local log; other writers may do so at the same time, unless a local log ships there (exit code 4). SIGINT
+    and SIGTERM end the input; the whole records read by then are appended, and the exit code is 0.
     """
     require_stdin()
     splitting = LengthPrefixed if length_prefixed else Lines
@@ -157,7 +160,13 @@ def append(
         raise UsageError(f"--stream needs a name of 1 to {MAX_NAME_CHARS} characters")
     options = {"key": None if key is None else key.encode(), "stream": stream}
     placing = layout_arguments(layout, alpha, shards)
-    if is_url(location):
+    if is_address(location):
+        if durability is not None or tier is not None or take_over or placing:
+            raise UsageError(
+                "--durability, --tier, --layout and --take-over are for the owner of a log, not for clients"
+            )
+        done = run_async(append_to_server(location, splitter, parser, options))
+    elif is_url(location):
         if durability is not None or tier is not None or take_over:
             raise UsageError("--durability, --tier and --take-over are for log directories")
         url = to_url(location, "append")
@@ -291,7 +300,6 @@ async def append_to_store(
     ``placing`` is the layout of a new log (``options.layout_arguments``).
     """
     from uploader import CloudWriter, WriterSettings
-    from uploader.runtime.task_groups import first_of
 
     most = splitter.max_record_bytes
     default = WriterSettings()
@@ -300,35 +308,26 @@ async def append_to_store(
     )
     async with CloudWriter.open(url, settings=settings, **placing) as log:
         appending = _Appending(log, options)
-        failure: WalError | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                try:
-                    with stop_on_signal() as stop:
-                        async for values in read_records(splitter, stop):
-                            await appending.add(group, parser(values))
-                except WalError as error:  # reported once what came before is committed
-                    failure = error
-        except BaseExceptionGroup as errors:
-            failure = first_of(errors)
-        if failure is not None:
-            complain(f"{appending.records} records were committed before this")
-            raise failure
-        start, limit = appending.span or (log.tail, log.tail)
-        return {
-            "url": log.url,
-            "start": start,
-            "limit": limit,
-            "records": appending.records,
-            "bytes": appending.size_bytes,
-        }
+        await appending.all(splitter, parser)
+        return {"url": log.url, **appending.done(log.tail)}
+
+
+async def append_to_server(
+    address: str, splitter: Splitter, parser: Parser, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Append records to a served log, each once, whatever becomes of the connection meanwhile."""
+    async with connect_to(address) as log:
+        producer = log.producer(f"walstore append {os.urandom(8).hex()}")
+        appending = _Appending(producer, options)
+        await appending.all(splitter, parser)
+        return {"address": address, **appending.done(log.tail)}
 
 
 @dataclasses.dataclass(slots=True)
 class _Appending:
     """The records that were read and are being appended, in order."""
 
-    _log: CloudWriter
+    _log: CloudWriter | RemoteProducer
     _options: dict[str, Any]
     _under_way: deque[asyncio.Task[None]] = dataclasses.field(default_factory=deque)
     records: int = 0
@@ -336,6 +335,33 @@ class _Appending:
     size_bytes: int = 0
     span: tuple[int, int] | None = None
     """From the first to the last of them. Other writers may have appended some of the records between."""
+
+    async def all(self, splitter: Splitter, parser: Parser) -> None:
+        """Append what stdin has, until it ends or a signal comes."""
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    with stop_on_signal() as stop:
+                        async for values in read_records(splitter, stop):
+                            await self.add(group, parser(values))
+                except WalError as error:  # reported once what came before is committed
+                    failure = error
+        except BaseExceptionGroup as errors:
+            failure = unwrap(errors)
+        if failure is not None:
+            complain(f"{self.records} records were committed before this")
+            raise failure
+
+    def done(self, tail: int) -> dict[str, Any]:
+        """Return what the verb reports, of a log with this tail."""
+        start, limit = self.span or (tail, tail)
+        return {
+            "start": start,
+            "limit": limit,
+            "records": self.records,
+            "bytes": self.size_bytes,
+        }
 
     async def add(self, group: asyncio.TaskGroup, found: Iterator[Row]) -> None:
         """Append rows, also those before an error; those with equal options together.

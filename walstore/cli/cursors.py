@@ -22,8 +22,8 @@ from walstore.cursors.directory import (
     CursorState,
     check_name,
     hold_cursors,
-    list_cursors,
 )
+from walstore.cursors.kept import list_all_cursors, refuse_copy
 from walstore.cursors.queue import patiently
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
@@ -182,13 +182,14 @@ class _LocalCursors:
         return {"location": self.location, "head": head, "durable_limit": limit, "cursors": entries}
 
     def _list(self) -> list[CursorInfo]:
-        return list_cursors(self._view.fs, self._view.path, SystemClock().now_us())
+        return list_all_cursors(self._view.fs, self._view.path, SystemClock().now_us())
 
     def _find(self, name: str) -> CursorInfo | None:
         return next((one for one in self._list() if one.name == name), None)
 
     def _change(self, name: str, offset: int | None) -> None:
         view, owner = self._view, f"walstore cursors, {this_process()}"
+        refuse_copy(view.fs, view.path)
         with hold_cursors(view.fs, view.path, owner=owner) as held:
             if offset is None:
                 held.remove(name)

@@ -15,6 +15,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     LogSealedError,
+    WalClosedError,
     WalError,
     WalLockedError,
 )
@@ -87,6 +88,8 @@ def exit_code(error: BaseException) -> int:
     ):
         return NOT_FOUND
     if isinstance(error, WalLockedError | FencedError | ContentionError | LogSealedError):
+        return LOCKED
+    if isinstance(error, WalClosedError) and error.reason == "fenced":
         return LOCKED
     return FAILED
 

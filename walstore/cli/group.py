@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from walstore import GroupInfo, Wal, connect
-from walstore.cli.location import is_url, to_directory
+from walstore import GroupInfo, Wal
+from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, format_count, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cli.samples import is_address
-from walstore.cursors.directory import list_cursors
+from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
 from walstore.files.log_files import LogSnapshot
 from walstore.groups.journal import list_journals
@@ -54,6 +52,9 @@ def group(
     """
     found = run_async(_change(location, delete, is_confirmed=confirm))
     rows = [_fields(one) for one in found]
+    for one in found:
+        if one.problem is not None:
+            complain(f"group {one.name}: {one.problem}")
     if as_json:
         print_json({"location": location, "groups": rows})
         return
@@ -69,8 +70,7 @@ _FIELD = {"group": "name"}
 
 async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> list[GroupInfo]:
     if is_address(location):
-        token = os.environ.get("WALSTORE_TOKEN") or None
-        async with connect(location, token=token) as wal:
+        async with connect_to(location) as wal:
             await _delete(wal, location, delete, is_confirmed=is_confirmed)
             return await wal.groups()
     if is_url(location):
@@ -109,7 +109,8 @@ def _look(path: Path) -> list[GroupInfo]:
     view = LogSnapshot.open(path)
     try:
         floors = {
-            one.name: one.position for one in list_cursors(view.fs, path, SystemClock().now_us())
+            one.name: one.position
+            for one in list_all_cursors(view.fs, path, SystemClock().now_us())
         }
         found = []
         for name in list_journals(view.fs, path):
@@ -128,6 +129,7 @@ def _fields(info: GroupInfo) -> dict[str, Any]:
         "floor": info.floor,
         "behind": info.behind,
         "in_use": info.statistics is not None,
+        "problem": None if info.problem is None else str(info.problem),
         **{
             name: now.get(name)
             for name in ("lag", "pending", "unsettled", "delivered", "redelivered", "dead")

@@ -1,4 +1,4 @@
-"""LOCATION, a log directory or a store URL: the opened log, and PLACE, a place in it."""
+"""LOCATION, a log directory, an address or a store URL: the opened log, and PLACE, a place in it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from walstore import Batch, OffsetNotWrittenError, OffsetTrimmedError, ReadonlyWal
+from walstore import (
+    Batch,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    ReadonlyWal,
+    RemoteWal,
+    connect,
+)
 from walstore.cli.errors import UsageError
 from walstore.errors import CollectionNotFoundError, LogNotFoundError
 from walstore.records import to_timestamp_us
+from walstore.runtime.resource import Opening
 
 if TYPE_CHECKING:
     from uploader import CloudLog, Collection
 
 _SCHEMES = ("s3", "s3a", "file", "memory")
+_SERVED: Final = re.compile(r"(unix|tcp|tls)://")
+TOKEN_VARIABLE: Final = "WALSTORE_TOKEN"  # noqa: S105 - its name
 
 
 def is_url(location: str) -> bool:
     """Return whether a location is a store URL rather than a directory."""
     return "://" in location
+
+
+def is_address(location: str) -> bool:
+    """Return whether a location is the address of a server."""
+    return _SERVED.match(location) is not None
+
+
+def connect_to(location: str) -> Opening[RemoteWal]:
+    """Connect to a served log, with the token of the environment."""
+    return connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
 
 
 def to_directory(location: str, verb: str) -> Path:
@@ -98,9 +118,12 @@ def check_offset(
 class OpenedLog:
     """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
 
-    def __init__(self, log: ReadonlyWal | CloudLog) -> None:
+    def __init__(self, log: ReadonlyWal | CloudLog | RemoteWal) -> None:
         self._log = log
-        self.limit = log.limit if isinstance(log, ReadonlyWal) else log.tail
+        if isinstance(log, RemoteWal):
+            self.limit = log.visible_limit
+        else:
+            self.limit = log.limit if isinstance(log, ReadonlyWal) else log.tail
         """Offset after the last record that could be read when the log was opened."""
 
     @property
@@ -129,8 +152,11 @@ class OpenedLog:
 
 @asynccontextmanager
 async def open_location(location: str) -> AsyncIterator[OpenedLog]:
-    """Open the log at a directory or store URL for reading; raises the typed errors of both."""
-    if is_url(location):
+    """Open the log at a directory, an address or a store URL for reading; raises the typed errors of each."""
+    if is_address(location):
+        async with connect_to(location) as remote:
+            yield OpenedLog(remote)
+    elif is_url(location):
         from uploader import CloudLog
 
         async with CloudLog.open(location) as log:

@@ -22,6 +22,14 @@ Location = Annotated[
     ),
 ]
 
+AnyLocation = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help="A log directory, the address of a server, or a store URL: s3://bucket/prefix.",
+    ),
+]
+
 Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="A log directory.")]
 
 StoreUrl = Annotated[

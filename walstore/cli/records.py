@@ -15,7 +15,7 @@ import typer
 from walstore import Batch, Record
 from walstore.cli.errors import UsageError
 from walstore.cli.location import check_stream, open_location, parse_place
-from walstore.cli.options import AsJson, Location, Stream
+from walstore.cli.options import AnyLocation, AsJson, Stream
 from walstore.cli.output import to_json, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 
@@ -102,7 +102,7 @@ Examples:
 
 
 def tail(
-    location: Location,
+    location: AnyLocation,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
@@ -162,7 +162,7 @@ Examples:
 
 
 def dump(
-    location: Location,
+    location: AnyLocation,
     *,
     start: _First = "earliest",
     stop: Annotated[

@@ -26,7 +26,7 @@ from walstore.cli.output import (
 )
 from walstore.cli.running import run_async
 from walstore.cli.stored import live_bytes
-from walstore.cursors.directory import list_cursors
+from walstore.cursors.kept import list_all_cursors
 from walstore.files.log_files import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
 from walstore.runtime.clock import SystemClock
@@ -89,7 +89,7 @@ def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
             f"'walstore upload' the log before trimming it to {before}"
         )
     now_us = SystemClock().now_us()
-    cursors = list_cursors(view.fs, view.path, now_us)
+    cursors = list_all_cursors(view.fs, view.path, now_us)
     pins = [Pin(one.position, one.name) for one in cursors if not one.is_expired]
     new_head = plan_trim(
         before,

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
-from walstore import CursorInfo, connect
+from walstore import CursorInfo
 from walstore.cli.inspect import find_holder
-from walstore.cli.location import is_url, to_directory
+from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.stored import live_bytes
-from walstore.cursors.directory import list_cursors
+from walstore.cursors.kept import list_all_cursors
 from walstore.errors import WalError
 from walstore.files.locks import STORE_NAME
 from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.format import segment
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.statistics import CopyStatistics, GroupStatistics
 from walstore.store.directory import directory_of, list_logs
-
-_SERVED: Final = re.compile(r"(unix|tcp|tls)://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +66,6 @@ class Sample:
     def not_shipped(self) -> int | None:
         """How many records are on this disk only; None if it is shipped nowhere."""
         return None if self.uploaded_limit is None else max(0, self.limit - self.uploaded_limit)
-
-
-def is_address(location: str) -> bool:
-    """Return whether a location is the address of a server."""
-    return _SERVED.match(location) is not None
 
 
 Look = Callable[[], Awaitable[list[Sample]]]
@@ -156,7 +147,7 @@ def _sample(path: Path, name: str) -> Sample:
             writer=None if holder is None else holder.note,
             free_bytes=disk.f_bavail * disk.f_frsize,
             newest_us=times[-1] if times else None,
-            cursors=_cursors(list_cursors(view.fs, path, SystemClock().now_us())),
+            cursors=_cursors(list_all_cursors(view.fs, path, SystemClock().now_us())),
         )
     finally:
         view.close()
@@ -170,8 +161,7 @@ def _cursors(found: list[CursorInfo]) -> tuple[tuple[str, int | None, bool], ...
 
 @asynccontextmanager
 async def _open_served(address: str) -> AsyncIterator[Look]:
-    token = os.environ.get("WALSTORE_TOKEN") or None
-    async with connect(address, token=token) as wal:
+    async with connect_to(address) as wal:
 
         async def look() -> list[Sample]:
             now = await wal.statistics()
@@ -185,7 +175,12 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
                 ("not synced", f"{now.durable_lag_seconds * 1e3:.1f} ms"),
                 ("readers", f"{now.readers}, the slowest {now.reader_lag_records} behind"),
             ]
-            for name, text in (("failure", now.failure), ("shipping", now.tier_failure)):
+            notes += [(f"copy at {copy.address}", _state_of(copy)) for copy in now.copies]
+            for name, text in (
+                ("failure", now.failure),
+                ("replication", now.replication_trouble),
+                ("shipping", now.tier_failure),
+            ):
                 if text is not None:
                     notes.append((name, text))
             return [
@@ -204,6 +199,10 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
             ]
 
         yield look
+
+
+def _state_of(copy: CopyStatistics) -> str:
+    return f"{'there' if copy.is_present else 'not there'}, {copy.lag} records behind"
 
 
 @asynccontextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,16 +13,20 @@ from typing import Annotated, Any, Final
 import typer
 
 from walstore import Replication, Wal, WalStore
+from walstore.cli.cluster import open_keys
 from walstore.cli.errors import UsageError
-from walstore.cli.location import open_collection, to_directory, to_url
+from walstore.cli.location import TOKEN_VARIABLE, open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, TakeOver
 from walstore.cli.output import print_result
 from walstore.cli.running import run_async, stop_on_signal
+from walstore.cluster.member import ClusterMember
+from walstore.errors import FencedError
 from walstore.files.locks import STORE_NAME
 from walstore.http import HttpServer, HttpSettings
 from walstore.metrics import PrometheusMetrics
 from walstore.replication.node import ReplicaNode
 from walstore.serve import Server, ServeSettings
+from walstore.topology.session import LEASE_SECONDS
 
 SERVE_EXAMPLES = """\b
 Examples:
@@ -30,12 +35,12 @@ Examples:
   walstore serve data --store --tcp 127.0.0.1:7420
   walstore serve data --store --http 127.0.0.1:7421
   walstore serve copies --replicate --tcp 127.0.0.1:7430
+  walstore serve copies --cluster etcd://127.0.0.1:2379 --tcp 127.0.0.1:7430
   walstore serve data/orders --replica tcp://127.0.0.1:7430 --replica tcp://127.0.0.1:7431
   WALSTORE_TOKEN=... walstore serve data/orders --tcp 0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
 """
 
 SOCKET_NAME: Final = "serve.sock"
-TOKEN_VARIABLE: Final = "WALSTORE_TOKEN"  # noqa: S105 - its name
 
 
 def serve(
@@ -97,6 +102,38 @@ def serve(
             help="DIRECTORY holds copies of other machines' logs, for their primaries.",
         ),
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ETCD",
+            help="Be a machine of the cluster that shares this etcd; see docs/cluster.md.",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            "--advertise",
+            metavar="ADDRESS",
+            help="With --cluster: where the others reach this machine; else where it listens.",
+        ),
+    ] = None,
+    zone: Annotated[
+        str,
+        typer.Option(
+            "--zone", metavar="NAME", help="With --cluster: what fails together with this machine."
+        ),
+    ] = "",
+    lease_seconds: Annotated[
+        int,
+        typer.Option(
+            "--lease-seconds",
+            metavar="N",
+            min=1,
+            max=3600,
+            help="With --cluster: how long the others wait for it once it is silent.",
+        ),
+    ] = LEASE_SECONDS,
     replicas: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,20 +168,27 @@ def serve(
     A token that clients must give is taken from the environment, WALSTORE_TOKEN.
     """
     directory = to_directory(path, "serve")
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key belong together")
-    if tls_cert is not None and tcp is None and http is None:
-        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
-    if allow_origins and http is None:
-        raise UsageError("--allow-origin needs --http HOST:PORT")
-    if collections and http is None:
-        raise UsageError("--collection needs --http HOST:PORT")
-    if take_over and tier is None:
-        raise UsageError("--take-over needs --tier URL")
-    if replicate and (replicas or store or tier or http):
-        raise UsageError("--replicate goes without --replica, --store, --tier and --http")
-    if replicas and (store or tier):
-        raise UsageError("--replica goes without --store and --tier")
+    _check_options(
+        has_certificate=tls_cert is not None,
+        is_complete=(tls_cert is None) is (tls_key is None),
+        listens=tcp is not None or http is not None,
+        given={
+            name: bool(value)
+            for name, value in {
+                "--cluster": cluster,
+                "--replicate": replicate,
+                "--replica": replicas,
+                "--store": store,
+                "--tier": tier,
+                "--http": http,
+                "--allow-origin": allow_origins,
+                "--collection": collections,
+                "--take-over": take_over,
+                "--advertise": advertise,
+                "--zone": zone,
+            }.items()
+        },
+    )
     shared: dict[str, Any] = {
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
@@ -163,6 +207,11 @@ def serve(
             "allow_origins": allow_origins or (),
             "settings": HttpSettings(drain_seconds=drain_seconds),
         }
+    if cluster is not None:
+        options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
+        options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
+        run_async(_serve_cluster(directory, cluster, places, options, advertise, as_json=as_json))
+        return
     if replicate:
         run_async(_serve_copies(directory, places, as_json=as_json))
         return
@@ -181,6 +230,37 @@ def serve(
             as_json=as_json,
         )
     )
+
+
+_NEEDED: Final = {
+    "--allow-origin": "--http HOST:PORT",
+    "--collection": "--http HOST:PORT",
+    "--take-over": "--tier URL",
+    "--advertise": "--cluster ETCD",
+    "--zone": "--cluster ETCD",
+}
+_EXCLUDED: Final = {
+    "--cluster": ("--replicate", "--replica", "--store", "--tier", "--http"),
+    "--replicate": ("--replica", "--store", "--tier", "--http"),
+    "--replica": ("--store",),
+}
+
+
+def _check_options(
+    *, has_certificate: bool, is_complete: bool, listens: bool, given: dict[str, bool]
+) -> None:
+    """Raise UsageError for options that need others, or go without them."""
+    if not is_complete:
+        raise UsageError("--tls-cert and --tls-key belong together")
+    if has_certificate and not listens:
+        raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
+    for option, needed in _NEEDED.items():
+        if given[option] and not given[needed.partition(" ")[0]]:
+            raise UsageError(f"{option} needs {needed}")
+    for option, others in _EXCLUDED.items():
+        if given[option] and any(given[other] for other in others):
+            names = f"{', '.join(others[:-1])} and {others[-1]}"
+            raise UsageError(f"{option} goes without {names}")
 
 
 async def _serve(
@@ -226,7 +306,24 @@ async def _serve(
         done = {"serving": str(directory), "store": is_store, "addresses": addresses}
         fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
+        await _until_stopped(stop, logs)
+
+
+async def _until_stopped(stop: asyncio.Event, logs: Wal | WalStore) -> None:
+    """Return on a signal, or when the log has closed itself: another program shall serve it then."""
+    if isinstance(logs, Wal):
+        await _first_of(stop.wait(), logs.wait_closing())
+    else:
         await stop.wait()
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when the first of some waits does; the others are cancelled."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(wait) for wait in waits]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
 
 
 async def _serve_copies(directory: Path, places: dict[str, Any], *, as_json: bool) -> None:
@@ -239,6 +336,32 @@ async def _serve_copies(directory: Path, places: dict[str, Any], *, as_json: boo
         fields = [("copies", str(directory)), *(("at", address) for address in addresses)]
         print_result(done, fields, as_json=as_json)
         await stop.wait()
+
+
+async def _serve_cluster(
+    directory: Path,
+    cluster: str,
+    places: dict[str, Any],
+    options: dict[str, Any],
+    advertise: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stop = stack.enter_context(stop_on_signal())
+        keys = await stack.enter_async_context(open_keys(cluster))
+        member = await stack.enter_async_context(ClusterMember.open(directory, keys, **options))
+        server = await stack.enter_async_context(Server.open(None, cluster=member, **places))
+        addresses = [str(address) for address in server.addresses]
+        place = addresses[-1] if advertise is None else advertise
+        await member.join(place)
+        done = {"member": str(directory), "addresses": addresses, "advertised": place}
+        fields = [("member", str(directory)), *(("at", address) for address in addresses)]
+        print_result(done, fields, as_json=as_json)
+        await _first_of(stop.wait(), member.wait_closing())
+        await member.leave()
+        if member.is_replaced:
+            raise FencedError(f"another program serves a cluster at {place}; this one has left it")
 
 
 def _replication(addresses: Sequence[str], shared: dict[str, Any]) -> Replication:

@@ -5,14 +5,14 @@ Names lack the suffix ``_total`` that Prometheus adds to counters; see :attr:`Me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
 from walstore.runtime.metric import Labels, Merge, Metric, MetricKind, Reader, Scope
-from walstore.runtime.statistics import Statistics
+from walstore.runtime.statistics import CopyStatistics, Statistics
 
 SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
@@ -70,6 +70,10 @@ def _of_groups(field: str) -> Reader:
     return lambda statistics: {(name,): get(one) for name, one in statistics.groups.items()}
 
 
+def _of_copies(read: Callable[[CopyStatistics], float]) -> Reader:
+    return lambda statistics: {(one.address,): read(one) for one in statistics.copies}
+
+
 def _of_upload(field: str) -> Reader:
     """Read a field of what is known of shipping; nothing for a log that is not shipped."""
     get = attrgetter(field)
@@ -83,6 +87,11 @@ def _of_upload(field: str) -> Reader:
 def _group(kind: MetricKind, name: str, text: str, field: str) -> Metric:
     merge = Merge.MAX if kind is MetricKind.GAUGE else Merge.SUM
     return _metric(kind, f"group_{name}", text, _of_groups(field), labels=("group",), merge=merge)
+
+
+def _replicated(statistics: Statistics) -> dict[Labels, float]:
+    limit = statistics.replicated_limit
+    return {} if limit is None else {(): limit}
 
 
 def _offset(field: str, text: str) -> Metric:
@@ -141,6 +150,11 @@ METRICS: Final = (
         "1 if shipping to the cloud has ended while the log continues, else 0.",
         lambda statistics: {(): int(statistics.tier_failure is not None)},
     ),
+    _gauge(
+        "replication_failed",
+        "1 if too few copies of a replicated log are there to acknowledge anything, else 0.",
+        lambda statistics: {(): int(statistics.replication_trouble is not None)},
+    ),
     _counter("appended_records", "Records written by commits."),
     _counter("appended_bytes", "Bytes of frames written by commits."),
     _counter("commits", "Commits: writes, each with a sync unless the log's policy syncs later."),
@@ -162,6 +176,12 @@ METRICS: Final = (
     _offset("local_head", "First offset on local disk."),
     _offset("tail", "Next offset to be assigned."),
     _offset("durable_limit", "Every offset below it is on disk."),
+    _gauge(
+        "replicated_limit_offset",
+        "Every offset below it is on enough machines; of a replicated log.",
+        _replicated,
+        merge=Merge.LEAVE_OUT,
+    ),
     _offset("uploaded_limit", "Every offset below it is named by the cloud tier's manifest."),
     _gauge("segments", "Segment files on local disk, the active one included."),
     _gauge("cache_bytes", "Bytes of batches in memory."),
@@ -247,5 +267,19 @@ METRICS: Final = (
         "redelivered",
     ),
     _group(MetricKind.COUNTER, "dead_letters", "Records that became dead letters.", "dead"),
+    _gauge(
+        "copy_present",
+        "1 if the copy of a replicated log at a node is connected and has caught up, else 0.",
+        _of_copies(lambda copy: copy.is_present),
+        labels=("copy",),
+        merge=Merge.MAX,
+    ),
+    _gauge(
+        "copy_lag_records",
+        "Records on the primary's disk that are not on that of a copy, as far as is known.",
+        _of_copies(lambda copy: copy.lag),
+        labels=("copy",),
+        merge=Merge.MAX,
+    ),
 )
 """All but the histograms; those about the process come first."""

@@ -18,7 +18,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.format.packed import MOST_SEQUENCE
-from walstore.records import AnyDurability, Durability
+from walstore.records import AnyDurability
 from walstore.remote.client import Client, Fate
 from walstore.remote.outbox import Outbox
 from walstore.remote.source import LogMirror
@@ -103,7 +103,7 @@ async def append_group(
         is_write=True,
     )
     log.mirror.registers = registers
-    log.mirror.note_appended(limit, is_durable=level is not Durability.MEMORY)
+    log.mirror.note_appended(limit, level)
     return range(start, limit)
 
 

@@ -23,7 +23,9 @@ from walstore.errors import (
     WalError,
 )
 from walstore.ports import Clock
+from walstore.remote.question import Question
 from walstore.remote.server_connection import ServerConnection, check_version, connect_to
+from walstore.remote.server_search import FoundServer, find_server
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.wire.address import Address
@@ -34,6 +36,12 @@ logger = logging.getLogger("walstore")
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_SILENCE_SECONDS: Final = 10.0
+"""How long a server says nothing, while requests wait for it, until it is asked something: a reader waits
+longer for records, and asking every few seconds costs nobody anything."""
+_LOOK_SECONDS: Final = 1.0
+"""The same with several addresses, and how often the others are asked while there is no answer. Also how
+often is looked whether what was asked has left this program, behind what was sent before it."""
 
 Answer = tuple[Any, memoryview]
 """Head and payload of an answer."""
@@ -79,7 +87,7 @@ class Client:
 
     def __init__(
         self,
-        address: Address,
+        addresses: Sequence[Address],
         *,
         token: str | None,
         tls: ssl.SSLContext | None,
@@ -90,12 +98,15 @@ class Client:
         make_tag: Callable[[], bytes],
         service: str | None = None,
     ) -> None:
-        self.address = address
-        """Where the server is."""
+        self.address = addresses[0]
+        """Where the server is; of several places the one where it was found last."""
         self.welcome: dict[str, Any] = {}
         """What the server said of itself and the log, on the newest connection."""
         self.on_welcome: Callable[[dict[str, Any]], None] = lambda _: None
         """Called with it for each connection."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when a connection is lost, after its requests were told."""
+        self._addresses = addresses
         self._token = token
         self._tls = tls
         self._log = log
@@ -109,6 +120,11 @@ class Client:
         self._requests: dict[int, PendingRequest] = {}
         self._link: ServerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._is_doubtful = False
+        """Whether the server lately said that it cannot do something for want of others."""
+        self._newest_epoch = 0
+        """Of the log, as far as this client knows."""
         self._failure: WalError | None = None
         self._refusal: str | None = None
         """Why the server ends the connection, if it said so."""
@@ -126,7 +142,11 @@ class Client:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                self._join(*await self._new_link(deadline - self._clock.monotonic()))
+                self._join(await self._new_link(deadline - self._clock.monotonic()))
+                if self._service is None:  # other services have a patience of their own
+                    self._watching = asyncio.get_running_loop().create_task(
+                        self._watch(), name=f"walstore watch of {self._log or 'a log'}"
+                    )
                 return
             except WalError as error:
                 if not error.retriable or self._clock.monotonic() + pause_seconds >= deadline:
@@ -225,14 +245,17 @@ class Client:
                 await asyncio.wait(waiting)
         finally:  # also if the caller does not wait any longer
             self._fail(WalClosedError("the connection is closed"))
-            connecting, self._connecting = self._connecting, None
-            if connecting is not None:
-                connecting.cancel()
+            tasks = [task for task in (self._connecting, self._watching) if task is not None]
+            self._connecting = self._watching = None
+            for task in tasks:
+                task.cancel()
             link, self._link = self._link, None
-            if link is not None:
+            if link is not None and link.unsent_bytes:
+                link.abort()  # nobody waits for it, and it may take for ever
+            elif link is not None:
                 link.close()
-        if connecting is not None:
-            await asyncio.wait([connecting])
+        if tasks:
+            await asyncio.wait(tasks)
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
@@ -246,46 +269,111 @@ class Client:
 
     # -- connections -------------------------------------------------------------------------
 
-    async def _new_link(self, seconds: float) -> tuple[ServerConnection, dict[str, Any]]:
+    async def _new_link(self, seconds: float) -> FoundServer:
+        return await find_server(self._addresses, lambda address: self._link_to(address, seconds))
+
+    async def _link_to(self, address: Address, seconds: float) -> FoundServer:
         made: list[ServerConnection] = []
 
         def lost(why: str) -> None:
             self._on_lost(made, why)
 
         link, welcome = await connect_to(
-            self.address,
+            address,
             token=self._token,
             log=self._log,
             tls=self._tls,
             on_message=self._on_message,
             on_lost=lost,
+            monotonic=self._clock.monotonic,
             seconds=seconds,
             service=self._service,
+            is_direct=len(self._addresses) > 1,
         )
         made.append(link)
+        server = FoundServer(address, link, welcome)
         try:
-            check_version(welcome, self.address)
-            known = self.welcome.get("log", {}).get("log_id")
-            found = welcome.get("log", {}).get("log_id")
-            if known is not None and found != known:
-                raise WalClosedError(
-                    f"the server at {self.address} now serves another log ({found}, not {known}); "
-                    "connect again to use that one",
-                    reason="failed",
-                )
+            check_version(welcome, address)
+            self._check_log(server)
         except BaseException:
             link.abort()
             raise
-        return link, welcome
+        return server
 
-    def _join(self, link: ServerConnection, welcome: dict[str, Any]) -> None:
+    def _check_log(self, server: FoundServer) -> None:
+        """Raise unless it is the log of the last connection, and no older state of it."""
+        known = self.welcome.get("log", {}).get("log_id")
+        found = server.welcome.get("log", {}).get("log_id")
+        if known is not None and found != known:
+            raise WalClosedError(
+                f"the server at {server.address} now serves another log ({found}, not {known}); "
+                "connect again to use that one",
+                reason="failed",
+            )
+        if server.epoch < self._newest_epoch:
+            raise StorageUnavailableError(
+                f"the server at {server.address} has the log of epoch {server.epoch}, and epoch "
+                f"{self._newest_epoch} was seen: another program took it over, or it is an old copy"
+            )
+
+    def _join(self, server: FoundServer) -> None:
         """Use a new connection: first for what has no answer yet, in the order in which it was asked."""
-        self.welcome = welcome
-        self.on_welcome(welcome)
+        self.address, link, self.welcome = server
+        self._newest_epoch = max(self._newest_epoch, server.epoch)
+        self.on_welcome(self.welcome)
         self._link, self._refusal = link, None
         for request in self._requests.values():
             request.is_sent = True
             link.send(request.message)
+
+    async def _watch(self) -> None:
+        """Notice that the connection is dead; and with several addresses a takeover while the last server
+        stands still, or is cut off, from here or its copies."""
+        has_others = len(self._addresses) > 1
+        pause = _LOOK_SECONDS if has_others else _SILENCE_SECONDS
+        question: Question | None = None
+        left = pause
+        while self._failure is None:
+            await self._clock.sleep(left if left > 0 else pause)
+            left = pause
+            now, link = self._clock.monotonic(), self._link
+            if question is not None and question.is_settled(link):
+                question = None
+            if has_others and self._is_doubtful:
+                self._is_doubtful = False
+                await self._look_elsewhere()
+            elif link is None:
+                continue
+            elif question is None:
+                left = link.heard_at + pause - now
+                if left <= 0 and (has_others or self._requests):
+                    future = self.send(Kind.CALL, ["limits", []]).future
+                    question = Question(link, future, now)
+            else:
+                left = question.seconds_left(now)
+                if left <= 0:
+                    self._leave(link, "the server says nothing any more")
+                elif has_others:
+                    await self._look_elsewhere()
+            if question is not None and (has_others or not question.has_left):
+                left = _LOOK_SECONDS
+
+    def _leave(self, link: ServerConnection, why: str) -> None:
+        link.abort()
+        self._on_lost([link], why)
+
+    async def _look_elsewhere(self) -> None:
+        """Leave the server if another one has a newer epoch of the log."""
+        others = [address for address in self._addresses if address != self.address]
+        try:
+            server = await find_server(others, lambda one: self._link_to(one, _LOOK_SECONDS))
+        except WalError:
+            return  # nobody took the log over, as far as one can see
+        server.link.abort()
+        left = self._link
+        if server.epoch > self._newest_epoch and left is not None:
+            self._newest_epoch = server.epoch
+            self._leave(left, f"{server.address} has taken over the log")
 
     def _on_lost(self, made: Sequence[ServerConnection], why: str) -> None:
         if self._link is None or self._link not in made:
@@ -302,6 +390,7 @@ class Client:
         if self._failure is None:
             logger.info("the connection to %s is lost: %s", self.address, why)
             self._reconnect()
+        self.on_lost()
 
     def _reconnect(self) -> None:
         if self._connecting is None or self._connecting.done():
@@ -316,7 +405,7 @@ class Client:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                link, welcome = await self._new_link(self._connect_seconds)
+                server = await self._new_link(self._connect_seconds)
             except WalError as error:
                 if not error.retriable:
                     self._fail(error)
@@ -326,7 +415,7 @@ class Client:
                     return
             else:
                 self.reconnects += 1
-                self._join(link, welcome)
+                self._join(server)
                 return
             # Not all clients of a restarted server at the same moment.
             await self._clock.sleep(pause_seconds * (0.5 + self.make_tag()[0] / 512))
@@ -376,7 +465,9 @@ class Client:
         if message.kind == Kind.DONE:
             request.future.set_result((message.head, message.payload))
         else:
-            _set_error(request.future, unpack_error(message.head))
+            error = unpack_error(message.head)
+            self._is_doubtful |= isinstance(error, StorageUnavailableError)
+            _set_error(request.future, error)
 
 
 def _set_error(future: asyncio.Future[Answer], error: Exception) -> None:

@@ -13,14 +13,28 @@ from walstore.wire.groups import pack_settings, unpack_jobs
 
 _WAIT_SECONDS: Final = 30.0
 """How long the server waits for a job before it answers without any."""
+_HELD_AT_ONCE: Final = 10_000
+"""Jobs in one message."""
 
 
 class RemoteGroup:
-    """A group at the server. Keeps nothing: each call says which group it is about."""
+    """A group at the server, for one member. Each call says which group it is about.
+
+    A server that was restarted knows which jobs are leased, and not to whom. So the jobs that the member has
+    are kept here, for the call that gives them back.
+    """
 
     def __init__(self, client: Client, name: str, settings: GroupSettings) -> None:
         self._client = client
         self._group = [name, pack_settings(settings)]
+        self._most_held = settings.max_ack_pending
+        self._held: dict[int, int] = {}
+        """Deliveries of the jobs that were neither settled nor given back, by offset, oldest lease first."""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """As of :class:`walstore.groups.group.GroupBackend`."""
+        return str(self._client.welcome["log"]["log_id"]), str(self._group[0])
 
     async def open(self) -> None:
         """Make the group usable; raises as the server's."""
@@ -36,28 +50,44 @@ class RemoteGroup:
             jobs = unpack_jobs(await self._call("take", member, most, seconds))
             if left is not None:
                 left -= seconds
+            for record, deliveries in jobs:
+                self._hold(record.offset, deliveries)
             if jobs or (left is not None and left <= 0):
                 return jobs
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably; sent again if the connection is lost."""
         await self._call("settle", list(offsets), is_write=True)
+        for offset in offsets:
+            self._held.pop(offset, None)
 
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a lease early."""
         await self._call("give_back", offset, deliveries, delay_seconds, is_write=True)
+        if self._held.get(offset) == deliveries:
+            del self._held[offset]
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a lease anew."""
         await self._call("extend", offset, deliveries, is_write=True)
+        self._hold(offset, deliveries)
 
     async def leave(self, member: bytes) -> None:
         """Give back all that a member holds."""
-        await self._call("leave", member, is_write=True)
+        held, self._held = [list(one) for one in self._held.items()], {}
+        for low in range(0, max(len(held), 1), _HELD_AT_ONCE):
+            await self._call("leave", member, held[low : low + _HELD_AT_ONCE], is_write=True)
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
         return GroupStatistics(**await self._call("statistics"))
+
+    def _hold(self, offset: int, deliveries: int) -> None:
+        """Note a lease that begins now. A group has a limited number; of more, the oldest have ended."""
+        self._held.pop(offset, None)
+        self._held[offset] = deliveries
+        while len(self._held) > self._most_held:
+            del self._held[next(iter(self._held))]
 
     async def _call(self, verb: str, *arguments: object, is_write: bool = False) -> Any:
         return await self._client.call("group", verb, *self._group, *arguments, is_write=is_write)

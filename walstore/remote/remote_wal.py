@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -33,13 +33,14 @@ from walstore.remote.client import Client
 from walstore.remote.cursors import RemoteCursor, RemoteCursors
 from walstore.remote.group import RemoteGroup
 from walstore.remote.outbox import Outbox
+from walstore.remote.server_search import epoch_of
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.remote.transaction import RemoteTransaction, check_size
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening, warn_unclosed
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics, unpack_statistics
 from walstore.settings import parse_durability
-from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text
+from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text, as_token
 from walstore.wire.address import Address, parse_address
 
 _READ_BYTES: Final = 1 << 20
@@ -48,7 +49,7 @@ _HEAD_BYTES: Final = 1 << 20
 
 
 def connect(
-    address: str,
+    address: str | Sequence[str],
     *,
     log: str | None = None,
     token: str | None = None,
@@ -68,17 +69,25 @@ def connect(
 
     A lost connection is made again. Requests wait for that up to ``reconnect_seconds``, then they raise
     StorageUnavailableError; later ones try again. What may be repeated is sent again. An append that
-    was on its way raises OutcomeUnknownError, unless it went through :meth:`RemoteWal.producer`.
+    was on its way raises OutcomeUnknownError, unless it went through :meth:`RemoteWal.producer`. A connection
+    is lost, too, if the server says nothing for 20 seconds while requests wait for it.
 
-    Raises TypeError or InvalidSettingsError at once for an address that is none. Connecting raises
-    StorageUnavailableError if no server answers, AccessDeniedError for a wrong token or certificate,
-    FormatVersionError for a server of another version, LogNotFoundError for a log it does not have.
+    Of a replicated log give the addresses of all machines that may become its primary. All are asked at
+    once, and the one that has the log is used. If it is lost, or says nothing for two seconds while another
+    one has the log with a newer epoch, the client goes on there.
+
+    Raises TypeError or InvalidSettingsError at once for an address, a name or a token that is none.
+    Connecting raises StorageUnavailableError if no server answers, AccessDeniedError for a wrong token or
+    certificate, FormatVersionError for a server of another version, LogNotFoundError for a log it does not
+    have.
     """
-    place = parse_address(address)
-    if log is not None and place.log not in (None, log):
-        raise InvalidSettingsError(f"two logs: {log!r}, and {place.log!r} in the address")
-    if token is not None and not place.is_local and place.scheme != "tls":
-        raise InvalidSettingsError(f"a token would be readable on the way to {place}: use tls://")
+    places, named = _places(address, log)
+    token = None if token is None else as_token(token)
+    for place in places:
+        if token is not None and not place.is_local and place.scheme != "tls":
+            raise InvalidSettingsError(
+                f"a token would be readable on the way to {place}: use tls://"
+            )
     seconds = as_seconds(connect_seconds, "connect_seconds")
     patience = as_seconds(reconnect_seconds, "reconnect_seconds")
     if not seconds > 0 or patience < 0:
@@ -89,10 +98,10 @@ def connect(
 
     async def connect_it() -> RemoteWal:
         client = Client(
-            place,
+            places,
             token=token,
             tls=tls,
-            log=place.log if log is None else log,
+            log=named,
             connect_seconds=seconds,
             reconnect_seconds=patience,
             clock=used,
@@ -102,6 +111,23 @@ def connect(
         return RemoteWal(client, used)
 
     return Opening(connect_it)
+
+
+def _places(address: str | Sequence[str], log: str | None) -> tuple[list[Address], str | None]:
+    """Return where the log may be, and its name if there is one."""
+    given = [address] if isinstance(address, str) or not isinstance(address, Sequence) else address
+    places = [parse_address(one) for one in given]
+    if not places or len(set(map(str, places))) < len(places):
+        raise InvalidSettingsError("give one address, or several different ones")
+    given_names = [*(place.log for place in places), log]
+    try:
+        names = {as_text(name, "a name of a log") for name in given_names if name is not None}
+    except ValueError as error:
+        raise InvalidSettingsError(str(error)) from None
+    if len(names) > 1:
+        first, second, *_ = sorted(map(repr, names))
+        raise InvalidSettingsError(f"two logs: {first}, and {second} in the address")
+    return places, names.pop() if names else None
 
 
 class RemoteWal(GroupMixin):
@@ -133,7 +159,7 @@ class RemoteWal(GroupMixin):
             int(about["channel_bytes"]), int(client.welcome["message_bytes"]) - _HEAD_BYTES
         )
         """Largest atomic group; more needs a :meth:`transaction`."""
-        self._durability = Durability(about["durability"])
+        self.mirror.durability = Durability(about["durability"])
         self.outbox = Outbox(client, budget_bytes=int(client.welcome["credit_bytes"]))
         """Not for callers."""
         self._clock = clock
@@ -162,8 +188,7 @@ class RemoteWal(GroupMixin):
         record = make_record(value, key, stream, headers, timestamp_us)
         check_size(record.size_bytes - RECORD_OVERHEAD_BYTES, self.max_record_bytes)
         offset = await self.outbox.append(record, level)
-        is_durable = (level or self._durability) is not Durability.MEMORY
-        self.mirror.note_appended(offset + 1, is_durable=is_durable)
+        self.mirror.note_appended(offset + 1, level)
         return offset
 
     async def append_many(
@@ -363,7 +388,7 @@ class RemoteWal(GroupMixin):
 
     @property
     def address(self) -> Address:
-        """Where the server is."""
+        """Where the server is; of several places the one where it was found last."""
         return self.client.address
 
     @property
@@ -397,6 +422,16 @@ class RemoteWal(GroupMixin):
         return self.mirror.visible_limit
 
     @property
+    def durability(self) -> Durability:
+        """Level of an append that names none, as last heard."""
+        return self.mirror.durability
+
+    @property
+    def replicated_limit(self) -> int | None:
+        """Every offset below it is on enough machines, as last heard; None if the log is not replicated."""
+        return self.mirror.replicated_limit
+
+    @property
     def uploaded_limit(self) -> int:
         """Every offset below it is named by the cloud tier's manifest; as last heard."""
         return self.mirror.uploaded_limit
@@ -427,6 +462,7 @@ class RemoteWal(GroupMixin):
         """End the connection once the appends on their way are answered. Twice is allowed.
 
         The log stays open at the server. If cancelled, appends on their way end with an unknown outcome.
+        Waiting takes no longer than to notice that the connection is lost, and to connect again.
         """
         self.outbox.flush()
         await self.client.aclose()
@@ -451,7 +487,7 @@ class RemoteWal(GroupMixin):
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
         about = _about(welcome)
-        self.mirror.hear(about["limits"])
+        self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]
 
 

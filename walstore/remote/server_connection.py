@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -27,17 +29,28 @@ from walstore.wire.message import (
 _GREETING: Final = 0
 _CLOSED: Final = "the server closed the connection"
 _MOST_ANSWER_BYTES: Final = 1 << 30
+_BYTES_ACKED: Final = 120
+"""Where ``tcpi_bytes_acked`` is in the ``struct tcp_info`` of Linux."""
+_TCP_INFO_BYTES: Final = _BYTES_ACKED + 8
 
 
 class ServerConnection(asyncio.Protocol):
     """A connection to a server. Belongs to one event loop."""
 
     def __init__(
-        self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]
+        self,
+        on_message: Callable[[Message], None],
+        on_lost: Callable[[str], None],
+        monotonic: Callable[[], float],
     ) -> None:
         """Pass each answer to ``on_message``, and why the connection ended to ``on_lost``, once."""
         self._on_message = on_message
         self._on_lost = on_lost
+        self._monotonic = monotonic
+        self.heard_at = monotonic()
+        """When something of the server arrived last."""
+        self.received_bytes = self.sent_bytes = 0
+        """Of messages, whole or not; what was sent may still be here."""
         self._decoder = Decoder(most_bytes=_MOST_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -52,6 +65,8 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass on what arrived."""
+        self.heard_at = self._monotonic()
+        self.received_bytes += len(data)
         try:
             for message in self._decoder.feed(data):
                 self._take(message)
@@ -74,10 +89,11 @@ class ServerConnection(asyncio.Protocol):
     def send(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write a message. After the connection ended it goes nowhere; ``on_lost`` is called."""
         if self._transport is not None and not self._transport.is_closing():
+            self.sent_bytes += sum(map(len, pieces))
             self._transport.writelines(pieces)
 
     async def greet(
-        self, token: str | None, log: str | None, service: str | None
+        self, token: str | None, log: str | None, service: str | None, *, is_direct: bool
     ) -> dict[str, Any]:
         """Introduce this client and return what the server says of itself and of the log.
 
@@ -86,11 +102,33 @@ class ServerConnection(asyncio.Protocol):
         greeting = {"version": VERSION, "token": token, "log": log}
         if service is not None:
             greeting["service"] = service
+        if is_direct:
+            greeting["direct"] = True
         self.send(encode(Kind.HELLO, _GREETING, greeting))
         welcome = await self._welcome
         if not isinstance(welcome, dict):
             raise StorageUnavailableError("the server's greeting is none")
         return welcome
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits in this program until the system takes it."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def has_left(self, end: int) -> bool:
+        """Return whether the first ``end`` of the bytes that were sent have left this program."""
+        return self.sent_bytes - self.unsent_bytes >= end
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Numbers that change while something leaves this program, or reaches the other side.
+
+        The second one is for TLS, whose transport does not tell how much waits below it.
+        """
+        sock = None
+        if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+        return self.sent_bytes - self.unsent_bytes, 0 if sock is None else _acknowledged_bytes(sock)
 
     def close(self) -> None:
         """End the connection once what is written has been sent."""
@@ -118,6 +156,19 @@ class ServerConnection(asyncio.Protocol):
             self._welcome.exception()  # the caller may have given up
 
 
+def _acknowledged_bytes(sock: Any) -> int:
+    """Return how much of what was sent the other side's system has, by TCP; 0 if it is not known."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:  # no TCP, or it is closed
+        return 0
+    if len(info) < _TCP_INFO_BYTES:
+        return 0
+    return int.from_bytes(info[_BYTES_ACKED : _BYTES_ACKED + 8], sys.byteorder)
+
+
 async def connect_to(
     address: Address,
     *,
@@ -126,12 +177,14 @@ async def connect_to(
     tls: ssl.SSLContext | None,
     on_message: Callable[[Message], None],
     on_lost: Callable[[str], None],
+    monotonic: Callable[[], float],
     seconds: float,
     service: str | None = None,
+    is_direct: bool = False,
 ) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
 
-    ``service`` asks for something else than a log.
+    ``service`` asks for something else than a log, ``is_direct`` for a server that has the log itself.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
@@ -140,7 +193,7 @@ async def connect_to(
     link: ServerConnection | None = None
 
     def make() -> ServerConnection:
-        return ServerConnection(on_message, on_lost)
+        return ServerConnection(on_message, on_lost, monotonic)
 
     try:
         async with asyncio.timeout(seconds):
@@ -152,7 +205,7 @@ async def connect_to(
                 )
             else:
                 _, link = await loop.create_connection(make, address.host, address.port)
-            return link, await link.greet(token, log, service)
+            return link, await link.greet(token, log, service, is_direct=is_direct)
     except BaseException as error:
         if link is not None:
             link.abort()

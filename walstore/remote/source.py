@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError
+from walstore.records import Durability
 from walstore.remote.client import Client, Fate
 from walstore.wire.message import Kind, ProtocolViolationError
 from walstore.wire.records import unpack_batches
@@ -17,12 +18,15 @@ _READ_BYTES: Final = 1 << 20
 
 
 class LogMirror:
-    """The limits and registers of a served log, as last heard. Limits never go back."""
+    """The limits and registers of a served log, as last heard. Limits go back with a new epoch only."""
 
     __slots__ = (
+        "durability",
         "durable_limit",
+        "epoch",
         "head",
         "registers",
+        "replicated_limit",
         "tail",
         "tier_head",
         "uploaded_limit",
@@ -32,26 +36,54 @@ class LogMirror:
     def __init__(self) -> None:
         self.head = self.tail = self.durable_limit = self.visible_limit = self.uploaded_limit = 1
         self.tier_head: int | None = None
+        self.replicated_limit: int | None = None
         self.registers: Mapping[str, str] = {}
+        self.durability = Durability.DISK
+        """Level of an append that names none."""
+        self.epoch = 0
+
+    def begin(self, limits: Any, epoch: int) -> None:
+        """Take over what a server said when it greeted: what is not durable may be gone in a new epoch."""
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self.tail = self.durable_limit = self.visible_limit = 1
+            self.replicated_limit = None
+        self.hear(limits)
 
     def hear(self, limits: Any) -> None:
         """Take over what the server said: see :func:`walstore.serve.calls.limits`."""
         match limits:
-            case [int(head), int(tail), int(durable), int(visible), int(uploaded), tier_head]:
+            case [
+                int(head),
+                int(tail),
+                int(durable),
+                int(visible),
+                int(uploaded),
+                tier_head,
+                replicated,
+            ]:
                 self.head = max(self.head, head)
                 self.tail = max(self.tail, tail)
                 self.durable_limit = max(self.durable_limit, durable)
                 self.visible_limit = max(self.visible_limit, visible)
                 self.uploaded_limit = max(self.uploaded_limit, uploaded)
                 self.tier_head = tier_head
+                if replicated is not None:
+                    self.replicated_limit = max(self.replicated_limit or 1, replicated)
             case _:
                 raise StorageUnavailableError("the server's limits of the log are none")
 
-    def note_appended(self, limit: int, *, is_durable: bool) -> None:
-        """Take over that this client appended below ``limit``."""
+    def note_appended(self, limit: int, level: Durability | None) -> None:
+        """Take over that this client appended below ``limit``; None is the log's own level."""
+        level = level or self.durability
         self.tail = max(self.tail, limit)
-        if is_durable:
-            self.durable_limit = max(self.durable_limit, limit)
+        if level is Durability.MEMORY:
+            return
+        self.durable_limit = max(self.durable_limit, limit)
+        if self.replicated_limit is None:
+            self.visible_limit = max(self.visible_limit, limit)
+        elif level is not Durability.DISK:
+            self.replicated_limit = max(self.replicated_limit, limit)
             self.visible_limit = max(self.visible_limit, limit)
 
 

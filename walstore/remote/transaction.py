@@ -21,7 +21,7 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.records import AnyDurability, Durability
+from walstore.records import AnyDurability
 from walstore.remote.client import Fate
 from walstore.runtime.error_mapping import copy_error
 from walstore.settings import parse_durability
@@ -169,7 +169,7 @@ class RemoteTransaction:
             raise self._refused(error) from None
         self._span = range(start, limit)
         self._log.mirror.registers = registers
-        self._log.mirror.note_appended(limit, is_durable=self._level is not Durability.MEMORY)
+        self._log.mirror.note_appended(limit, self._level)
 
     async def _begin(self) -> None:
         if not self._is_begun:

@@ -17,7 +17,7 @@ from walstore.groups.settings import check_group_name
 from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
 from walstore.wire.errors import pack_error
-from walstore.wire.groups import pack_jobs, unpack_settings
+from walstore.wire.groups import pack_jobs, unpack_held, unpack_settings
 from walstore.wire.message import ProtocolViolationError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def limits(wal: Wal) -> list[int | None]:
         wal.visible_limit,
         wal.uploaded_limit,
         wal.tier_head,
+        wal.replicated_limit,
     ]
 
 
@@ -43,6 +44,7 @@ async def describe(wal: Wal) -> dict[str, Any]:
     settings = wal.settings
     return {
         "log_id": wal.log_id,
+        "epoch": wal.statistics().epoch,
         "path": str(wal.path).encode(errors="surrogateescape"),
         "durability": wal.durability.value,
         "max_record_bytes": settings.max_record_bytes,
@@ -50,6 +52,10 @@ async def describe(wal: Wal) -> dict[str, Any]:
         "limits": limits(wal),
         "registers": dict(wal.registers),
     }
+
+
+async def _limits(wal: Wal) -> list[int | None]:
+    return limits(wal)
 
 
 async def _refresh(wal: Wal) -> list[Any]:
@@ -179,8 +185,8 @@ async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) 
             return await group.give_back(offset, deliveries, float(seconds))
         case "extend", (int(offset), int(deliveries)):
             return await group.extend(offset, deliveries)
-        case "leave", (bytes(member),):
-            return await group.leave(member)
+        case "leave", (bytes(member), list(held)):
+            return await group.leave(member, unpack_held(held))
         case "statistics", ():
             return dataclasses.asdict(await group.statistics())
     raise ProtocolViolationError(f"no call of a group: {verb!r}")
@@ -207,6 +213,7 @@ async def _delete_group(wal: Wal, name: str) -> bool:
 
 CALLS: Final[Mapping[str, Call]] = {
     "describe": describe,
+    "limits": _limits,
     "refresh": _refresh,
     "wait_durable": _wait_durable,
     "flush": _flush,

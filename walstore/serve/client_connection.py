@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -28,6 +29,8 @@ from walstore.serve.calls import CALLS, limits
 from walstore.serve.figures import ServerFigures
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
+from walstore.serve.tunnel import Tunnel, pass_on
+from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
     MESSAGE_OVERHEAD_BYTES,
@@ -67,8 +70,15 @@ class ConnectionOwner(Protocol):
     def monotonic(self) -> Callable[[], float]:
         """Seconds that never go back."""
 
-    async def log(self, name: str | None) -> Wal:
-        """Return the log of that name."""
+    async def log(self, name: str | None) -> Wal | Address:
+        """Return the log of that name, or where it is led."""
+
+    async def moved(self, name: str | None, address: Address) -> None:
+        """Return when another machine than the one at an address leads a log."""
+
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """Trust for the other machines of the cluster."""
 
     def replicas(self) -> ReplicaNode:
         """Return the copies that are served; AccessDeniedError if there are none."""
@@ -95,6 +105,8 @@ class ClientConnection(asyncio.Protocol):
         self._replicas: ReplicaNode | None = None
         self._appender: Appender | None = None
         self._transactions: ServedTransactions | None = None
+        self._tunnel: Tunnel | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._backlog: list[Message] = []
         # Bytes of requests whose answers are not written yet.
         self._used_bytes = 0
@@ -124,6 +136,9 @@ class ClientConnection(asyncio.Protocol):
         """Take what arrived."""
         was_inside = self._decoder.is_inside
         self._figures.received_bytes += len(data)
+        if self._tunnel is not None:
+            self._tunnel.send(data)
+            return
         try:
             messages = self._decoder.feed(data)
             if messages or not was_inside:
@@ -136,11 +151,17 @@ class ClientConnection(asyncio.Protocol):
         """The client does not take its answers: read no more requests of it."""
         self._writable.clear()
         self.since = self._owner.monotonic()
+        if self._tunnel is not None:
+            self._tunnel.pause(is_paused=True)
+            return
         self._balance()
 
     def resume_writing(self) -> None:
         """The client takes its answers again."""
         self._writable.set()
+        if self._tunnel is not None:
+            self._tunnel.pause(is_paused=False)
+            return
         self._balance()
 
     def eof_received(self) -> bool:
@@ -150,6 +171,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Drop what nobody waits for any more. Appends that were received are finished."""
         self._backlog.clear()
+        if self._tunnel is not None:
+            self._tunnel.close()
+        if self._leaving is not None:
+            self._leaving.cancel()
         for task in self._tasks.values():
             task.cancel()
         if self._transactions is not None:
@@ -189,6 +214,10 @@ class ClientConnection(asyncio.Protocol):
 
     async def ended(self) -> None:
         """Return when nothing of it runs any more."""
+        if self._tunnel is not None:
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+            await self._tunnel.drained()
         while pending := {*self._tasks.values(), *self._untold}:
             await asyncio.wait(pending)
 
@@ -201,7 +230,13 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def _is_greeted(self) -> bool:
-        return self._wal is not None or self._replicas is not None
+        return self._wal is not None or self._replicas is not None or self._tunnel is not None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the log is replicated and closed here, so that its clients have to look elsewhere."""
+        wal = self._wal
+        return wal is not None and wal.replicated_limit is not None and wal.is_closing
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -214,6 +249,10 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, message: Message) -> None:
         if self._owner.is_stopping and message.kind not in (Kind.CANCEL, Kind.HELLO):
             self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
+            return
+        if self._is_over:
+            self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
+            self.close()
             return
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
@@ -236,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
             case Kind.HELLO:
                 if self._is_greeted or self._tasks:
                     raise ProtocolViolationError("a second greeting")
-                self._run(message.id, partial(self._greet, message.head), 0)
+                self._run(message.id, partial(self._greet, message), 0)
             case _:
                 raise ProtocolViolationError(f"a request of kind {message.kind}")
 
@@ -305,6 +344,8 @@ class ClientConnection(asyncio.Protocol):
     async def _answer(self, number: int, begin: Begin) -> None:
         try:
             answer = await begin()
+            if self._tunnel is not None:
+                return  # the other machine answers
             payload: Sequence[bytes | memoryview] = ()
             if isinstance(answer, _Packed):
                 answer, payload = answer
@@ -312,12 +353,15 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - the client gets it
             if isinstance(error, ProtocolViolationError) and not self._is_greeted:
                 self._violated(error)
+            elif self._is_over:
+                self.close()  # no answer: what became of the request is known to the next primary
             else:
                 self._refuse(number, error)
 
     # -- the requests themselves -------------------------------------------------------------
 
-    async def _greet(self, head: Any) -> dict[str, Any]:
+    async def _greet(self, message: Message) -> dict[str, Any] | None:
+        head = message.head
         if not isinstance(head, dict):
             raise ProtocolViolationError("a greeting that is none")
         if head.get("version") != VERSION:
@@ -346,6 +390,9 @@ class ClientConnection(asyncio.Protocol):
                 "credit_bytes": settings.credit_bytes,
             }
         wal = await self._owner.log(name)
+        if isinstance(wal, Address):
+            await self._lead_to(wal, message)
+            return None
         self._appender = Appender(wal)
         self._transactions = ServedTransactions(wal, settings.transactions)
         self._wal = wal
@@ -359,6 +406,35 @@ class ClientConnection(asyncio.Protocol):
         waiting, self._backlog = self._backlog, []
         asyncio.get_running_loop().call_soon(self._take_backlog, waiting)
         return welcome
+
+    async def _lead_to(self, address: Address, greeting: Message) -> None:
+        """Let the machine that leads the log serve this client."""
+        if greeting.head.get("direct"):
+            raise StorageUnavailableError(f"the log is led at {address}")
+        assert self._transport is not None
+        tunnel = Tunnel(self._transport)
+        seconds = self._owner.settings.stall_seconds
+        await tunnel.connect(address, self._owner.trust, greeting, seconds)
+        waiting, self._backlog = self._backlog, []
+        self._tunnel = tunnel
+        self._figures.passed_on += 1
+        self._leaving = asyncio.get_running_loop().create_task(
+            self._leave(greeting.head.get("log"), address)
+        )
+        pass_on(tunnel, waiting, self._decoder.take_rest())
+        if self._reads_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._transport.is_closing():
+            tunnel.close()
+            self._leaving.cancel()
+
+    async def _leave(self, name: str | None, address: Address) -> None:
+        """End the connection when another machine leads the log: the client is passed on to that one then.
+
+        The machine that led it may stand still, or be cut off, and would keep the client waiting.
+        """
+        await self._owner.moved(name, address)
+        self.close()
 
     def _take_backlog(self, waiting: Sequence[Message]) -> None:
         try:

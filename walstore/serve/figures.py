@@ -19,6 +19,8 @@ class ServerFigures:
     """Connections taken in."""
     refused: int = 0
     """Connections refused because there were too many, or the server stopped."""
+    passed_on: int = 0
+    """Connections passed on to the machine that leads their log."""
     dropped: int = 0
     """Connections ended by the server: half done for too long, or not of the protocol."""
     received_bytes: int = 0
@@ -57,6 +59,12 @@ SERVER_METRICS: Final = (
         kind=MetricKind.GAUGE,
     ),
     figure("server", "connections_accepted", "Connections taken in.", _count("connected")),
+    figure(
+        "server",
+        "connections_passed_on",
+        "Connections passed on to the machine that leads their log.",
+        _count("passed_on"),
+    ),
     figure(
         "server",
         "connections_refused",

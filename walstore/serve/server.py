@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import walstore
+from walstore.cluster.member import ClusterMember
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -33,6 +34,7 @@ from walstore.serve.client_connection import ClientConnection
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
 from walstore.store.wal_store import WalStore
+from walstore.validation.arguments import as_token
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
 
 logger = logging.getLogger("walstore")
@@ -57,6 +59,7 @@ class Server:
         logs: Wal | WalStore | None,
         *,
         replicas: ReplicaNode | None = None,
+        cluster: ClusterMember | None = None,
         unix: str | os.PathLike[str] | None = None,
         tcp: str | None = None,
         tls: ssl.SSLContext | None = None,
@@ -70,13 +73,19 @@ class Server:
         was killed is replaced. ``tcp`` without ``tls`` must be a loopback address; any other needs ``tls``
         and a ``token``, which clients pass to ``connect``. A store's log is opened, or made, when the first
         client asks for it. ``replicas`` are copies of other machines' logs, for their primaries; ``logs`` may
-        be None then. Leaving the block stops the server, and leaves ``logs`` and ``replicas`` open.
+        be None then. ``cluster`` serves the copies and the logs that this member leads, and passes clients of
+        other logs on to the machines that lead them. Leaving the block stops the server, and leaves ``logs``,
+        ``replicas`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there.
         """
-        if logs is None and replicas is None:
-            raise InvalidSettingsError("a server serves logs=, replicas=, or both")
+        if cluster is not None and (logs is not None or replicas is not None):
+            raise InvalidSettingsError(
+                "cluster= serves logs and copies; leave logs and replicas= out"
+            )
+        if logs is None and replicas is None and cluster is None:
+            raise InvalidSettingsError("a server serves logs=, replicas=, or cluster=")
         if unix is None and tcp is None:
             raise InvalidSettingsError(
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
@@ -88,11 +97,20 @@ class Server:
                 f"{tcp} can be reached from other machines: that needs tls=SSLContext and token=, or "
                 "listen at 127.0.0.1"
             )
-        if token is not None and (not token or (tls is None and listen is None and path is None)):
+        if token is not None and (
+            not as_token(token) or (tls is None and listen is None and path is None)
+        ):
             raise InvalidSettingsError("a token is never empty")
 
         async def open_it() -> Server:
-            server = cls(logs, replicas=replicas, token=token, settings=settings, clock=clock)
+            server = cls(
+                logs,
+                replicas=replicas if cluster is None else cluster.node,
+                cluster=cluster,
+                token=token,
+                settings=settings,
+                clock=clock,
+            )
             try:
                 if path is not None:
                     await server._listen_at_socket(path)
@@ -111,6 +129,7 @@ class Server:
         logs: Wal | WalStore | None,
         *,
         replicas: ReplicaNode | None = None,
+        cluster: ClusterMember | None = None,
         token: str | None,
         settings: ServeSettings | None,
         clock: Clock | None,
@@ -128,8 +147,9 @@ class Server:
         """What was counted."""
         self._logs = logs
         self._replicas = replicas
+        self._cluster = cluster
         self._clock = clock or SystemClock()
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.Server] = []
         self._connections: set[ClientConnection] = set()
         self._socket: tuple[Path, int] | None = None
         self._is_stopping = False
@@ -164,11 +184,18 @@ class Server:
 
     # -- for connections ---------------------------------------------------------------------
 
-    async def log(self, name: str | None) -> Wal:
-        """Return the log that a client asked for.
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """Trust for the other machines of the cluster."""
+        return None if self._cluster is None else self._cluster.tls
+
+    async def log(self, name: str | None) -> Wal | Address:
+        """Return the log that a client asked for, or where it is led.
 
         LogNotFoundError if this server serves another one, InvalidSettingsError if it has to be named.
         """
+        if self._cluster is not None:
+            return await self._cluster.find(name)
         if isinstance(self._logs, WalStore):
             if name is None:
                 raise InvalidSettingsError(
@@ -183,8 +210,17 @@ class Server:
                 f"this server serves the log {wal.path.name!r}", location=str(name)[:200]
             )
         if wal.is_closing:
-            raise WalClosedError("the served log is closed")
+            why = wal.statistics().failure
+            raise WalClosedError(
+                "the served log is closed" + (f": {why}" if why else ""),
+                reason="failed" if why else "clean",
+            )
         return wal
+
+    async def moved(self, name: str | None, address: Address) -> None:
+        """Return when another machine than the one at an address leads a log."""
+        assert self._cluster is not None
+        await self._cluster.moved(str(name), address)
 
     def replicas(self) -> ReplicaNode:
         """Return the copies that are served; AccessDeniedError if there are none."""
@@ -229,8 +265,7 @@ class Server:
     async def _close(self) -> None:
         self._is_stopping = True
         self._sweeping.cancel()
-        for server in self._servers:
-            server.close()
+        await self._stop_accepting()
         if self._socket is not None:
             await asyncio.get_running_loop().run_in_executor(None, _unlink, *self._socket)
         await self._announce(None)
@@ -252,6 +287,21 @@ class Server:
         await asyncio.wait([self._sweeping])
         for _ in range(_ACCEPT_TURNS):
             await self._clock.sleep(0)
+
+    async def _stop_accepting(self) -> None:
+        """Close the listening sockets, once the connections that were just accepted have been refused.
+
+        Before Python 3.12 a server that is closed in between leaves their sockets to the garbage collector.
+        """
+        loop = asyncio.get_running_loop()
+        for server in self._servers:
+            for listening in server.sockets:
+                with contextlib.suppress(RuntimeError, NotImplementedError):  # other event loops
+                    loop.remove_reader(listening.fileno())
+        for _ in range(_ACCEPT_TURNS):
+            await self._clock.sleep(0)
+        for server in self._servers:
+            server.close()
 
     async def _announce(self, where: str | None) -> None:
         """Tell those who find the log locked. Not being able to is no reason not to serve."""

@@ -60,8 +60,9 @@ def parse_address(text: object) -> Address:
     log = logs[0] if logs else None
     if parts.scheme == "unix":
         return Address("unix", check_socket_path(parts.netloc + parts.path), log=log)
-    if parts.scheme in {"tcp", "tls"} and parts.hostname and port and parts.path in {"", "/"}:
-        return Address(parts.scheme, host=parts.hostname, port=port, log=log)
+    host = parts.hostname or ""
+    if parts.scheme in {"tcp", "tls"} and _is_host(host) and port and parts.path in {"", "/"}:
+        return Address(parts.scheme, host=host, port=port, log=log)
     raise InvalidSettingsError(f"not an address: {text!r}; give {FORMS}")
 
 
@@ -76,15 +77,23 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 def check_socket_path(path: str) -> str:
     """Return the path of a unix socket; InvalidSettingsError for one that no system takes."""
-    if (
-        not path
-        or "\0" in path
-        or len(path.encode(errors="surrogateescape")) > _MOST_SOCKET_PATH_BYTES
-    ):
+    try:
+        size = len(path.encode(errors="surrogateescape"))
+    except UnicodeEncodeError:  # no bytes of a file name become this text
+        size = 0
+    if not 0 < size <= _MOST_SOCKET_PATH_BYTES or "\0" in path:
         raise InvalidSettingsError(
             f"a socket's path has 1 to {_MOST_SOCKET_PATH_BYTES} bytes, unlike {path[:200]!r}"
         )
     return path
+
+
+def _is_host(name: str) -> bool:
+    """Return whether there may be a host of this name: an empty part, for example, no name server takes."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

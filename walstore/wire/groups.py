@@ -75,3 +75,15 @@ def unpack_jobs(packed: Sequence[Any]) -> list[tuple[Record, int]]:
         )
         for deliveries, offset, value, key, stream, headers, timestamp_us in packed
     ]
+
+
+def unpack_held(packed: Sequence[Any]) -> list[tuple[int, int]]:
+    """Return offsets and deliveries of the jobs that a member has."""
+    found = []
+    for one in packed:
+        match one:
+            case [int(offset), int(deliveries)]:
+                found.append((offset, deliveries))
+            case _:
+                raise ProtocolViolationError("jobs of a member that are none")
+    return found

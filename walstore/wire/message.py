@@ -98,6 +98,12 @@ class Decoder:
         """Whether a message has begun and its end is missing."""
         return bool(self._partial) or not self._greeted
 
+    def take_rest(self) -> bytes:
+        """Return, and forget, the bytes of a message that is not complete."""
+        rest = bytes(self._partial)
+        self._partial.clear()
+        return rest
+
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes and return the messages that they complete.
 

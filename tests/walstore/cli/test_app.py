@@ -17,12 +17,14 @@ VERBS = (
     *("ls", "top", "inspect", "segments", "fragments", "manifest", "cursors", "group"),
     *("check", "verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal"),
     "destroy",
-    *("bench", "demo", "soak", "collection"),
+    *("bench", "demo", "soak", "collection", "logs"),
 )
 COLLECTION_VERBS = (
     *("create", "show", "read", "write", "materialize"),
     *("compact", "gc", "expire", "delete"),
 )
+LOGS_VERBS = ("list", "apply", "edit", "move", "remove", "reset-head")
+GROUPS = {"collection": COLLECTION_VERBS, "logs": LOGS_VERBS}
 
 
 def test_version(cli: Cli) -> None:
@@ -48,7 +50,7 @@ def test_help_names_every_verb_and_the_exit_codes(cli: Cli) -> None:
 def test_help_is_one_tidy_screen(cli: Cli) -> None:
     """A line for each verb, under headings; nothing is cut off."""
     lines = cli("--help").lines
-    assert len(lines) <= 58
+    assert len(lines) <= 59
     assert max(map(len, lines)) <= 80
     assert "..." not in "".join(lines[1:])
     verbs = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].islower()]
@@ -56,8 +58,9 @@ def test_help_is_one_tidy_screen(cli: Cli) -> None:
 
 
 def test_every_verb_has_help_with_examples_and_json(cli: Cli) -> None:
-    verbs = [verb for verb in VERBS if verb != "collection"]
-    for verb in (*verbs, *(f"collection {verb}" for verb in COLLECTION_VERBS)):
+    verbs = [verb for verb in VERBS if verb not in GROUPS]
+    verbs += [f"{group} {verb}" for group, found in GROUPS.items() for verb in found]
+    for verb in verbs:
         with case(verb):
             done = cli(*verb.split(), "--help")
             text = done.out.decode()
@@ -68,18 +71,19 @@ def test_every_verb_has_help_with_examples_and_json(cli: Cli) -> None:
 
 
 def test_help_of_a_group_names_its_verbs(cli: Cli) -> None:
-    for arguments, code in ((["collection", "--help"], 0), (["collection"], 1)):
-        done = cli(*arguments)
-        assert (done.code, done.err) == (code, "")
-        lines = done.lines[done.lines.index("Commands:") + 1 :]
-        assert [line.split()[0] for line in lines] == list(COLLECTION_VERBS)
-        assert "..." not in "".join(lines)
+    for group, verbs in GROUPS.items():
+        for arguments, code in (([group, "--help"], 0), ([group], 1)):
+            done = cli(*arguments)
+            assert (done.code, done.err) == (code, "")
+            lines = done.lines[done.lines.index("Commands:") + 1 :]
+            assert [line.split()[0] for line in lines] == list(verbs)
+            assert "..." not in "".join(lines)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bogus"], "no such command 'bogus'; see 'walstore --help'"),
+        (["xyzzy"], "no such command 'xyzzy'; see 'walstore --help'"),
         (["dump"], "missing argument 'LOCATION'; see 'walstore dump --help'"),
         (["dump", "x", "--bogus"], "no such option: --bogus; see 'walstore dump --help'"),
         (["dump", "x", "--limit", "-1"], "invalid value for '--limit'"),

@@ -44,8 +44,8 @@ def _quoted(text: str) -> set[str]:
 
 
 def test_verbs() -> None:
-    assert re.findall(r"^### ([\w ]+)$", PAGE, re.MULTILINE) == list(VERBS)
-    rows = re.findall(r"^\| \[`([\w ]+)`\]\(#([\w-]+)\)", PAGE, re.MULTILINE)
+    assert re.findall(r"^### ([\w -]+)$", PAGE, re.MULTILINE) == list(VERBS)
+    rows = re.findall(r"^\| \[`([\w -]+)`\]\(#([\w-]+)\)", PAGE, re.MULTILINE)
     assert rows == [(verb, verb.replace(" ", "-")) for verb in VERBS]
 
 

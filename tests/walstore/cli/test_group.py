@@ -47,6 +47,23 @@ async def test_a_log_in_a_store(cli: Cli, tmp_path: Path) -> None:
     assert (missing.code, "there is no group 'workers'" in missing.error) == (3, True)
 
 
+async def test_a_group_whose_object_is_damaged(cli: Cli, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    async with CloudWriter.open(store.as_uri()) as writer:
+        await writer.append_many([b"v"] * 5)
+    async with CloudLog.open(store.as_uri()) as log, log.group("bad"), log.group("good"):
+        pass
+    (store / "group/bad.json").write_bytes(b"not a group")
+    listed = await asyncio.to_thread(cli, "group", store.as_uri(), "--json")
+    bad, good = listed.json["groups"]
+    assert (listed.code, bad["in_use"], bad["pending"], good["problem"]) == (0, False, None, None)
+    assert f"group bad: {bad['problem']}" in listed.err
+    gone = await asyncio.to_thread(
+        cli, "group", store.as_uri(), "--delete", "bad", "--confirm", "--json"
+    )
+    assert [one["name"] for one in gone.json["groups"]] == ["good"]
+
+
 async def test_a_served_log(cli: Cli, tmp_path: Path) -> None:
     await _fill(tmp_path / "log")
     address = f"unix://{tmp_path / 's.sock'}"

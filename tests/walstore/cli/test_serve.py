@@ -19,6 +19,7 @@ import pytest
 from tests.cases import case
 from tests.local import contents
 from tests.walstore.cli.conftest import Cli
+from uploader import CloudLog
 from walstore import Wal, connect
 
 pytestmark = pytest.mark.timeout(60)
@@ -176,12 +177,15 @@ async def test_copies_and_their_primary(tmp_path: Path, cli: Cli) -> None:
     ):
         assert said == {"copies": str(tmp_path / "b"), "addresses": [f"unix://{sockets[0]}"]}
         replicas = [word for path in sockets for word in ("--replica", f"unix://{path}")]
-        with serving(tmp_path / "a" / "orders", *replicas) as (process, said):
+        tier = ("--tier", f"file://{tmp_path}/bucket")
+        with serving(tmp_path / "a" / "orders", *replicas, *tier) as (process, said):
             async with connect(said["addresses"][0]) as log:
-                await log.append(b"v")
+                await log.append(b"v", durability="cloud")
                 await log.append(b"w", durability="replicated")
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
+    async with CloudLog.open(tier[1]) as shipped, shipped.reader() as reader:
+        assert [record.value async for record in reader] == [b"v", b"w"]
     copy = tmp_path / "b" / "orders"
     refused = await asyncio.to_thread(cli, "append", copy, stdin=b"x\n")
     assert (refused.code, "is a copy of a replicated log" in refused.error) == (1, True)
@@ -195,7 +199,6 @@ async def test_copies_and_their_primary(tmp_path: Path, cli: Cli) -> None:
         ("--replicate", "--store"),
         ("--replicate", "--replica", "unix:///a"),
         ("--replica", "unix:///a", "--store"),
-        ("--replica", "unix:///a", "--tier", "file:///nowhere"),
         ("--replica", "http://a"),
     ],
     ids=case,

@@ -384,7 +384,7 @@ def test_gc_in_two_runs(cli: Cli, grown: str) -> None:
 
 def test_gc_that_waits(cli: Cli, grown: str) -> None:
     cli("cursors", grown, "--set", "billing", "111", "--confirm")
-    line = ("gc", "apply", grown, "--confirm", "--interval", "0.01", "--wait", "--json")
+    line = ("gc", "apply", grown, "--confirm", "--interval", "1", "--wait", "--json")
     assert len(cli(*line).json["deleted"]) == 2
     assert len(fragment_files(grown)) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from tests.observed import GROUP, UPLOAD, NumbersLog
+from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
 from walstore import Statistics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 from walstore.runtime.metric import MetricKind, Scope
@@ -44,7 +44,9 @@ def test_every_field_of_the_statistics_is_shown() -> None:
             other = {"workers": GROUP}
         if field.name == "upload":
             other = UPLOAD
-        if field.name.endswith("failure"):
+        if field.name == "copies":
+            other = (COPY,)
+        if field.name.endswith(("failure", "trouble")):
             other = "no space left"
         changed = NumbersLog(**{field.name: other}).statistics()
         shown = [metric.read(changed) != metric.read(plain.statistics()) for metric in METRICS]
@@ -57,6 +59,8 @@ def test_values_have_as_many_labels_as_names() -> None:
         cursor_lag_records={"billing": 1},
         groups={"workers": GROUP},
         upload=UPLOAD,
+        copies=(COPY,),
+        replicated_limit=3,
     ).statistics()
     for metric in METRICS:
         values = metric.read(statistics)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.observed import GROUP, UPLOAD, NumbersLog
+from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
 from walstore.metrics import PrometheusMetrics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 
@@ -31,6 +31,8 @@ def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
         cursor_lag_records={"billing": 4},
         groups={"workers": GROUP},
         upload=UPLOAD,
+        copies=(COPY,),
+        replicated_limit=3,
     )
     observer = PrometheusMetrics(registry).attach(log, "orders")
     observer.on_commit(10, 4096, 0.003, 0.002)
@@ -43,6 +45,8 @@ def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
     assert get("walstore_reads_total", {"log": "orders", "tier": "cloud"}) == 2
     assert get("walstore_errors_total", {"type": "DiskFullError"}) == 1
     assert get("walstore_cursor_lag_records", {"log": "orders", "cursor": "billing"}) == 4
+    assert get("walstore_copy_present", {"log": "orders", "copy": "tls://b:7430"}) == 0
+    assert get("walstore_copy_lag_records", {"log": "orders", "copy": "tls://b:7430"}) == 7
     assert get("walstore_append_seconds_sum", {"log": "orders"}) == 0.003
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.0025"}) == 0
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.005"}) == 1

@@ -54,6 +54,10 @@ class Proxy:
         self.holds_answers = False
         self.refuses = False
         self.connections = 0
+        self.silenced = 0
+        """So many connections, the first ones, are dead, and nobody was told: what is sent vanishes."""
+        self.pieces: asyncio.Semaphore | None = None
+        """How many pieces of 64 KiB may pass on the way to the server; None for any number."""
         self.held = asyncio.Event()
         """Set when an answer is held."""
         self._writers: list[asyncio.StreamWriter] = []
@@ -73,8 +77,13 @@ class Proxy:
             writer.transport.abort()
         self.held.clear()
 
+    def silence(self) -> None:
+        """Let all connections die without a word; new ones live."""
+        self.silenced = self.connections
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        number = self.connections
         if self.refuses:
             writer.transport.abort()
             return
@@ -85,14 +94,23 @@ class Proxy:
             return
         self._writers += [writer, back]
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._pass(reader, back, is_answer=False))
-            group.create_task(self._pass(there, writer, is_answer=True))
+            group.create_task(self._pass(reader, back, number, is_answer=False))
+            group.create_task(self._pass(there, writer, number, is_answer=True))
 
     async def _pass(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        number: int,
+        *,
+        is_answer: bool,
     ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(1 << 16):
+                if self.pieces is not None and not is_answer:
+                    await self.pieces.acquire()
+                if number <= self.silenced:
+                    continue
                 if is_answer and self.holds_answers:
                     self.held.set()
                     continue

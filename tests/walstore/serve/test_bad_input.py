@@ -347,15 +347,20 @@ async def test_places_that_may_not_be_served_or_reached(tmp_path: Path) -> None:
             {"tcp": ":80"},
             {"unix": "x" * 200},
             {"unix": "a\0b"},
+            {"unix": "\ud800"},
             {"unix": tmp_path / "s", "token": ""},
+            {"unix": tmp_path / "s", "token": "\udc80"},
         ):
             with case(wrong), pytest.raises(InvalidSettingsError):
                 Server.open(wal, **wrong)
+        with pytest.raises(TypeError, match="a token must be a str"):
+            Server.open(wal, unix=tmp_path / "s", token=b"t")  # type: ignore[arg-type]
         for unreachable in (tmp_path / "none" / "s.sock", tmp_path):
             with case(unreachable), pytest.raises(StorageUnavailableError, match="cannot listen"):
                 await Server.open(wal, unix=unreachable)
     for address in ("", "data/log", "http://x", "unix://", "tcp://x", "tcp://x:0", "tls://:1",
-                    "unix:///a?log=x&log=y", "unix:///a?b=c", "tcp://u@h:1", "tcp://h:1/x"):  # fmt: skip
+                    "unix:///a?log=x&log=y", "unix:///a?b=c", "tcp://u@h:1", "tcp://h:1/x", "tcp://a..b:1",
+                    "tcp://\udc80:1", "unix:///\ud800", "unix:///a?log=\udc80"):  # fmt: skip
         with case(address), pytest.raises(InvalidSettingsError):
             connect(address)
     for bad in (b"unix:///a", None):
@@ -363,6 +368,13 @@ async def test_places_that_may_not_be_served_or_reached(tmp_path: Path) -> None:
             connect(bad)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettingsError, match="two logs"):
         connect("unix:///a?log=x", log="y")
+    for options in ({"log": "\udc80"}, {"token": "secret\udc80"}):
+        with case(options), pytest.raises(InvalidSettingsError, match="surrogates") as refused:
+            connect("unix:///a", **options)  # type: ignore[arg-type]
+        assert "secret" not in str(refused.value)
+    for options in ({"log": 5}, {"log": b"a"}, {"token": 5}, {"token": b"t"}):
+        with case(options), pytest.raises(TypeError, match="must be a str"):
+            connect("unix:///a", **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidSettingsError, match="tls"):
         connect("tcp://example.com:1", token="t")
     with pytest.raises(StorageUnavailableError, match="walstore serve"):

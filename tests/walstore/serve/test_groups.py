@@ -152,6 +152,51 @@ async def test_a_poison_record_becomes_a_dead_letter(log: Any) -> None:
         assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
 
 
+@pytest.mark.parametrize("most", [20, 40, 100, 150, 1000])
+async def test_a_letter_that_would_be_too_large_lacks_what_does_not_fit(
+    tmp_path: Path, most: int
+) -> None:
+    """The headers of its origin come on top of a record that is as large as may be."""
+    settings = SMALL.replace(max_record_bytes=most)
+    header = b"h" * (most // 4)
+    async with Wal.open(tmp_path / "log", settings=settings) as wal:
+        await wal.append(b"v" * (most * 3 // 4 - 10), b"kk", headers={"h": header})
+        await wal.append(b"next")
+        async with wal.group("g", max_deliver=1) as group:
+            for job in await group.fetch(2):
+                await job.nak()
+            await until_dead(group, 2)
+        letters = await dead_letters(wal, "g.dead")
+    async with (
+        Wal.open(tmp_path / "log", settings=settings) as wal,
+        wal.group("g", max_deliver=1) as group,
+    ):
+        assert await group.fetch(max_wait=0) == []
+    assert len(letters) == {20: 0, 40: 2, 100: 2, 150: 2, 1000: 2}[most]
+    if most == 1000:
+        assert (letters[0].key, letters[0].headers["walstore.omitted"]) == (b"kk", b"value")
+        assert letters[1].value == b"next"
+
+
+async def test_a_letter_that_its_closed_stream_refuses_comes_later(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log") as wal:
+        await wal.open_stream("g.dead")
+        await wal.close_stream("g.dead")
+        await wal.append(b"v", stream="in")
+        async with wal.group("g", stream="in", max_deliver=1) as group:
+            (job,) = await group.fetch()
+            await job.nak()
+            assert await group.fetch(max_wait=0.05) == []
+            await wal.open_stream("g.dead")
+            await until_dead(group, 1)
+        assert [letter.value for letter in await dead_letters(wal, "g.dead")] == [b"v"]
+
+
+async def until_dead(group: Any, wanted: int) -> None:
+    while (await group.statistics()).dead < wanted:
+        await group.fetch(max_wait=0.01)
+
+
 async def test_a_job_that_is_dropped_leaves_no_letter(log: Any) -> None:
     await append(log, b"a")
     async with log.group("g", max_deliver=1, dead_letters="morgue") as group:
@@ -314,6 +359,63 @@ async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> No
             assert (await here.statistics()).unsettled == 0
         await group.__aexit__(None, None, None)
         await remote.aclose()
+
+
+async def test_who_leaves_after_the_owner_was_restarted_gives_its_jobs_back(tmp_path: Path) -> None:
+    """Those that it has not settled, given back, or lost to another member."""
+    socket = tmp_path / "s.sock"
+    async with contextlib.AsyncExitStack() as stack:
+        async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
+            await append(wal, *(b"%d" % n for n in range(6)))
+            remote = await stack.enter_async_context(connect(f"unix://{socket}"))
+            group = remote.group("g", ack_wait_seconds=1000)
+            await group.__aenter__()
+            jobs: list[Any] = []
+            while len(jobs) < 5:
+                jobs += await group.fetch(5 - len(jobs))
+            await jobs[0].ack()
+            await jobs[1].nak(delay=1000)
+            await jobs[2].in_progress()
+        async with (
+            Wal.open(tmp_path / "log") as wal,
+            Server.open(wal, unix=socket),
+            wal.group("g", ack_wait_seconds=1000) as here,
+        ):
+            assert [job.value for job in await here.fetch(9, max_wait=5)] == [b"5"]
+            assert await here.fetch(9, max_wait=0.05) == []
+            waiting = asyncio.ensure_future(here.fetch(9))
+            await asyncio.sleep(0)
+            await group.__aexit__(None, None, None)
+            again = await waiting
+            while len(again) < 3:
+                again += await here.fetch(9)
+            assert {(job.value, job.deliveries) for job in again} == {
+                (b"2", 2),
+                (b"3", 2),
+                (b"4", 2),
+            }
+            await remote.aclose()
+
+
+async def test_what_a_member_has_is_remembered_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walstore.remote.group._HELD_AT_ONCE", 3)
+    async with serving(tmp_path / "log") as served, served.connect() as remote:
+        await append(served.wal, *(b"%d" % n for n in range(20)))
+        options = {"max_ack_pending": 8, "ack_wait_seconds": 1000.0}
+        async with remote.group("g", **options) as here:
+            async with remote.group("g", **options) as there:
+                jobs: list[Any] = []
+                while len(jobs) < 16:
+                    jobs += await there.fetch(8)
+                    await here.ack(jobs[-8:])  # this member does not learn of it
+                while len(jobs) < 20:
+                    jobs += await there.fetch(4)
+                backend: Any = there.backend
+                assert sorted(backend._held)[-4:] == [17, 18, 19, 20]
+                assert len(backend._held) == 8
+            assert [job.offset for job in await here.fetch(9)] == [17, 18, 19, 20]
 
 
 async def test_a_lease_of_another_process_is_in_the_journal_before_the_answer(
@@ -549,3 +651,57 @@ async def test_members_and_jobs_belong_to_an_event_loop(log: Any) -> None:
 
         await asyncio.to_thread(asyncio.run, elsewhere())
         await job.ack()
+
+
+async def test_a_fetch_that_waits_ends_when_its_member_leaves(log: Any) -> None:
+    """And takes nothing, whatever comes at that moment; another member gets it."""
+    leaves = log.group("workers")
+    await leaves.__aenter__()
+    async with log.group("workers") as stays:
+        waits = [asyncio.ensure_future(member.fetch()) for member in (leaves, stays)]
+        assert await log.append(b"before") == 1  # both wait by now, or one of them has it
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await leaves.__aexit__(None, None, None)
+        await append(log, b"after")
+        if waits[0].done() and waits[0].exception() is None:
+            first = await waits[1]
+        else:
+            with pytest.raises(WalClosedError):
+                await waits[0]
+            first = await waits[1]
+        await stays.ack(first)
+        (second,) = await stays.fetch(max_wait=5)
+        assert {first[0].value, second.value} == {b"before", b"after"}
+        with pytest.raises(WalClosedError):
+            await leaves.fetch()
+
+
+async def test_a_member_enters_once(log: Any) -> None:
+    await append(log, b"a")
+    member = log.group("workers")
+    await member.__aexit__(None, None, None)  # before it entered: nothing happens
+    entering = [asyncio.ensure_future(member.__aenter__()) for _ in range(2)]
+    await asyncio.wait(entering)
+    with pytest.raises(RuntimeError, match="once"):
+        await entering[1]
+    assert [job.value for job in await member.fetch(max_wait=5)] == [b"a"]
+    await member.__aexit__(None, None, None)
+    with pytest.raises(RuntimeError, match="once"):
+        await member.__aenter__()
+
+
+async def test_jobs_are_acknowledged_in_their_own_group(log: Any) -> None:
+    await append(log, *(b"%d" % n for n in range(4)))
+    async with log.group("a") as a, log.group("b") as b, log.group("a") as too:
+        jobs = await a.fetch(4, max_wait=5)
+        await b.fetch(4, max_wait=5)
+        with pytest.raises(ValueError, match="of group 'a'"):
+            await b.ack(jobs)
+        with pytest.raises(TypeError, match="several jobs"):
+            await a.ack(jobs[0])
+        for wrong in ([1], ["job"], [jobs[0], None], 7, b"jobs"):
+            with case(wrong), pytest.raises(TypeError, match="takes"):
+                await a.ack(wrong)
+        assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
+        await too.ack(jobs)
+        assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)

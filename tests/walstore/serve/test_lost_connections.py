@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ from walstore import (
     connect,
 )
 from walstore.serve import Server
+from walstore.testing import ManualClock
 
 T = TypeVar("T")
 
@@ -291,3 +295,162 @@ async def test_a_cancelled_append_is_written_nevertheless(
         await call
     assert await remote.append(b"w") == 2
     assert await read_values(served.wal) == [b"v", b"w"]
+
+
+async def test_a_connection_made_while_the_server_stops_leaves_no_socket(tmp_path: Path) -> None:
+    """At any turn of the event loop between its arrival and the end of the server."""
+    async with Wal.open(tmp_path / "log") as wal:
+        for turns in range(8):
+            server = await Server.open(wal, unix=tmp_path / "s.sock")
+            with contextlib.ExitStack() as stack:
+                for _ in range(5):
+                    made = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    made.setblocking(False)
+                    made.connect(str(tmp_path / "s.sock"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await server.aclose()
+            gc.collect()  # an unclosed socket is a warning, and that an error
+
+
+# -- connections that die without a word -----------------------------------------------------
+
+
+async def pass_time(clock: ManualClock, seconds: float, times: int = 1) -> None:
+    """Advance the clock once its client sleeps, and let that see it."""
+    for _ in range(times):
+        await clock.wait_for_sleepers()
+        clock.advance(seconds)
+    await clock.wait_for_sleepers()
+
+
+async def test_a_connection_that_dies_silently_is_replaced(
+    served: Served, proxy: Proxy, clock: ManualClock
+) -> None:
+    async with connect(proxy.address, clock=clock) as remote:
+        producer = remote.producer("p")
+        await producer.append(b"1")
+        following = asyncio.ensure_future(anext(remote.reader("latest")))
+        await remote.refresh()
+        await served.wal.append(b"2")
+        proxy.silence()
+        unknown = asyncio.ensure_future(remote.append(b"lost"))
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (remote.refresh(), producer.append(b"3"), remote.wait_durable(1))
+        ]
+        await pass_time(clock, 9.9)
+        assert remote.is_connected
+        await pass_time(clock, 0.1)
+        await pass_time(clock, 9.9)
+        assert not any(call.done() for call in (unknown, *calls))
+        clock.advance(0.1)
+        with pytest.raises(OutcomeUnknownError, match="says nothing any more"):
+            await unknown
+        await asyncio.gather(*calls)
+        assert (await following).value == b"2"
+        assert proxy.connections == 2
+    assert await read_values(served.wal) == [b"1", b"2", b"3"]
+
+
+async def test_closing_a_connection_that_is_dead_ends(
+    served: Served, proxy: Proxy, clock: ManualClock
+) -> None:
+    remote = await connect(proxy.address, clock=clock)
+    proxy.silence()
+    producer = remote.producer("p")
+    lost, kept = (asyncio.ensure_future(one.append(b"v")) for one in (remote, producer))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(remote.aclose())
+    await pass_time(clock, 10.0)
+    assert not closing.done()
+    clock.advance(10.0)
+    await closing
+    with pytest.raises(OutcomeUnknownError):
+        await lost
+    await kept
+    # What waits for nothing but an answer does not hold the closing up at all.
+    remote = await connect(proxy.address, clock=clock)
+    proxy.silence()
+    following = asyncio.ensure_future(anext(remote.reader("latest")))
+    await asyncio.sleep(0)
+    await remote.aclose()
+    with pytest.raises(WalClosedError):
+        await following
+
+
+async def test_when_no_server_can_be_reached_any_more_closing_ends(
+    served: Served, proxy: Proxy, clock: ManualClock
+) -> None:
+    remote = await connect(proxy.address, clock=clock, reconnect_seconds=5)
+    proxy.silence()
+    proxy.refuses = True
+    append = asyncio.ensure_future(remote.producer("p").append(b"v"))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(remote.aclose())
+    while not closing.done():
+        await until(lambda: closing.done() or clock.sleepers > 0)
+        clock.advance(1.0)
+    with pytest.raises(OutcomeUnknownError):
+        await append
+
+
+async def test_a_client_that_waits_for_nothing_sends_nothing(
+    served: Served, proxy: Proxy, clock: ManualClock
+) -> None:
+    requests = served.server.figures.requests
+    async with connect(proxy.address, clock=clock) as remote:
+        await remote.append(b"1")
+        sent = requests.copy()
+        await pass_time(clock, 10.0, times=20)
+        assert requests == sent
+        # One that waits asks whether the server is there, and stays while it is.
+        following = asyncio.ensure_future(anext(remote.reader("latest")))
+        await until(lambda: requests["read"] == 1)
+        for asked in range(1, 4):
+            await pass_time(clock, 10.0)
+            await until(lambda asked=asked: requests["limits"] == asked)
+            await remote.refresh()
+        assert not following.done()
+        await served.wal.append(b"2")
+        assert (await following).value == b"2"
+        assert proxy.connections == 1
+
+
+async def test_a_long_message_on_a_slow_link_is_not_taken_for_silence(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    piece, size = 1 << 16, 4 << 20
+    async with (
+        serving(tmp_path / "log") as served,
+        Proxy(served.address) as proxy,
+        connect(proxy.address, clock=clock) as remote,
+    ):
+        figures = served.server.figures
+        proxy.pieces = asyncio.Semaphore(0)
+        append = asyncio.ensure_future(remote.append_many([bytes(piece)] * (size // piece)))
+        before = figures.received_bytes
+        for passed in range(size // 4, size, size // 4):
+            while figures.received_bytes - before < passed:
+                if proxy.pieces.locked():
+                    proxy.pieces.release()
+                await asyncio.sleep(0)
+            await pass_time(clock, 10.0)
+            assert not append.done()
+            assert proxy.connections == 1
+        for _ in range(1000):
+            proxy.pieces.release()
+        assert await append == range(1, 65)
+        # If nothing leaves any more, it is silence as any other.
+        proxy.pieces = asyncio.Semaphore(0)
+        stuck = asyncio.ensure_future(remote.append_many([bytes(piece)] * (size // piece)))
+        await asyncio.sleep(0)
+        while not stuck.done():
+            await until(lambda: stuck.done() or clock.sleepers > 0)
+            clock.advance(1.0)
+        with pytest.raises(OutcomeUnknownError):
+            await stuck
+        for _ in range(1000):
+            proxy.pieces.release()
+        await remote.refresh()
+        assert proxy.connections == 2

@@ -1,0 +1,197 @@
+"""walstore logs: what a cluster has, and changing it. The cluster's store is in memory here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cases import case
+from tests.walstore.cli.conftest import Cli
+from tests.walstore.replication.cluster import Cluster
+from walstore import Wal
+from walstore.cli import cluster
+from walstore.topology.documents import Leader, LogSpec, Member
+from walstore.topology.key_values import KeyValues
+from walstore.topology.memory import MemoryKeyValues
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryKeyValues:
+    """The store of all command lines of a test, whatever address they give."""
+    made = MemoryKeyValues()
+
+    @asynccontextmanager
+    async def open_keys(_: str) -> AsyncIterator[KeyValues]:
+        yield made.client()
+
+    monkeypatch.setattr(cluster, "open_keys", open_keys)
+    monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "etcd://127.0.0.1:1")
+    return made
+
+
+def spec(store: MemoryKeyValues, name: str = "orders") -> LogSpec:
+    found = store.get(f"walstore/logs/{name}")
+    assert found is not None
+    return LogSpec.decode(found.value, found.key)
+
+
+def put(store: MemoryKeyValues, key: str, value: bytes) -> None:
+    found = store.get(key)
+    assert store.swap(key, value, 0 if found is None else found.revision, 0).happened
+
+
+def test_a_log_is_made_and_changed(cli: Cli, store: MemoryKeyValues) -> None:
+    made = cli("logs", "apply", "orders", "--label", "env=prod", "--label", "old=")
+    assert (made.code, made.lines[1:3]) == (0, ["replicas   3", "quorum     more than half"])
+    assert spec(store) == LogSpec(labels={"env": "prod"})
+    done = cli("logs", "apply", "orders", "--replicas", "5", "--quorum", "4", "--json")
+    (log,) = done.json["logs"]
+    assert (log["replicas"], log["quorum"], log["labels"]) == (5, 4, {"env": "prod"})
+    assert spec(store) == LogSpec(5, 4, {"env": "prod"})
+    revision = store.revision
+    assert cli("logs", "apply", "orders", "--label", "env=prod").code == 0
+    assert store.revision == revision  # nothing to change
+
+
+def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:
+    assert "make one with" in cli("logs", "list").err
+    copies = ("tls://a:1", "tls://b:1", "tls://c:1")
+    put(store, "walstore/logs/orders", LogSpec(labels={"env": "prod"}, copies=copies).encode())
+    put(store, "walstore/logs/other", LogSpec(2).encode())
+    leader = Leader(copies[0], "00", 7, copies[1:], copies[1:2])
+    put(store, "walstore/leaders/orders", leader.encode())
+    put(store, "walstore/members/tls://a:1", Member("tls://a:1", "00", "z").encode())
+    listed = cli("logs", "list")
+    assert listed.lines[1].split() == ["orders", "tls://a:1", "7", "3", "of", "3", "2", "env=prod"]
+    assert listed.lines[2].split()[:4] == ["other", "nobody", "–", "0"]
+    found = cli("logs", "list", "--json", "--selector", "env,!old").json
+    (log,) = found["logs"]
+    assert (log["leader"], log["epoch"], log["present"]) == ("tls://a:1", 7, 2)
+    assert found["members"] == [{"address": "tls://a:1", "tag": "00", "zone": "z"}]
+    assert (
+        cli("logs", "list", "--json", "--selector", "env!=prod").json["logs"][0]["name"] == "other"
+    )
+
+
+def test_specs_from_a_file(cli: Cli, store: MemoryKeyValues) -> None:
+    """What ``list`` prints can be applied; all lines are checked before one is changed."""
+    for name in ("a", "b"):
+        assert cli("logs", "apply", name, "--label", f"is={name}").code == 0
+    rows = cli("logs", "list", "--json").json["logs"]
+    rows[1]["labels"] = {"is": "changed"}
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    assert cli("logs", "apply", "--from", "-", stdin=lines.encode()).code == 0
+    assert (spec(store, "a").labels, spec(store, "b").labels) == ({"is": "a"}, {"is": "changed"})
+    bad = '{"name": "c"}\n{"name": "a", "replicas": 1}\n'
+    refused = cli("logs", "apply", "--from", "-", stdin=bad.encode())
+    assert (refused.code, "replicas must be" in refused.error) == (1, True)
+    assert store.get("walstore/logs/c") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x", "line 1 is no spec"),
+        ("[]", "line 1 is no spec"),
+        ('\n{"replicas": 3}', "line 2 is no spec"),
+        ('{"name": "../a"}', "1 to 100 letters"),
+        ('{"name": "a"}\n{"name": "a"}', "is there twice"),
+        ('{"name": "a", "labels": 7}', "labels"),
+        ('{"name": "a", "replicas": "three"}', "replicas"),
+    ],
+    ids=case,
+)
+def test_specs_that_are_none(cli: Cli, store: MemoryKeyValues, text: str, said: str) -> None:
+    done = cli("logs", "apply", "--from", "-", stdin=text.encode())
+    assert (done.code, said in done.error) == (1, True), done.error
+    assert store.revision == 1
+
+
+def test_specs_in_an_editor(
+    cli: Cli, store: MemoryKeyValues, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert cli("logs", "apply", "orders").code == 0
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("EDITOR", raising=False)
+    assert "set EDITOR" in cli("logs", "edit").error
+    monkeypatch.setenv("EDITOR", "true")
+    assert "nothing was changed" in cli("logs", "edit").err
+    monkeypatch.setenv("EDITOR", 'sed -i s/{}/{\\"env\\":\\"prod\\"}/')
+    assert cli("logs", "edit").code == 0
+    assert spec(store).labels == {"env": "prod"}
+    monkeypatch.setenv("EDITOR", "false")
+    assert "ended with code 1; nothing was changed" in cli("logs", "edit").error
+    monkeypatch.setenv("EDITOR", str(tmp_path / "none"))
+    assert "cannot be run" in cli("logs", "edit").error
+
+
+def test_a_log_is_moved(cli: Cli, store: MemoryKeyValues) -> None:
+    put(store, "walstore/logs/orders", LogSpec(copies=("tls://a:1", "tls://b:1")).encode())
+    assert cli("logs", "move", "orders", "tls://b:1").code == 0
+    assert spec(store).preferred == "tls://b:1"
+    assert "has no copy, so it cannot lead" in cli("logs", "move", "orders", "tls://c:1").error
+    missing = cli("logs", "move", "none", "tls://b:1")
+    assert (missing.code, missing.error) == (3, "the cluster has no log 'none'")
+    assert "not an address" in cli("logs", "move", "orders", "b").error
+
+
+def test_a_log_is_taken_out(cli: Cli, store: MemoryKeyValues) -> None:
+    assert cli("logs", "apply", "orders").code == 0
+    dry = cli("logs", "remove", "orders")
+    assert (dry.code, "give --confirm" in dry.err) == (0, True)
+    assert cli("logs", "remove", "orders", "--confirm", "--json").json["removed"] is True
+    assert store.get("walstore/logs/orders") is None
+    assert cli("logs", "remove", "orders", "--confirm").code == 3
+
+
+def test_fewer_copies_are_refused(cli: Cli, store: MemoryKeyValues) -> None:
+    put(store, "walstore/logs/orders", LogSpec(copies=("a", "b", "c")).encode())
+    assert (
+        "a smaller number is not possible"
+        in cli("logs", "apply", "orders", "--replicas", "2").error
+    )
+
+
+def test_options_that_need_each_other(cli: Cli, store: MemoryKeyValues, tmp_path: Path) -> None:
+    assert "give the NAME of a log, or --from FILE" in cli("logs", "apply").error
+    (tmp_path / "f").write_text("")
+    both = cli("logs", "apply", "--from", tmp_path / "f", "--replicas", "3")
+    assert "--from goes without" in both.error
+    assert "no label" in cli("logs", "apply", "a", "--label", "x").error
+    assert "no selector" in cli("logs", "list", "--selector", "a b").error
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:2379", "http://a", "etcd://"], ids=case)
+def test_addresses_that_are_none(cli: Cli, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cluster.CLUSTER_VARIABLE, raising=False)
+    done = cli("logs", "list", "--cluster", address)
+    assert (done.code, "etcd" in done.error) == (1, True)
+    assert "missing option '--cluster'" in cli("logs", "list").error
+
+
+def test_nobody_at_the_address(cli: Cli) -> None:
+    done = cli("logs", "list", "--cluster", "etcd://user:secret@127.0.0.1:1", "--json")
+    assert (done.code, "secret" in done.err) == (1, False)
+    assert "127.0.0.1:1" in done.err
+
+
+async def test_a_copy_becomes_the_log(cli: Cli, tmp_path: Path) -> None:
+    """The other machines are lost."""
+    async with Cluster(tmp_path) as machines:
+        wal = await machines.primary(0)
+        await wal.append_many([b"v"] * 3)
+        await wal.aclose()
+    copy = tmp_path / "m1" / "orders"
+    dry = await asyncio.to_thread(cli, "logs", "reset-head", copy)
+    assert (dry.code, "give --confirm" in dry.err) == (0, True)
+    done = await asyncio.to_thread(cli, "logs", "reset-head", copy, "--confirm", "--json")
+    assert (done.json["reset"], done.json["limit"], done.json["epoch"]) == (True, 4, 1)
+    async with Wal.open(copy) as found:
+        assert found.tail == 4
+    plain = await asyncio.to_thread(cli, "logs", "reset-head", copy)
+    assert (plain.code, "no copy of a replicated log" in plain.error) == (3, True)

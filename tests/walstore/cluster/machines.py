@@ -1,0 +1,99 @@
+"""Members of a cluster in one process, with a key-value store in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from tests.waiting import until
+from walstore import RemoteWal, Settings, Wal, connect
+from walstore.cluster.member import ClusterMember
+from walstore.serve import Server
+from walstore.topology.documents import PREFIX, LogSpec
+from walstore.topology.memory import MemoryClient, MemoryKeyValues
+
+SMALL = Settings(segment_bytes=65536)
+
+
+class Machine:
+    """One machine: a member and its server."""
+
+    def __init__(self, path: Path, keys: MemoryClient, **options: Any) -> None:
+        path.mkdir(exist_ok=True)
+        self.path = path
+        self.keys = keys
+        self.options = options
+        self.member: ClusterMember | None = None
+        self.server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.path}/s.sock"
+
+    async def start(self) -> None:
+        options = {"lease_seconds": 1, "patience_seconds": 2.0, "settings": SMALL, **self.options}
+        self.member = await ClusterMember.open(self.path, self.keys, **options)
+        self.server = await Server.open(None, cluster=self.member, unix=self.path / "s.sock")
+        await self.member.join(self.address)
+
+    async def stop(self) -> None:
+        member, self.member = self.member, None
+        server, self.server = self.server, None
+        if member is not None and server is not None:
+            await server.aclose()
+            await member.aclose()
+
+    def led(self, name: str = "orders") -> Wal | None:
+        return None if self.member is None else self.member.led.get(name)
+
+
+class Machines:
+    """A cluster; use as a context manager."""
+
+    def __init__(self, path: Path, size: int = 3, **options: Any) -> None:
+        self.store = MemoryKeyValues()
+        self.all = [
+            Machine(path / f"m{number}", self.store.client(f"machine {number}"), **options)
+            for number in range(size)
+        ]
+
+    async def __aenter__(self) -> Self:
+        for machine in self.all:
+            await machine.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for machine in self.all:
+            machine.keys.cut_off = machine.keys.hangs = False
+        for machine in self.all:
+            await machine.stop()
+
+    async def apply(self, name: str = "orders", **fields: Any) -> None:
+        """Make or change the spec of a log."""
+        key = f"{PREFIX}logs/{name}"
+        found = self.store.get(key)
+        old = LogSpec() if found is None else LogSpec.decode(found.value, key)
+        value = old._replace(**fields).check().encode()
+        swap = self.store.swap(key, value, 0 if found is None else found.revision, 0)
+        assert swap.happened
+
+    def spec(self, name: str = "orders") -> LogSpec:
+        key = f"{PREFIX}logs/{name}"
+        found = self.store.get(key)
+        assert found is not None
+        return LogSpec.decode(found.value, key)
+
+    def leader(self, name: str = "orders") -> Machine | None:
+        """Return the machine that leads a log, if one has it open."""
+        leaders = [one for one in self.all if one.led(name) is not None]
+        return leaders[0] if len(leaders) == 1 else None
+
+    async def led(self, name: str = "orders", *, by: Machine | None = None) -> Machine:
+        """Wait until a log is led, by one machine or another."""
+        await until(lambda: self.leader(name) is not None and by in (None, self.leader(name)))
+        found = self.leader(name)
+        assert found is not None
+        return found
+
+    async def connect(self, name: str = "orders", **options: Any) -> RemoteWal:
+        return await connect([machine.address for machine in self.all], log=name, **options)

@@ -1,0 +1,262 @@
+"""A cluster: who leads a log, what becomes of it when machines go, and that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from tests.walstore.cluster.machines import Machines
+from walstore import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    WalClosedError,
+    connect,
+)
+from walstore.cluster.member import ClusterMember
+from walstore.files.directory import PROMISE_NAME
+from walstore.topology.documents import PREFIX
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Machines]:
+    async with Machines(tmp_path) as machines:
+        yield machines
+
+
+async def read(machines: Machines, name: str = "orders") -> list[bytes]:
+    async with await machines.connect(name) as remote, remote.reader(follow=False) as reader:
+        return [record.value async for record in reader]
+
+
+async def test_a_log_is_made_by_its_spec(cluster: Machines) -> None:
+    """The allocator chooses machines, one of them leads, and clients find it from anywhere."""
+    await cluster.apply()
+    leader = await cluster.led()
+    assert sorted(cluster.spec().copies) == sorted(machine.address for machine in cluster.all)
+    for machine in cluster.all:
+        async with connect(machine.address, log="orders") as remote:
+            assert await remote.append(machine.path.name.encode()) > 0
+    assert await read(cluster) == [b"m0", b"m1", b"m2"]
+    counts = [machine.server.figures.passed_on for machine in cluster.all if machine.server]
+    assert sorted(counts) == [0, 1, 1]
+    assert leader.server is not None
+    assert leader.server.figures.passed_on == 0
+
+
+async def test_the_next_one_leads_when_the_leader_leaves(cluster: Machines) -> None:
+    await cluster.apply()
+    leader = await cluster.led()
+    async with await cluster.connect() as remote:
+        producer = remote.producer("p")
+        await producer.append(b"one")
+        await leader.stop()
+        await producer.append(b"two")
+        other = await cluster.led()
+        assert other is not leader
+        await leader.start()
+        await producer.append(b"three")
+        assert await cluster.led() is other
+    assert await read(cluster) == [b"one", b"two", b"three"]
+
+
+async def test_a_leader_that_loses_its_lease_goes_on_until_another_leads(cluster: Machines) -> None:
+    """The key says who should try; the copies say who may acknowledge."""
+    await cluster.apply()
+    leader = await cluster.led()
+    wal = leader.led()
+    assert wal is not None
+    await wal.append(b"one")
+    leader.keys.cut_off = True
+    await until(lambda: cluster.store.get("walstore/leaders/orders") is None, seconds=20)
+    with suppress(WalClosedError, StorageUnavailableError):
+        await wal.append(b"maybe")
+    await until(lambda: wal.is_closing, seconds=20)
+    other = await cluster.led()
+    assert other is not leader
+    leader.keys.cut_off = False
+    values = await read(cluster)
+    assert values[0] == b"one"
+    assert values in ([b"one"], [b"one", b"maybe"])
+    await until(lambda: len(cluster.leader().member.view.members) == 3)  # type: ignore[union-attr]
+
+
+async def test_without_its_store_a_log_goes_on(cluster: Machines) -> None:
+    await cluster.apply()
+    leader = await cluster.led()
+    async with await cluster.connect() as remote:
+        for machine in cluster.all:
+            machine.keys.hangs = True
+        for _ in range(3):
+            await remote.append(b"v")
+        assert leader.led() is not None
+        for machine in cluster.all:
+            machine.keys.hangs = False
+        await remote.append(b"v")
+    assert await read(cluster) == [b"v"] * 4
+
+
+async def test_a_log_is_moved_without_a_refused_append(cluster: Machines) -> None:
+    await cluster.apply()
+    leader = await cluster.led()
+    target = next(machine for machine in cluster.all if machine is not leader)
+    async with await cluster.connect() as remote:
+        done: list[int] = []
+
+        async def produce() -> None:
+            producer = remote.producer("p")
+            while target.led() is None or len(done) < 50:
+                done.append(await producer.append(b"v"))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(produce())
+            await until(lambda: len(done) > 5)
+            await cluster.apply(preferred=target.address)
+        await cluster.led(by=target)
+        assert done == list(range(1, len(done) + 1))
+        await remote.append(b"v")
+
+
+async def test_several_logs_are_led_by_several_machines(tmp_path: Path) -> None:
+    async with Machines(tmp_path, 4) as cluster:
+        names = ["a", "b", "c", "d"]
+        for name in names:
+            await cluster.apply(name, replicas=2)
+        for name in names:
+            await cluster.led(name)
+            async with await cluster.connect(name) as remote:
+                await remote.append(name.encode())
+        load = [address for name in names for address in cluster.spec(name).copies]
+        assert sorted(load.count(machine.address) for machine in cluster.all) == [2, 2, 2, 2]
+        for name in names:
+            assert await read(cluster, name) == [name.encode()]
+
+
+async def test_copies_are_in_different_zones(tmp_path: Path) -> None:
+    async with Machines(tmp_path, 3, zone="a") as cluster:
+        other = cluster.all[2]
+        await other.stop()
+        other.options["zone"] = "b"
+        await other.start()
+        await cluster.apply(replicas=2)
+        await cluster.led()
+        assert other.address in cluster.spec().copies
+
+
+async def test_a_machine_that_stays_away_is_replaced(tmp_path: Path) -> None:
+    async with Machines(tmp_path, 4, replace_seconds=0.5) as cluster:
+        await cluster.apply()
+        leader = await cluster.led()
+        copies = cluster.spec().copies
+        spare = next(one for one in cluster.all if one.address not in copies)
+        gone = next(one for one in cluster.all if one.address in copies and one is not leader)
+        async with await cluster.connect() as remote:
+            await remote.append(b"one")
+            await until(lambda: len(_present(cluster)) == 2)
+            await gone.stop()
+            await until(lambda: spare.address in cluster.spec().copies, seconds=20)
+            assert gone.address not in cluster.spec().copies
+            await remote.producer("p").append(b"two")
+            await until(lambda: spare.address in _present(cluster), seconds=20)
+        # The machine that was replaced knows it, and the one that leads does not need it.
+        await gone.start()
+        assert await read(cluster) == [b"one", b"two"]
+
+
+def _present(cluster: Machines) -> list[str]:
+    leader = cluster.leader()
+    wal = None if leader is None else leader.led()
+    if wal is None:
+        return []
+    return [copy.address for copy in wal.statistics().copies if copy.is_present]
+
+
+async def test_names_that_are_none(cluster: Machines) -> None:
+    address = cluster.all[0].address
+    with pytest.raises(LogNotFoundError, match="walstore logs apply"):
+        await connect(address, log="nothing")
+    with pytest.raises(InvalidSettingsError, match="name one"):
+        await connect(address)
+    for name in ("..", "a/b", "", "x" * 200):
+        with pytest.raises((ValueError, LogNotFoundError)):
+            await connect(address, log=name)
+
+
+async def test_a_machine_that_starts_again_leads_at_once(cluster: Machines) -> None:
+    """Its old claim has a lease that has not ended; it is at its own address, so it is removed."""
+    await cluster.apply()
+    leader = await cluster.led()
+    assert leader.member is not None
+    lease = leader.member.session.lease
+    leader.keys.cut_off = True  # as if it was killed: nobody ends the lease
+    await leader.stop()
+    assert lease in cluster.store.leases
+    leader.keys.cut_off = False
+    await leader.start()
+    await cluster.led()
+    async with await cluster.connect() as remote:
+        await remote.append(b"v")
+
+
+async def test_a_machine_that_leads_other_logs_gets_its_turn(cluster: Machines) -> None:
+    """The first candidate cannot open the log; the next one leads another log, about which there is news."""
+    a, b, c = cluster.all
+    await cluster.apply("other", copies=(b.address, a.address, c.address))
+    await cluster.led("other", by=b)
+    await cluster.apply(copies=(c.address, a.address, b.address))
+    await cluster.led(by=c)
+    await until(lambda: len(_present(cluster)) == 2)
+    await a.stop()
+    await asyncio.to_thread((a.path / "orders" / PROMISE_NAME).write_bytes, b"damaged")
+    await a.start()
+    await c.stop()
+    await c.start()
+    await until(lambda: cluster.leader() in (b, c), seconds=20)
+    async with await cluster.connect() as remote:
+        await remote.append(b"v")
+
+
+async def test_a_log_that_is_made_again_has_its_copies(cluster: Machines) -> None:
+    await cluster.apply(replicas=2)
+    await cluster.led()
+    await cluster.apply(replicas=3)
+    await until(lambda: len(_present(cluster)) == 2, seconds=20)
+    async with await cluster.connect() as remote:
+        await remote.append(b"one")
+    member = cluster.all[0].member
+    assert member is not None
+    found = cluster.store.get(f"{PREFIX}logs/orders")
+    assert found is not None
+    cluster.store.swap(f"{PREFIX}removed/orders", found.value, 0, 0)
+    cluster.store.swap(found.key, None, found.revision, 0)
+    await until(lambda: cluster.leader() is None)
+    await until(lambda: all(one.member and not one.member.node.logs for one in cluster.all))
+    assert await member.make_log("orders")
+    assert not await member.make_log("orders")
+    await cluster.led()
+    assert await read(cluster) == [b"one"]
+
+
+async def test_a_program_at_the_same_address_takes_the_place(
+    tmp_path: Path, cluster: Machines
+) -> None:
+    await cluster.apply()
+    await cluster.led()
+    old = cluster.all[0]
+    other = await ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=1)
+    assert old.member is not None
+    await other.join(old.address)
+    await asyncio.wait_for(old.member.wait_closing(), 20)
+    assert old.member.is_replaced
+    await old.stop()
+    assert not other.is_replaced
+    await other.aclose()
+    async with await cluster.connect() as remote:
+        await remote.append(b"v")

@@ -1,0 +1,449 @@
+"""walstore logs: the logs of a cluster, who leads them, and where their copies are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.location import to_directory
+from walstore.cli.options import AsJson, Confirm
+from walstore.cli.output import complain, print_json, print_result, print_table
+from walstore.cli.running import run_async
+from walstore.cluster.view import ClusterView, removed_spec
+from walstore.errors import ContentionError, LogNotFoundError
+from walstore.files.directory import PROMISE_NAME
+from walstore.files.locks import this_process
+from walstore.files.posix import PosixFileSystem
+from walstore.log.opening import enter_log, recover_end
+from walstore.runtime.clock import SystemClock
+from walstore.topology.documents import (
+    LOGS,
+    REMOVED,
+    LogSpec,
+    check_log_name,
+    is_selected,
+    parse_selector,
+)
+from walstore.topology.etcd import EtcdKeyValues
+from walstore.topology.key_values import KeyValues
+from walstore.wire.address import parse_address
+
+CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
+
+LIST_LOGS_EXAMPLES = """\b
+Examples:
+  walstore logs list --cluster etcd://10.0.0.1:2379
+  walstore logs list --selector env=prod,!archived --json
+"""
+APPLY_EXAMPLES = """\b
+Examples:
+  walstore logs apply orders --cluster etcd://10.0.0.1:2379
+  walstore logs apply orders --replicas 5 --label env=prod
+  walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
+"""
+EDIT_EXAMPLES = """\b
+Examples:
+  EDITOR=vi walstore logs edit
+  EDITOR=vi walstore logs edit --selector env=prod
+"""
+MOVE_EXAMPLES = """\b
+Examples:
+  walstore logs move orders tls://10.0.0.2:7430
+  walstore logs move orders tls://10.0.0.2:7430 --cluster etcd://10.0.0.1:2379
+"""
+REMOVE_EXAMPLES = """\b
+Examples:
+  walstore logs remove orders
+  walstore logs remove orders --confirm
+"""
+RESET_HEAD_EXAMPLES = """\b
+Examples:
+  walstore logs reset-head /srv/walstore/orders
+  walstore logs reset-head /srv/walstore/orders --confirm
+"""
+
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="ETCD",
+        envvar=CLUSTER_VARIABLE,
+        help="The etcd that the machines share: etcd://host:2379,host2:2379; etcds:// for TLS.",
+        show_default=False,
+    ),
+]
+Selector = Annotated[
+    str,
+    typer.Option(
+        "--selector", metavar="LABELS", help="Only logs with these labels: env=prod,!old,zone!=a."
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)]
+
+
+def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+    """List the logs of a cluster: who leads them, where their copies are, which of those have caught up."""
+    wanted = parse_selector(selector)
+    view = run_async(_look(cluster))
+    rows = [
+        _fields(view, name)
+        for name in sorted(view.specs)
+        if is_selected(view.specs[name].labels, wanted)
+    ]
+    if as_json:
+        print_json({"logs": rows, "members": [one._asdict() for one in view.members.values()]})
+        return
+    if not rows:
+        complain("there are no such logs; make one with 'walstore logs apply NAME'")
+        return
+    print_table(
+        ("log", "leader", "epoch", "copies", "present", "labels"),
+        [
+            [
+                row["name"],
+                row["leader"] or "nobody",
+                "–" if row["epoch"] is None else str(row["epoch"]),
+                f"{len(row['copies'])} of {row['replicas']}",
+                "–" if row["present"] is None else str(row["present"]),
+                " ".join(f"{label}={value}" for label, value in row["labels"].items()),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def apply(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)
+    ] = None,
+    *,
+    cluster: Cluster,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", metavar="N", help="Copies in all; 3 for a new log.")
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(
+            "--quorum", metavar="N", help="Copies that must have a record; else more than half."
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="Set a label; NAME= removes it. Repeatable."
+        ),
+    ] = None,
+    source: Annotated[
+        typer.FileText | None,
+        typer.Option("--from", metavar="FILE", help="Specs as JSON lines; - for stdin."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
+
+    What is not given stays as it is. The number of copies changes one at a time, while all others have
+    caught up.
+    """
+    if (name is None) is (source is None):
+        raise UsageError("give the NAME of a log, or --from FILE")
+    wanted: dict[str, Callable[[LogSpec], LogSpec]]
+    if source is not None:
+        if replicas is not None or quorum is not None or labels:
+            raise UsageError("--from goes without --replicas, --quorum and --label")
+        wanted = _parse_specs(source.read())
+    else:
+        assert name is not None
+        changes = _label_changes(labels or ())
+
+        def change(spec: LogSpec) -> LogSpec:
+            merged = {**spec.labels, **changes}
+            return spec._replace(
+                replicas=spec.replicas if replicas is None else replicas,
+                quorum=spec.quorum if quorum is None else quorum,
+                labels={label: value for label, value in merged.items() if value},
+            )
+
+        wanted = {check_log_name(name): change}
+    done = run_async(_change(cluster, wanted))
+    _print_changed(done, as_json=as_json)
+
+
+def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+    """Change specs in the editor that EDITOR names, a log a line. Logs that are left out stay."""
+    chosen = parse_selector(selector)
+    view = run_async(_look(cluster))
+    lines = [
+        json.dumps(_spec_fields(name, spec))
+        for name, spec in sorted(view.specs.items())
+        if is_selected(spec.labels, chosen)
+    ]
+    if not lines:
+        raise LogNotFoundError("there are no such logs", location=cluster.rpartition("@")[2])
+    text = _edited("".join(f"{line}\n" for line in lines))
+    if text.split("\n") == [*lines, ""]:
+        complain("nothing was changed")
+        return
+    _print_changed(run_async(_change(cluster, _parse_specs(text))), as_json=as_json)
+
+
+def move(
+    name: Name,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="The machine that should lead it.")
+    ],
+    *,
+    cluster: Cluster,
+    as_json: AsJson = False,
+) -> None:
+    """Let another machine with a copy lead a log. Appends wait while it is handed over."""
+    place = str(parse_address(address))
+    wanted = {check_log_name(name): lambda spec: spec._replace(preferred=place)}
+    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+
+
+def remove(
+    name: Name, *, cluster: Cluster, confirm: Confirm = False, as_json: AsJson = False
+) -> None:
+    """Take a log out of its cluster: nobody leads it any more. The files of its copies stay.
+
+    A dry run without --confirm.
+    """
+    check_log_name(name)
+    found = run_async(_remove(cluster, name, is_confirmed=confirm))
+    if not confirm:
+        complain(f"nothing was changed; give --confirm to take {name!r} out of the cluster")
+    print_result(
+        {"removed": confirm, **found},
+        [("log", name), *((("copy at", one)) for one in found["copies"])],
+        as_json=as_json,
+    )
+
+
+def reset_head(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIRECTORY", help="The log's directory on this machine.")
+    ],
+    *,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let the copy in a directory be the log, whatever other machines had. For use after they were lost.
+
+    Records that were acknowledged, and that only lost machines had, are gone then. Stop the machine's
+    server, and empty the directories of the log on the others: with all copies there, this one is taken.
+    A dry run without --confirm.
+    """
+    path = to_directory(directory, "logs reset-head")
+    found = run_async(asyncio.to_thread(_forget_promise, path, is_confirmed=confirm))
+    if not confirm:
+        complain("nothing was changed; give --confirm to let this copy be the log")
+    print_result({"reset": confirm, **found}, [*found.items()], as_json=as_json)
+
+
+# -- for serve ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def open_keys(address: str) -> AsyncIterator[KeyValues]:
+    """Open the store that a cluster shares."""
+    async with EtcdKeyValues.open(address) as keys:
+        yield keys
+
+
+# -- inside ------------------------------------------------------------------------------------
+
+
+async def _look(cluster: str) -> ClusterView:
+    async with open_keys(cluster) as keys:
+        view = ClusterView(keys, clock=SystemClock())
+        await view.look()
+        return view
+
+
+def _spec_fields(name: str, spec: LogSpec) -> dict[str, Any]:
+    return {
+        "name": name,
+        "replicas": spec.replicas,
+        "quorum": spec.quorum,
+        "labels": dict(spec.labels),
+        "preferred": spec.preferred,
+    }
+
+
+def _fields(view: ClusterView, name: str) -> dict[str, Any]:
+    spec, leader = view.specs[name], view.leaders.get(name)
+    is_led = leader is not None and leader.epoch > 0
+    return {
+        **_spec_fields(name, spec),
+        "copies": list(spec.copies),
+        "generation": spec.generation,
+        "joined": dict(spec.joined),
+        "leader": leader.address if leader is not None and is_led else None,
+        "epoch": leader.epoch if leader is not None and is_led else None,
+        "present": 1 + len(leader.present) if leader is not None and is_led else None,
+    }
+
+
+def _label_changes(labels: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for one in labels:
+        label, sign, value = one.partition("=")
+        if not sign or not label:
+            raise UsageError(f"{one!r} is no label; give --label NAME=VALUE, or NAME= to remove it")
+        found[label] = value
+    return found
+
+
+def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
+    """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
+    wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
+    allowed = {"replicas", "quorum", "labels", "preferred"}
+    placed = ("copies", "generation", "joined")
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict) or "name" not in fields:
+                raise ValueError("it has no name")
+            name = check_log_name(fields["name"])
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"line {number} is no spec of a log: {error}") from None
+        if name in wanted:
+            raise UsageError(f"line {number}: the log {name!r} is there twice")
+        values = {field: value for field, value in fields.items() if field in allowed}
+        where = {field: fields[field] for field in placed if field in fields}
+        wanted[name] = partial(_with_fields, values, where)
+    return wanted
+
+
+def _with_fields(values: dict[str, Any], where: dict[str, Any], spec: LogSpec) -> LogSpec:
+    """Return a spec with other fields; one that is made, with the copies that it had before."""
+    changed = spec._replace(**values)
+    if spec.copies or not where.get("copies"):
+        return changed
+    if not isinstance(where["copies"], list):
+        raise UsageError("copies must be a list of addresses")
+    copies = tuple(str(parse_address(one)) for one in where["copies"])
+    return changed._replace(**{**where, "copies": copies})
+
+
+async def _change(
+    cluster: str, wanted: dict[str, Callable[[LogSpec], LogSpec]], *, makes: bool = True
+) -> list[dict[str, Any]]:
+    async with open_keys(cluster) as keys:
+        view = ClusterView(keys, clock=SystemClock())
+        await view.look()
+        new: dict[str, LogSpec] = {}
+        for name, change in wanted.items():  # all are checked before one is changed
+            old = view.specs.get(name)
+            if old is None and not makes:
+                raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
+            new[name] = _checked(change(old or await removed_spec(keys, name) or LogSpec()))
+        for name, spec in new.items():
+            if spec == view.specs.get(name):
+                continue
+            key = view.key(LOGS, name)
+            swap = await keys.swap(key, spec.encode(), expected=view.revisions.get(key, 0))
+            if not swap.happened:
+                raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
+        await view.look()
+        return [_fields(view, name) for name in new if name in view.specs]
+
+
+def _checked(spec: LogSpec) -> LogSpec:
+    try:
+        if spec.copies and spec.replicas < len(spec.copies):
+            raise UsageError(
+                f"the log has {len(spec.copies)} copies; a smaller number is not possible yet"
+            )
+        return spec.check()
+    except TypeError as error:
+        raise UsageError(str(error)) from None
+
+
+async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
+    async with open_keys(cluster) as keys:
+        view = ClusterView(keys, clock=SystemClock())
+        await view.look()
+        if name not in view.specs:
+            raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
+        if is_confirmed:
+            key, kept = view.key(LOGS, name), view.key(REMOVED, name)
+            # What is made again under this name goes on with the copies that there are.
+            value = view.specs[name].encode()
+            kept_swap = await keys.swap(kept, value, expected=view.revisions.get(kept, 0))
+            swap = await keys.swap(key, None, expected=view.revisions[key])
+            if not (kept_swap.happened and swap.happened):
+                raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
+        return _fields(view, name)
+
+
+def _edited(text: str) -> str:
+    """Return what the user's editor makes of a text."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor:
+        raise UsageError("set EDITOR to the editor to use, for example EDITOR=vi")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "logs.jsonl"
+        path.write_text(text)
+        try:
+            done = subprocess.run([*shlex.split(editor), str(path)], check=False)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the editor {editor!r} cannot be run: {error}") from None
+        if done.returncode:
+            raise UsageError(f"the editor ended with code {done.returncode}; nothing was changed")
+        return path.read_text()
+
+
+def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"logs": list(rows)})
+        return
+    for row in rows:
+        quorum = "more than half" if row["quorum"] is None else row["quorum"]
+        print_table(
+            ("log", row["name"]),
+            [
+                ["replicas", str(row["replicas"])],
+                ["quorum", str(quorum)],
+                ["copies", " ".join(row["copies"]) or "to be chosen"],
+                ["preferred", row["preferred"] or "any"],
+            ],
+        )
+
+
+def _forget_promise(path: Path, *, is_confirmed: bool) -> dict[str, Any]:
+    fs = PosixFileSystem()
+    if not (path / PROMISE_NAME).exists():
+        raise LogNotFoundError(
+            f"there is no copy of a replicated log in {path}", location=str(path)
+        )
+    entered = enter_log(path, fs=fs, owner=this_process())
+    try:
+        end = recover_end(entered.fs, entered.directory)
+        found = {
+            "directory": str(path),
+            "epoch": None if end is None else end.epoch,
+            "limit": None if end is None else end.limit,
+        }
+        if is_confirmed:
+            with contextlib.suppress(FileNotFoundError):
+                entered.fs.remove(entered.directory / PROMISE_NAME)
+            entered.fs.sync_directory(entered.directory)
+        return found
+    finally:
+        entered.release()

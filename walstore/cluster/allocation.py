@@ -1,0 +1,101 @@
+"""Which machines have the copies of which logs. Pure.
+
+A plan changes one copy of a log at a time, and only while all others have caught up: then the machines that
+remain are enough to take over, and have everything. What is assigned to a machine that is away stays until
+another one has been away long enough to be replaced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from walstore.topology.documents import Leader, LogSpec, Member
+
+
+class CopiesChange(NamedTuple):
+    """New copies of one log."""
+
+    name: str
+    spec: LogSpec
+
+
+def plan(
+    specs: Mapping[str, LogSpec],
+    leaders: Mapping[str, Leader],
+    members: Mapping[str, Member],
+    lost: AbstractSet[str],
+) -> list[CopiesChange]:
+    """Return the changes to make now, in the order of names.
+
+    ``lost`` are the addresses of machines that have been away so long that their copies are replaced.
+    """
+    load: Counter[str] = Counter(dict.fromkeys(members, 0))
+    firsts = Counter(spec.copies[0] for spec in specs.values() if spec.copies)
+    for spec in specs.values():
+        load.update(address for address in spec.copies if address in members)
+    changes = []
+    for name in sorted(specs):
+        changed = _change(specs[name], leaders.get(name), members, lost, load)
+        if changed is not None:
+            if not specs[name].copies:  # the first one leads: each machine leads as many logs
+                changed = changed.led_first_by(min(changed.copies, key=lambda one: firsts[one]))
+                firsts[changed.copies[0]] += 1
+            load.update(set(changed.copies) - set(specs[name].copies))
+            changes.append(CopiesChange(name, changed))
+    return changes
+
+
+def _change(
+    spec: LogSpec,
+    leader: Leader | None,
+    members: Mapping[str, Member],
+    lost: AbstractSet[str],
+    load: Mapping[str, int],
+) -> LogSpec | None:
+    if not spec.copies:
+        return None if leader is not None else _begin(spec, members, load)
+    if leader is None:
+        return None
+    gone = [address for address in spec.copies if address in lost and address not in members]
+    found = _choose(spec.copies, members, load)
+    if found is None:
+        return None
+    if len(gone) == 1 and _is_settled(spec, leader, set(gone)):
+        return spec.with_copies([found if one == gone[0] else one for one in spec.copies])
+    if len(spec.copies) < spec.replicas and _is_settled(spec, leader, set()):
+        return spec.with_copies([*spec.copies, found])
+    return None
+
+
+def _begin(spec: LogSpec, members: Mapping[str, Member], load: Mapping[str, int]) -> LogSpec | None:
+    """Choose machines for a new log, of which nobody has anything; all at once, or none."""
+    chosen: list[str] = []
+    while len(chosen) < spec.replicas:
+        found = _choose(chosen, members, load)
+        if found is None:
+            return None
+        chosen.append(found)
+    return spec.with_copies(chosen)
+
+
+def _is_settled(spec: LogSpec, leader: Leader, without: AbstractSet[str]) -> bool:
+    """Return whether the leader has these copies, and all of them but some have caught up."""
+    wanted = set(spec.copies) - {leader.address}
+    return set(leader.copies) == wanted and wanted - without <= set(leader.present)
+
+
+def _choose(
+    taken: Sequence[str], members: Mapping[str, Member], load: Mapping[str, int]
+) -> str | None:
+    """Return the machine for one more copy: in a zone of its own if possible, with the fewest copies."""
+    zones = {members[address].zone for address in taken if address in members}
+    free = [address for address in members if address not in taken]
+    if not free:
+        return None
+    return min(
+        free,
+        key=lambda one: (members[one].zone in zones and bool(zones), load.get(one, 0), one),
+    )

@@ -1,0 +1,242 @@
+"""HostedLog: one log that this machine has a copy of. It follows, or leads, as the cluster has it.
+
+The leader is decided twice. The key in the cluster's store says which machine should try, so that normally
+one does; the promises of the copies say which one may acknowledge, so that nothing is lost if two try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from walstore.errors import WalError
+from walstore.log.wal import Wal
+from walstore.topology.documents import LEADERS, Leader, LogSpec
+from walstore.topology.leadership import Leadership
+
+if TYPE_CHECKING:
+    from walstore.cluster.member import ClusterMember
+
+logger = logging.getLogger("walstore")
+
+_RANK_SECONDS: Final = 0.25
+"""How much later than the one before it a candidate tries: the first is normally alone."""
+_PAUSE_SECONDS: Final = 0.5
+"""After a claim that failed."""
+_FIRST_REST_SECONDS: Final = 1.0
+_LONGEST_REST_SECONDS: Final = 10.0
+"""After a takeover that failed: the other candidates come first meanwhile."""
+_LOOK_SECONDS: Final = 0.25
+"""How often a leader compares its copies with what it published."""
+
+
+class HostedLog:
+    """One log on one machine. Belongs to the event loop of its member; :meth:`run` does all."""
+
+    def __init__(self, member: ClusterMember, name: str) -> None:
+        self.name = name
+        """Of the log."""
+        self.wal: Wal | None = None
+        """The log, while this machine leads it and has opened it."""
+        self._member = member
+        self._view = member.view
+        self._vacant_since: float | None = None
+        """Since when nobody leads, as far as is known here."""
+        self._rests_until = 0.0
+        self._failures = 0
+        self._yields_to = ""
+        """The machine that this one left the log to, until one leads it."""
+
+    async def run(self) -> None:
+        """Follow and lead until the member closes, or has no copy of the log; a log that is led is closed."""
+        changed = self._view.subscribe()
+        try:
+            while not self._member.is_closing and self.is_wanted:
+                changed.clear()
+                if await self._may_lead(changed):
+                    await self._lead()
+        finally:
+            self._view.unsubscribe(changed)
+
+    # -- following ---------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this machine has a copy, or is to make one."""
+        spec = self._spec
+        return spec is not None and self._member.address in spec.copies
+
+    @property
+    def _spec(self) -> LogSpec | None:
+        return self._view.specs.get(self.name)
+
+    def _is_candidate(self) -> bool:
+        spec = self._spec
+        return (
+            spec is not None
+            and len(spec.copies) > 1
+            and self._member.address in spec.copies
+            and self.name not in self._view.leaders
+            and bool(self._member.session.lease)
+            and not self._member.is_closing
+        )
+
+    async def _may_lead(self, changed: asyncio.Event) -> bool:
+        """Wait for a change; return True if it is this machine's turn to try to lead."""
+        await self._remove_stale_claim()
+        if self.name in self._view.leaders:
+            self._yields_to, self._vacant_since = "", None
+        if not self._is_candidate():
+            await changed.wait()
+            return False
+        now = self._member.clock.monotonic()
+        if self._vacant_since is None:
+            self._vacant_since = now
+        # Whatever else changes meanwhile, a machine's turn comes.
+        begin = max(self._vacant_since + self._rank() * _RANK_SECONDS, self._rests_until)
+        if begin > now:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(begin - now):
+                    await changed.wait()
+            return False  # look again
+        return True
+
+    def _rank(self) -> int:
+        """Return how many machines should try before this one."""
+        spec, own = self._spec, self._member.address
+        assert spec is not None
+        present = [one for one in spec.copies if one in self._view.members or one == own]
+        first = [one for one in (self._yields_to, spec.preferred) if one in present]
+        order = list(dict.fromkeys([*first, *present]))
+        return order.index(own)
+
+    async def _remove_stale_claim(self) -> None:
+        """Remove a claim at this address that is not this program's: of the one before it, or given up."""
+        leader = self._view.leaders.get(self.name)
+        if leader is None or leader.address != self._member.address:
+            return
+        key = self._view.key(LEADERS, self.name)
+        revision = self._view.revisions.get(key, 0)
+        try:
+            await self._member.keys.swap(key, None, expected=revision)
+        except WalError as error:
+            logger.warning("an old claim of %s is not removed yet: %s", self.name, error)
+            await self._member.clock.sleep(_PAUSE_SECONDS)
+
+    # -- leading -----------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        """Claim the log, open it, and keep it until it is over. Returns with the log closed."""
+        member, spec = self._member, self._spec
+        if spec is None:
+            return
+        claim = Leadership(
+            member.keys, self._view.key(LEADERS, self.name), member.session, member.make_tag
+        )
+        nodes = tuple(copy for copy in spec.copies if copy != member.address)
+        value = Leader(member.address, "", 0, nodes)
+        try:
+            try:
+                if await claim.take(value) is not None:
+                    await self._view_catches_up()
+                    return
+            except WalError as error:
+                logger.warning("%s cannot be claimed: %s", self.name, error)
+                await member.clock.sleep(_PAUSE_SECONDS)
+                return
+            await self._open_and_keep(claim, spec, nodes)
+        finally:
+            await claim.leave()
+
+    async def _view_catches_up(self) -> None:
+        """Wait until the view has the claim of another machine, or a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_SECONDS):
+                await self._view.wait(lambda: self.name in self._view.leaders)
+
+    async def _open_and_keep(
+        self, claim: Leadership, spec: LogSpec, nodes: tuple[str, ...]
+    ) -> None:
+        async with self._member.node.leading(self.name) as directory:
+            wal = await self._open(directory, spec, nodes)
+            if wal is None:
+                rest = min(_FIRST_REST_SECONDS * 2**self._failures, _LONGEST_REST_SECONDS)
+                self._failures = min(self._failures + 1, 8)
+                self._rests_until = self._member.clock.monotonic() + rest
+                return
+            self._failures = 0
+            logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
+            try:
+                self.wal = wal
+                self._view.notify()
+                await self._keep(claim, wal, spec)
+            finally:
+                await self._close(wal)
+
+    async def _open(self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]) -> Wal | None:
+        """Take the log over; None if that fails, or the member closes meanwhile."""
+        member = self._member
+
+        async def open_it() -> Wal | None:
+            try:
+                replication = member.replication(self.name, nodes, spec)
+                return await Wal.open(directory, replication=replication, **member.wal_options)
+            except WalError as error:
+                logger.warning("%s cannot be led: %s", self.name, error)
+                return None
+
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(open_it())
+            closing = group.create_task(self._view.wait(lambda: member.is_closing))
+            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
+            closing.cancel()
+            task.cancel()
+        return None if task.cancelled() else task.result()
+
+    async def _close(self, wal: Wal) -> None:
+        try:
+            await wal.aclose()
+        except WalError as error:
+            logger.warning("%s is not led from here any more: %s", self.name, error)
+        finally:
+            self.wal = None
+            self._view.notify()
+
+    async def _keep(self, claim: Leadership, wal: Wal, spec: LogSpec) -> None:
+        """Return when the log is closed, is to be led by another machine, or has other copies."""
+        opened = wal.statistics()
+        nodes = tuple(copy.address for copy in opened.copies)
+
+        def current() -> Leader:
+            present = tuple(_present(wal))
+            return Leader(self._member.address, "", opened.epoch, nodes, present)
+
+        keeping = claim.keep(current, self._member.clock, pause_seconds=_LOOK_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            closing = group.create_task(wal.wait_closing())
+            publishing = group.create_task(keeping)
+            moving = group.create_task(self._view.wait(lambda: self._is_over(wal, spec)))
+            await asyncio.wait((closing, moving), return_when=asyncio.FIRST_COMPLETED)
+            for task in (closing, publishing, moving):
+                task.cancel()
+
+    def _is_over(self, wal: Wal, opened: LogSpec) -> bool:
+        """Return whether another machine is to lead the log, or it is to be opened again."""
+        spec, own = self._spec, self._member.address
+        if self._member.is_closing or spec is None or own not in spec.copies:
+            return True
+        if (spec.generation, spec.quorum) != (opened.generation, opened.quorum):
+            return True
+        if spec.preferred and spec.preferred not in (own, self._yields_to):
+            is_there = spec.preferred in _present(wal) and spec.preferred in self._view.members
+            if is_there:
+                self._yields_to = spec.preferred
+            return is_there
+        return False
+
+
+def _present(wal: Wal) -> list[str]:
+    return [copy.address for copy in wal.statistics().copies if copy.is_present]

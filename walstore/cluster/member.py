@@ -1,0 +1,352 @@
+"""ClusterMember: one machine of a cluster. It keeps copies of logs, and leads those that it is to lead.
+
+A member knows the cluster through the key-value store that all share (``walstore.topology``): which machines
+are there, which logs they keep, who leads them. For each log that has a copy here a :class:`HostedLog`
+decides. Losing the store stops no log: who leads goes on, and no other takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self
+
+from walstore.cluster.allocator import allocate
+from walstore.cluster.hosted_log import HostedLog
+from walstore.cluster.view import ClusterView, removed_spec
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    WalError,
+)
+from walstore.log.wal import Wal
+from walstore.ports import Clock, FileSystem
+from walstore.replication.node import ReplicaNode
+from walstore.replication.settings import Replication
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.runtime.statistics import Metrics
+from walstore.settings import Settings
+from walstore.topology.documents import LOGS, MEMBERS, PREFIX, LogSpec, Member, check_log_name
+from walstore.topology.key_values import KeyValues
+from walstore.topology.session import LEASE_SECONDS, Session
+from walstore.wire.address import Address, parse_address
+
+logger = logging.getLogger("walstore")
+
+_TAG_BYTES: Final = 8
+_PAUSE_SECONDS: Final = 0.5
+_FIND_SECONDS: Final = 10.0
+"""How long a client waits for somebody to lead the log that it asks for."""
+
+
+class ClusterMember:
+    """One machine. Belongs to the event loop. Made by :meth:`open`; serves once :meth:`join` was called."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        keys: KeyValues,
+        *,
+        zone: str = "",
+        lease_seconds: int = LEASE_SECONDS,
+        patience_seconds: float = 10.0,
+        replace_seconds: float = 600.0,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        settings: Settings | None = None,
+        metrics: Metrics | None = None,
+        prefix: str = PREFIX,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[ClusterMember]:
+        """Take the copies below ``directory``, each in a directory with its log's name.
+
+        ``keys`` is the store that the cluster shares, such as
+        ``walstore.topology.etcd.EtcdKeyValues.open("etcd://…")``; it stays open. ``zone`` names what fails
+        together with this machine. ``lease_seconds``, 1 to 3600, is how long the others wait for it once it
+        is silent. ``patience_seconds`` is that of :class:`walstore.Replication`, ``token`` and ``tls`` are
+        what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
+        made anew at another one; infinity for never. ``settings`` are those of the logs.
+
+        Serve it with ``Server.open(None, cluster=member, tcp=...)``, then call :meth:`join`.
+        """
+
+        async def open_it() -> ClusterMember:
+            node = await ReplicaNode.open(directory, fs=fs)
+            try:
+                used = clock or SystemClock()
+                session = await Session.open(keys, ttl_seconds=lease_seconds, clock=used)
+            except BaseException:
+                await node.aclose()
+                raise
+            return cls(
+                node,
+                keys,
+                session,
+                ClusterView(keys, clock=used, prefix=prefix),
+                used,
+                zone=zone,
+                replace_seconds=replace_seconds,
+                replication={"patience_seconds": patience_seconds, "token": token, "tls": tls},
+                wal={"settings": settings, "metrics": metrics, "fs": fs, "clock": used},
+            )
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        node: ReplicaNode,
+        keys: KeyValues,
+        session: Session,
+        view: ClusterView,
+        clock: Clock,
+        *,
+        zone: str,
+        replace_seconds: float,
+        replication: dict[str, Any],
+        wal: dict[str, Any],
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self.node = node
+        """The copies of the logs that others lead."""
+        self.keys = keys
+        """What the cluster shares."""
+        self.session = session
+        """The lease of this machine."""
+        self.view = view
+        """What is known of the cluster."""
+        self.clock = clock
+        """Sleeps between attempts."""
+        self.address = ""
+        """Where others reach this machine, once it has joined."""
+        self.wal_options = wal
+        """Of the logs that are led here."""
+        self.is_closing = False
+        """Whether it leads nothing any more."""
+        self.is_replaced = False
+        """Whether another program serves a cluster at this address now."""
+        self.tls: ssl.SSLContext | None = replication["tls"]
+        """Trust for other machines."""
+        self.replace_seconds = replace_seconds
+        """As given to :meth:`open`."""
+        self._zone = zone
+        self._replication = replication
+        self._hosted: dict[str, HostedLog] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def make_tag(self) -> bytes:
+        """Return bytes that no other program has."""
+        return os.urandom(_TAG_BYTES)
+
+    def replication(self, name: str, nodes: Sequence[str], spec: LogSpec) -> Replication:
+        """Return how a log is replicated to other machines."""
+        return Replication(
+            nodes=nodes,
+            quorum=spec.needed,
+            generation=spec.generation,
+            joined={node: spec.joined.get(node, 0) for node in nodes},
+            joined_here=spec.joined.get(self.address, 0),
+            name=name,
+            **self._replication,
+        )
+
+    async def join(self, address: str) -> None:
+        """Take part: tell the others where this machine is, follow and lead. Returns when that has begun.
+
+        ``address`` is where the others reach the server of this member. InvalidSettingsError, and what the
+        store raises.
+        """
+        if self._task is not None:
+            raise RuntimeError("a member joins once")
+        self.address = str(parse_address(address))
+        await self.view.look()
+        self.session.on_changed = self.view.notify
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"walstore member at {self.address}"
+        )
+
+    async def make_log(
+        self,
+        name: str,
+        *,
+        replicas: int = 3,
+        quorum: int | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Make a log of the cluster; return False if there is one of that name, which stays as it is.
+
+        ``replicas``, 2 to 16, are its copies in all, ``quorum`` those that must have a record: more than half
+        of them, just so many if left out. Machines are chosen by the cluster; :meth:`find`, and clients,
+        wait for them. InvalidSettingsError, and what the store raises; after OutcomeUnknownError call again.
+        """
+        old = await removed_spec(self.keys, check_log_name(name), self.view.prefix) or LogSpec()
+        spec = old._replace(replicas=replicas, quorum=quorum, labels=dict(labels or {})).check()
+        key = self.view.key(LOGS, name)
+        swap = await self.keys.swap(key, spec.encode(), expected=0)
+        return swap.happened
+
+    async def wait_closing(self) -> None:
+        """Return when this machine begins to leave: by :meth:`leave`, or because it :attr:`is_replaced`."""
+        await self.view.wait(lambda: self.is_closing)
+
+    async def leave(self) -> None:
+        """Lead nothing any more: close the logs that are led here, so that others lead them.
+
+        Called before its server stops, this lets clients find the next leader through it. Twice is allowed.
+        """
+        self.is_closing = True
+        self.view.notify()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        await self.session.aclose()
+
+    async def aclose(self) -> None:
+        """Leave, and release the copies. The lease is ended, so nobody waits. Twice is allowed."""
+        await self.leave()
+        await self.node.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # -- for the server ----------------------------------------------------------------------
+
+    @property
+    def led(self) -> dict[str, Wal]:
+        """The logs that this machine leads now."""
+        return {name: log.wal for name, log in self._hosted.items() if log.wal is not None}
+
+    async def find(self, name: str | None) -> Wal | Address:
+        """Return a log that is led here, or where it is led. Waits a while for a leader.
+
+        InvalidSettingsError without a name, LogNotFoundError, StorageUnavailableError if nobody leads it.
+        """
+        if name is None:
+            raise InvalidSettingsError(
+                "a cluster has many logs; name one: connect(address, log=NAME)"
+            )
+        check_log_name(name)
+
+        def is_decided() -> bool:
+            is_known = self._where(name) is not None
+            return is_known or name not in self.view.specs or self.is_closing
+
+        try:
+            async with asyncio.timeout(_FIND_SECONDS):
+                await self.view.wait(is_decided)
+        except TimeoutError:
+            raise StorageUnavailableError(f"nobody leads the log {name!r} now") from None
+        found = self._where(name)
+        if found is not None:
+            return found
+        if self.is_closing:
+            raise StorageUnavailableError("this machine leaves the cluster; ask another one")
+        raise LogNotFoundError(
+            f"the cluster has no log {name!r}; make it with 'walstore logs apply'", location=name
+        )
+
+    async def moved(self, name: str, address: Address) -> None:
+        """Return when another machine than the one at an address leads a log."""
+        await self.view.wait(lambda: self._where(name) not in (None, address))
+
+    def _where(self, name: str) -> Wal | Address | None:
+        hosted = self._hosted.get(name)
+        if hosted is not None and hosted.wal is not None and not hosted.wal.is_closing:
+            return hosted.wal
+        leader = self.view.leaders.get(name)
+        if leader is None or not leader.epoch or leader.address in ("", self.address):
+            return None
+        return parse_address(leader.address)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            helpers = [
+                group.create_task(self._guard(self.view.run, "the view of the cluster")),
+                group.create_task(self._guard(self._announce, "the entry of this machine")),
+                group.create_task(self._guard(lambda: allocate(self), "the allocator")),
+            ]
+            changed = self.view.subscribe()
+            hosted: set[asyncio.Task[None]] = set()
+            while not self.is_closing:
+                changed.clear()
+                for name in self.view.specs:
+                    if name in self._hosted:
+                        continue
+                    log = HostedLog(self, name)
+                    if log.is_wanted:
+                        self._hosted[name] = log
+                        task = group.create_task(self._host(log))
+                        hosted.add(task)
+                        task.add_done_callback(hosted.discard)
+                await changed.wait()
+            if hosted:
+                await asyncio.wait(hosted)
+            for task in helpers:
+                task.cancel()
+
+    async def _host(self, log: HostedLog) -> None:
+        """Follow and lead a log for as long as it has a copy here; then unlock the copy, whose files stay."""
+        await self._guard(log.run, f"the log {log.name}")
+        if not self.is_closing:
+            await self.node.forget(log.name)
+        self._hosted.pop(log.name, None)
+        self.view.notify()  # it may be wanted again
+
+    async def _guard(self, run: Callable[[], Any], what: str) -> None:
+        """Run something until it returns; a defect ends none of the others."""
+        while True:
+            try:
+                await run()
+                return
+            except Exception:
+                logger.exception("%s ended by a defect, and begins again", what)
+                await self.clock.sleep(_PAUSE_SECONDS)
+
+    async def _announce(self) -> None:
+        """Keep this machine's entry, with the lease of the session, whatever it is now.
+
+        Another program that is announced at this address later has taken the place of this one.
+        """
+        key, announced, revision = self.view.key(MEMBERS, self.address), 0, 0
+        entry = Member(self.address, self.make_tag().hex(), self._zone)
+
+        def is_replaced() -> bool:
+            now = self.view.members.get(self.address)
+            is_other = now is not None and now.tag != entry.tag
+            return is_other and bool(announced) and self.view.revisions.get(key, 0) > revision
+
+        while True:
+            await self.view.wait(
+                lambda announced=announced: (  # type: ignore[misc]
+                    self.session.lease not in (0, announced) or is_replaced()
+                )
+            )
+            if is_replaced():
+                logger.error(
+                    "another program serves a cluster at %s: this one leaves it", self.address
+                )
+                self.is_replaced = self.is_closing = True
+                self.view.notify()
+                return
+            wanted = self.session.lease
+            try:
+                found = await self.keys.get(key)
+                expected = 0 if found is None else found.revision
+                swap = await self.keys.swap(key, entry.encode(), expected=expected, lease=wanted)
+            except WalError as error:
+                logger.warning("this machine cannot be announced: %s", error)
+            else:
+                if swap.happened and swap.found is not None:
+                    announced, revision = wanted, swap.found.revision
+                    continue
+            await self.clock.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,135 @@
+"""ClusterView: what the key-value store says of a cluster, kept up to date by a watch."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from walstore.errors import CorruptionError, FormatVersionError, WalError
+from walstore.ports import Clock
+from walstore.topology import documents
+from walstore.topology.documents import PREFIX, Leader, LogSpec, Member
+from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
+
+logger = logging.getLogger("walstore")
+
+_PAUSE_SECONDS: Final = 0.2
+
+_D = TypeVar("_D")
+
+
+class ClusterView:
+    """The newest state that is known. Belongs to the event loop; :meth:`run` keeps it new."""
+
+    def __init__(self, keys: KeyValues, *, clock: Clock, prefix: str = PREFIX) -> None:
+        """Of the cluster below ``prefix``."""
+        self.prefix = prefix
+        """Of all keys."""
+        self.specs: dict[str, LogSpec] = {}
+        """By name of the log."""
+        self.leaders: dict[str, Leader] = {}
+        """By name of the log; logs without a leader are missing."""
+        self.revisions: dict[str, int] = {}
+        """Of each key that is there."""
+        self.members: dict[str, Member] = {}
+        """By address."""
+        self.revision = 0
+        """Of the store, when this was true; 0 before the first look."""
+        self._keys = keys
+        self._clock = clock
+        self._subscribers: set[asyncio.Event] = set()
+
+    def key(self, folder: str, name: str) -> str:
+        """Return the key of a document."""
+        return f"{self.prefix}{folder}{name}"
+
+    async def look(self) -> None:
+        """Read everything again. Raises what the store raises."""
+        snapshot = await self._keys.list(self.prefix)
+        for key in self.revisions.keys() - snapshot.items.keys():
+            self._take(key, None)
+        for key, item in snapshot.items.items():
+            self._take(key, item)
+        self.revision = snapshot.revision
+        self.notify()
+
+    async def run(self) -> None:
+        """Follow the store until cancelled; a store that does not answer is tried again."""
+        while True:
+            try:
+                if not self.revision:
+                    await self.look()
+                async for events in self._keys.watch(self.prefix, after=self.revision):
+                    for event in events:
+                        self._take(event.key, event.now)
+                    self.revision = events[-1].revision
+                    self.notify()
+            except HistoryCompactedError:
+                self.revision = 0
+            except WalError as error:
+                logger.warning("the cluster's store does not answer: %s", error)
+                await self._clock.sleep(_PAUSE_SECONDS)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def subscribe(self) -> asyncio.Event:
+        """Return an event that each change sets; clear it before looking."""
+        event = asyncio.Event()
+        self._subscribers.add(event)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        """Forget an event."""
+        self._subscribers.discard(event)
+
+    def notify(self) -> None:
+        """Wake all who wait for a change."""
+        for event in self._subscribers:
+            event.set()
+
+    async def wait(self, holds: Callable[[], bool]) -> None:
+        """Return when something holds."""
+        event = self.subscribe()
+        try:
+            while not holds():
+                event.clear()
+                await event.wait()
+        finally:
+            self.unsubscribe(event)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _take(self, key: str, item: KeyValue | None) -> None:
+        folder, slash, name = key.removeprefix(self.prefix).partition("/")
+        if item is None:
+            self.revisions.pop(key, None)
+        else:
+            self.revisions[key] = item.revision
+        try:
+            match folder + slash:
+                case documents.LOGS:
+                    _put(self.specs, name, item, LogSpec.decode)
+                case documents.LEADERS:
+                    _put(self.leaders, name, item, Leader.decode)
+                case documents.MEMBERS:
+                    _put(self.members, name, item, Member.decode)
+        except (CorruptionError, FormatVersionError) as error:
+            logger.error("the key %s of the cluster is left as it was: %s", key, error)
+
+
+def _put(
+    known: dict[str, _D], name: str, item: KeyValue | None, decode: Callable[[bytes, str], _D]
+) -> None:
+    if item is None:
+        known.pop(name, None)
+    else:
+        known[name] = decode(item.value, item.key)
+
+
+async def removed_spec(keys: KeyValues, name: str, prefix: str = PREFIX) -> LogSpec | None:
+    """Return what a log had that was taken out of the cluster; None if there was none of that name."""
+    key = f"{prefix}{documents.REMOVED}{name}"
+    found = await keys.get(key)
+    return None if found is None else LogSpec.decode(found.value, key)
