@@ -41,6 +41,12 @@ help: ## Show this list
 demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real data of this machine: append, kill, recover, ship, read, Spark
 	@$(VENV)/bin/walstore demo $(ARGS)
 
+# etcd is the only part that needs root; without it, and without root, it says so and is skipped.
+.PHONY: demo-cluster
+demo-cluster: $(DEV) ## Run three machines and three etcd nodes here, with kills, and check that nothing was lost: ARGS="--rounds 5"
+	@$(VENV)/bin/python -m tests.cluster_demo $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "demo-cluster: skipped, see above"; } || exit $$status
+
 .PHONY: test
 test: $(DEV) ## Run the quick tests
 	$(IN_MEMORY) $(PYTEST) -m "not slow" $(QUICK_PARALLEL) $(QUICK_OPTIONS) $(ARGS)

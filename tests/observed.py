@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from walstore import GroupStatistics, Statistics
+from walstore import CopyStatistics, GroupStatistics, Statistics
 from walstore.runtime.statistics import UploadStatistics
 
 _NOTHING: dict[str, Any] = {
@@ -31,6 +31,7 @@ _NOTHING: dict[str, Any] = {
 
 
 GROUP = GroupStatistics("workers", 1, 2, 3, 4, 5, 6, 7)
+COPY = CopyStatistics("tls://b:7430", is_present=False, limit=3, lag=7)
 UPLOAD = UploadStatistics(1, 2, 3, 4, 5, 0.6, 0.7)
 
 

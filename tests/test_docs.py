@@ -77,6 +77,7 @@ PAGES = {
     "web_application": 1,
     "work_queue": 2,
     "replication": 1,
+    "cluster": 1,
 }
 """How many programs each page has."""
 

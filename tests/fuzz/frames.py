@@ -161,7 +161,7 @@ def call(rng: Random) -> tuple[str, list[Any], list[bytes]]:
                 ["open", *group],
                 ["take", *group, b"m", 2, 0.0],
                 ["settle", *group, [1]],
-                ["leave", *group, b"m"],
+                ["leave", *group, b"m", [[1, 1], [2, 1]]],
             )
         ),
         "begin": [rng.randint(1, 40), None, [None, None, None, None, None]],

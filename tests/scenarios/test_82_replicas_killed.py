@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from walstore import Replication, Wal
+from tests.waiting import until
+from walstore import RemoteWal, Replication, Wal, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
 
@@ -69,6 +71,19 @@ class Machine:
         nodes = ",".join(other.address for other in others)
         command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def lead_and_serve(self, machines: list[Machine]) -> None:
+        command = [sys.executable, "-m", "walstore", "serve", str(self.path / "orders")]
+        command += ["--unix", f"{self.path}.sock", "--drain-seconds", "1"]
+        for other in machines:
+            command += ["--replica", other.address] * (other is not self)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(f"{self.path}.sock") == 0
 
     def kill(self) -> None:
         if self.process is not None:
@@ -144,6 +159,79 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
         for machine in machines:
             machine.kill()
     assert happened["primary"] + happened["stop"] > FAULTS // 3
+
+
+class Clients:
+    """Producers and a reader that share a connection, until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.acknowledged = [0] * PRODUCERS
+        self.seen: list[bytes] = []
+
+    async def produce(self, remote: RemoteWal, number: int) -> None:
+        producer = remote.producer(f"p{number}")
+        while True:
+            await producer.append(b"%d %d" % (number, self.acknowledged[number]))
+            self.acknowledged[number] += 1
+
+    async def follow(self, remote: RemoteWal) -> None:
+        async for record in remote.reader():
+            self.seen.append(record.value)
+
+    async def more(self) -> None:
+        """Wait until each of them has got on."""
+        goals = [count + 20 for count in (*self.acknowledged, len(self.seen))]
+
+        def got_on() -> bool:
+            return all(map(int.__ge__, (*self.acknowledged, len(self.seen)), goals))
+
+        await until(got_on, seconds=60)
+
+    def check(self, found: list[bytes]) -> None:
+        assert found[: len(self.seen)] == self.seen
+        for number, count in enumerate(self.acknowledged):
+            own = [value for value in found if value.startswith(b"%d " % number)]
+            assert own == [b"%d %d" % (number, at) for at in range(len(own))]
+            assert len(own) - count in (0, 1)
+
+
+async def test_clients_go_on_with_the_next_primary(tmp_path: Path) -> None:
+    """The primaries are processes that clients reach; they die, or stand still and end when they go on."""
+    chance, clients = random.Random(FAULTS), Clients()
+    machines = [Machine(tmp_path / f"m{number}") for number in range(3)]
+    for machine in machines:
+        machine.path.mkdir()
+    leader = machines[0]
+    try:
+        for machine in machines[1:]:
+            machine.serve()
+        leader.lead_and_serve(machines)
+        addresses = [machine.address for machine in machines]
+        async with connect(addresses, connect_seconds=60) as remote, asyncio.TaskGroup() as group:
+            work = [clients.produce(remote, number) for number in range(PRODUCERS)]
+            tasks = [group.create_task(one) for one in (*work, clients.follow(remote))]
+            for number in range(max(4, FAULTS // 4)):
+                await clients.more()
+                old, leader = leader, chance.choice([one for one in machines if one is not leader])
+                old.send(signal.SIGKILL if number % 2 else signal.SIGSTOP)
+                leader.kill()
+                leader.lead_and_serve(machines)
+                await clients.more()
+                assert old.process is not None
+                old.send(signal.SIGCONT)  # learns that it was passed over, if it lives, and ends
+                ended = await asyncio.to_thread(old.process.wait, 30)
+                assert ended == (-signal.SIGKILL if number % 2 else 4)
+                old.serve()
+                await until(old.listens)  # else the next primary may find too few copies
+            await clients.more()
+            for task in tasks:
+                task.cancel()
+        leader.kill()
+        clients.check(await read(leader, machines))
+    finally:
+        for machine in machines:
+            machine.kill()
+    print(json.dumps({"acknowledged": clients.acknowledged, "found": remote.client.reconnects}))
 
 
 async def read(leader: Machine, machines: list[Machine]) -> list[Any]:

@@ -1,0 +1,158 @@
+"""A replicated log that ships, in processes that are killed and stopped while they ship; others take over.
+
+What was acknowledged, by copies or bucket, is in the log once, and the bucket has the beginning of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.test_82_replicas_killed import Machine, lines, wait_for_more
+from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
+from walstore import Replication, Settings, Wal
+
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
+
+FAULTS = int(os.environ.get("WALSTORE_SHIPPING_FAULTS", "16"))
+PRODUCERS = 4
+PRIMARY = """
+import asyncio, os, sys, itertools
+from uploader import CloudTier, UploadSettings
+from walstore import Replication, Wal, WalError, Settings
+
+async def main():
+    path, nodes, story, url, layout = sys.argv[1:6]
+    file = os.open(story, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def tell(text):
+        os.write(file, (text + "\\n").encode())
+    replication = Replication(nodes=nodes.split(","), name="orders", patience_seconds=2.0)
+    settings = Settings(segment_bytes=65536, retention_bytes=65536)
+    small = UploadSettings(fragment_bytes=8192, fragment_age_seconds=0.05, drain_seconds=1.0)
+    tier = CloudTier(url, layout=layout, settings=small)
+    async with Wal.open(path, replication=replication, settings=settings, tier=tier) as wal:
+        tell(f"primary {os.getpid()} {wal.statistics().epoch} {wal.statistics().local_head}")
+        async def produce(number):
+            producer = wal.producer(f"p{number}")
+            for at in itertools.count(producer.last_sequence + 1):
+                value = f"{number} {at}".encode() + b"." * (at % 900)
+                level = "cloud" if at % 5 == number else None
+                await producer.append(value, sequence=at, durability=level)
+                tell(f"ok {number} {at}")
+        await asyncio.gather(*(produce(number) for number in range(4)))
+
+asyncio.run(main())
+"""
+
+
+class ShippingMachine(Machine):
+    """A machine whose process serves a copy, or is the primary and ships."""
+
+    def ship(self, others: list[ShippingMachine], story: Path, url: str, shape: str) -> None:
+        nodes = ",".join(other.address for other in others)
+        command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
+        self.process = subprocess.Popen([*command, url, shape], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("shape", ["swap", "chain"])
+def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, shape: Any) -> None:
+    chance, story = random.Random(FAULTS), tmp_path / "story"
+    url = f"file://{tmp_path}/bucket"
+    machines = [ShippingMachine(tmp_path / f"m{number}") for number in range(3)]
+    for machine in machines:
+        machine.path.mkdir()
+    leader, happened = machines[0], Counter[str]()
+    try:
+        for machine in machines[1:]:
+            machine.serve()
+        leader.ship(machines[1:], story, url, shape)
+        for turn in range(FAULTS):
+            wait_for_more(story, 30, leader)
+            # Within a put or a swap, as it happens: they follow each other without a pause.
+            threading.Event().wait(chance.random() * 0.1)
+            others = [machine for machine in machines if machine is not leader]
+            old, leader = leader, chance.choice(others)
+            fault = chance.choice(["kill", "stop", "new disk"] if turn else ["kill"])
+            happened[fault] += 1
+            old.send(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+            leader.kill()
+            leader.ship([one for one in machines if one is not leader], story, url, shape)
+            if fault == "stop":
+                wait_for_more(story, 20, leader)
+                old.send(signal.SIGCONT)  # goes on where it was, in the bucket, too
+                wait_for_more(story, 20, leader)
+                old.kill()
+            elif fault == "new disk":
+                wait_for_more(story, 20, leader)
+                old.kill()
+                for path in (old.path / "orders").iterdir():
+                    path.unlink()
+            else:
+                old.kill()
+            old.serve()
+        wait_for_more(story, 30, leader)
+        leader.kill()
+        asyncio.run(check(leader, machines, url, shape, lines(story)))
+    finally:
+        for machine in machines:
+            machine.kill()
+    print(json.dumps(happened))
+
+
+async def check(
+    leader: Machine, machines: list[ShippingMachine], url: str, shape: Any, story: list[str]
+) -> None:
+    """Compare what was told, the log, and the bucket before and after the last takeover."""
+    before = await shipped(url)
+    nodes = [machine.address for machine in machines if machine is not leader]
+    replication = Replication(nodes=nodes, name="orders")
+    tier = CloudTier(url, layout=shape, settings=UploadSettings(fragment_bytes=8192))
+    path, settings = leader.path / "orders", Settings(segment_bytes=65536)
+    async with Wal.open(path, replication=replication, tier=tier, settings=settings) as wal:
+        assert wal.head == 1
+        async with wal.reader(follow=False) as reader:
+            found = [record.value async for record in reader]
+        assert wal.statistics().local_head > 1
+    assert found[: len(before)] == before
+    assert await shipped(url) == found
+    values = [value.rstrip(b".").decode() for value in found]
+    counts = Counter(values)
+    assert [value for value, times in counts.items() if times > 1] == []
+    acknowledged = [line.removeprefix("ok ") for line in story if line.startswith("ok ")]
+    assert [value for value in acknowledged if value not in counts] == []
+    in_cloud = [text for text in acknowledged if is_cloud(*map(int, text.split()))]
+    named = {value.rstrip(b".").decode() for value in before}
+    assert in_cloud
+    assert [value for value in in_cloud if value not in named] == []
+    for number in range(PRODUCERS):
+        own = [int(value.split()[1]) for value in values if value.startswith(f"{number} ")]
+        assert own == list(range(1, len(own) + 1))
+    heads = [int(line.split()[3]) for line in story if line.startswith("primary")]
+    assert max(heads) > 1, "no primary began with a copy that had lost its first segments"
+    print(json.dumps({"acknowledged": len(acknowledged), "primaries": len(heads)}))
+
+
+def is_cloud(number: int, at: int) -> bool:
+    """Whether a record was acknowledged only once the bucket had it."""
+    return at % 5 == number
+
+
+async def shipped(url: str) -> list[bytes]:
+    """Return what the bucket has, every byte of it checked."""
+    async with Scrubber.open(url) as scrubber:
+        report = await scrubber.scrub()
+    assert report.is_sound, report.findings
+    async with CloudLog.open(url) as log:
+        await log.verify()
+        return [record.value async for record in log.reader()]
