@@ -45,8 +45,8 @@ PAGES = [
         "A local log",
         "Opening, appending, reading; records and batches.",
         {
-            "walstore": "Wal Reader ReadonlyWal Record Batch Start Durability Statistics StreamInfo "
-            "Transaction Producer Fence"
+            "walstore": "Wal Reader ReadonlyWal Record Batch Start Durability Statistics CopyStatistics "
+            "StreamInfo Transaction Producer Fence"
         },
     ),
     Page(
@@ -92,7 +92,10 @@ PAGES = [
         "`connect`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) explain them.",
         {
             "walstore": "connect RemoteWal Replication",
-            "walstore.serve": "Server ServeSettings ReplicaNode",
+            "walstore.serve": "Server ServeSettings ReplicaNode ClusterMember",
+            "walstore.topology.key_values": "KeyValues",
+            "walstore.topology.etcd": "EtcdKeyValues",
+            "walstore.topology.memory": "MemoryKeyValues",
             "walstore.http": "HttpServer HttpSettings",
         },
     ),
@@ -229,8 +232,8 @@ PORTS = (ObjectStore, FileSystem)
 SECTIONS = {
     "Start here": "index tutorial",
     "How-tos": (
-        "web_application several_processes serving http work_queue replication transactions streams readonly "
-        "consumers "
+        "web_application several_processes serving http work_queue replication cluster transactions streams "
+        "readonly consumers "
         "messages retention store cloud_writer cloud_reading collection integrity restore "
         "versioned_collections open_tables repair operations testing "
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "
