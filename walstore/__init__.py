@@ -53,7 +53,7 @@ from walstore.records import Durability, Record, Start
 from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
-from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
+from walstore.runtime.statistics import CopyStatistics, GroupInfo, GroupStatistics, Statistics
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
@@ -63,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     # the log
     "Consumer",
+    "CopyStatistics",
     "Cursor",
     "CursorInfo",
     "Durability",
