@@ -48,11 +48,11 @@ logger = logging.getLogger("walstore")
 
 _LEDGER_SHARE: Final = 4
 """A segment is at least this many times the size of its initial ledger, regardless of ``segment_bytes``."""
-_RETRY_SHARE: Final = 8
 _REPLICATED_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 _REPLICATED_CHECKPOINT_WRITES: Final = 1024
 """Frames are walked in 20 µs each, several times in a takeover; a checkpoint takes two syncs."""
-"""After a failed checkpoint the next one is due once this share of ``checkpoint_bytes`` was written."""
+_RETRY_SHARE: Final = 8
+"""After a failed checkpoint the next one is due once this share of what is between two was written."""
 
 
 class Tail:

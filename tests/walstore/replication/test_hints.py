@@ -159,6 +159,27 @@ async def test_any_call_may_fail(
     assert await records(b) == await records(a)
 
 
+async def test_one_that_reports_failure_and_is_there_is_cut_as_well(
+    logs: tuple[Path, Path, Hint],
+    worker: Worker,
+) -> None:
+    _, b, hint = logs
+
+    def keep_and_cut() -> None:
+        fs = FaultyFileSystem(FS)
+        replica = Replica.open(fs, b)
+        fs.fail("replace", errno.EIO, happened=True)
+        with pytest.raises(OSError, match="Input/output"):
+            replica.keep_hint(*hint)
+        assert load_checkpoint(FS, b) is not None
+        replica.cut(hint.place.segment, replica.frames(hint.place.segment)[0][0])
+        assert load_checkpoint(FS, b) is None
+        replica.close()
+        replica.release()
+
+    await worker.run(keep_and_cut)
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_power_failure_while_it_is_kept(
     seed: int,
@@ -219,3 +240,16 @@ async def test_a_takeover_reads_what_follows_the_last_checkpoint(cluster: Cluste
     last = await cluster.primary(0, settings=big)
     assert len(await values(last)) == 141
     await last.aclose()
+
+
+async def test_one_that_fails_is_not_tried_at_each_commit(cluster: Cluster) -> None:
+    fs = FaultyFileSystem(FS)
+    cluster.machines[0].fs = fs
+    wal = await cluster.primary(0)
+    before = fs.count("replace", name=checkpoint.FILE_NAME)
+    fs.fail("replace", errno.EIO, name=checkpoint.FILE_NAME, times=None)
+    for number in range(64):
+        await wal.append(b"%d" % number)
+    assert 1 < fs.count("replace", name=checkpoint.FILE_NAME) - before <= 64 // 2
+    fs.heal()
+    await wal.aclose()
