@@ -151,15 +151,12 @@ class RemoteWal(GroupMixin):
         """Not for callers."""
         self.log_id: str = about["log_id"]
         """Identity of the log, made once when it was created; 32 hex digits."""
-        self.path = Path(os.fsdecode(about["path"]))
+        self.path = Path()
         """The log's directory at the server."""
-        self.max_record_bytes: int = about["max_record_bytes"]
+        self.max_record_bytes = 0
         """Largest record that the log takes, as its settings say."""
-        self.most_group_bytes = min(
-            int(about["channel_bytes"]), int(client.welcome["message_bytes"]) - _HEAD_BYTES
-        )
+        self.most_group_bytes = 0
         """Largest atomic group; more needs a :meth:`transaction`."""
-        self.mirror.durability = Durability(about["durability"])
         self.outbox = Outbox(client, budget_bytes=int(client.welcome["credit_bytes"]))
         """Not for callers."""
         self._clock = clock
@@ -486,7 +483,14 @@ class RemoteWal(GroupMixin):
         return RemoteGroup(self.client, name, settings)
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
+        """Take over what a server says of the log; the next one may have other settings, or another disk."""
         about = _about(welcome)
+        self.path = Path(os.fsdecode(about["path"]))
+        self.max_record_bytes = int(about["max_record_bytes"])
+        self.most_group_bytes = min(
+            int(about["channel_bytes"]), int(welcome["message_bytes"]) - _HEAD_BYTES
+        )
+        self.mirror.durability = Durability(about["durability"])
         self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]
 
