@@ -12,12 +12,15 @@ Each is JSON with ``version``. Unknown fields are kept out, so that a later vers
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
+from walstore.settings import Settings
 from walstore.validation.arguments import as_count, as_mapping, as_text
 
 PREFIX: Final = "walstore/"
@@ -29,7 +32,13 @@ MOST_COPIES: Final = 16
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,100}")
+_WEB: Final = re.compile(r"https?://[^/\s?#@]{1,300}")
 _MOST_LABELS: Final = 64
+SETTING_NAMES: Final = frozenset(one.name for one in dataclasses.fields(Settings)) - {
+    "durability",
+    "sync",
+}
+"""Settings that a log may have of its own. What an append waits for is the program's choice."""
 
 
 def check_log_name(name: object) -> str:
@@ -39,6 +48,16 @@ def check_log_name(name: object) -> str:
         raise ValueError(
             "the name of a replicated log has 1 to 100 letters, digits, '_', '-' and '.', and no '.' or '-' "
             f"at the beginning, unlike {found[:200]!r}; give Replication(name=...)"
+        )
+    return found
+
+
+def check_web(address: object) -> str:
+    """Return the address of an HTTP server, or an empty text; InvalidSettingsError if it is none."""
+    found = as_text(address, "the address of an HTTP server")
+    if found and not _WEB.fullmatch(found):
+        raise InvalidSettingsError(
+            f"the address of an HTTP server is one such as https://10.0.0.1:7421, not {found[:200]!r}"
         )
     return found
 
@@ -60,9 +79,13 @@ class LogSpec(NamedTuple):
     """Of the list of copies: each change has a higher one."""
     joined: Mapping[str, int] = {}
     """Of each copy the generation in which it came into the list; 0 for those that are missing."""
+    tier: str = ""
+    """URL of the store that whoever leads it ships to; empty for none."""
+    settings: Mapping[str, Any] = {}
+    """Fields of :class:`walstore.Settings` by name, where they differ from those of the machines."""
 
     def check(self) -> LogSpec:
-        """Return it; TypeError or InvalidSettingsError if it cannot be."""
+        """Return it; TypeError, ValueError or InvalidSettingsError (one, too) if it cannot be."""
         as_count(self.replicas, "replicas", low=2, high=MOST_COPIES)
         if self.quorum is not None:
             # Less than half of the copies could not be taken over safely while their list changes.
@@ -70,9 +93,11 @@ class LogSpec(NamedTuple):
         as_count(self.generation, "generation")
         for number in as_mapping(self.joined, "joined must map addresses to numbers").values():
             as_count(number, "a generation", low=0)
-        if len(set(self.copies)) < len(self.copies) or len(self.copies) > self.replicas:
+        copies = [as_text(one, "an address") for one in self.copies]
+        is_list = type(self.copies) is tuple and all(copies)
+        if not is_list or len(set(copies)) < len(copies) or len(copies) > self.replicas:
             raise InvalidSettingsError(
-                f"copies must be at most {self.replicas} different addresses, not {list(self.copies)}"
+                f"copies must be at most {self.replicas} different addresses, not {copies}"
             )
         if self.preferred and self.preferred not in self.copies:
             raise InvalidSettingsError(f"{self.preferred} has no copy, so it cannot lead")
@@ -85,7 +110,22 @@ class LogSpec(NamedTuple):
                 )
         if len(self.labels) > _MOST_LABELS:
             raise InvalidSettingsError(f"a log has at most {_MOST_LABELS} labels")
+        if as_text(self.tier, "tier") and "://" not in self.tier:
+            raise InvalidSettingsError(f"tier must be a URL such as s3://bucket/{self.tier[:100]}")
+        self.over(Settings())
         return self
+
+    def over(self, settings: Settings) -> Settings:
+        """Return the settings of a machine with those of the log; TypeError or InvalidSettingsError."""
+        found = as_mapping(self.settings, "settings must map names to values")
+        changes = {as_text(name, "a setting"): value for name, value in found.items()}
+        unknown = [name for name in changes if name not in SETTING_NAMES]
+        if unknown:
+            raise InvalidSettingsError(
+                f"a log of a cluster has no setting {unknown[0][:100]!r}; there are "
+                f"{', '.join(sorted(SETTING_NAMES))}"
+            )
+        return settings.replace(**changes) if changes else settings
 
     @property
     def needed(self) -> int:
@@ -112,7 +152,7 @@ class LogSpec(NamedTuple):
 
     def encode(self) -> bytes:
         """Return it as JSON."""
-        maps = {"labels": dict(self.labels), "joined": dict(self.joined)}
+        maps = {field: dict(getattr(self, field)) for field in ("labels", "joined", "settings")}
         return _encode({**self._asdict(), **maps})
 
     @classmethod
@@ -127,10 +167,12 @@ class LogSpec(NamedTuple):
                 "preferred": str(preferred),
                 "generation": int(generation),
                 "joined": dict(joined),
+                "tier": str(tier),
+                "settings": dict(settings),
             }:
-                texts = {str(label): str(value) for label, value in labels.items()}
+                places = tuple(copies)
                 found = cls(
-                    replicas, quorum, texts, tuple(map(str, copies)), preferred, generation, joined
+                    replicas, quorum, labels, places, preferred, generation, joined, tier, settings
                 )
                 return _checked(found, key)
         raise _no("spec", key)
@@ -164,8 +206,8 @@ class Leader(NamedTuple):
                 "epoch": int(epoch),
                 "copies": list(copies),
                 "present": list(present),
-            }:
-                return cls(address, tag, epoch, tuple(map(str, copies)), tuple(map(str, present)))
+            } if type(epoch) is int and epoch >= 0 and _are_texts([*copies, *present]):
+                return cls(address, tag, epoch, tuple(copies), tuple(present))
         raise _no("leader", key)
 
 
@@ -178,6 +220,8 @@ class Member(NamedTuple):
     """Of this start; differs for each."""
     zone: str = ""
     """What it fails together with: copies of a log are in different ones if that is possible."""
+    web: str = ""
+    """Where others reach its HTTP server, such as ``https://10.0.0.1:7421``; empty for nowhere."""
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -187,8 +231,9 @@ class Member(NamedTuple):
     def decode(cls, data: bytes, key: str) -> Member:
         """Return what was encoded; CorruptionError, FormatVersionError."""
         match _decode(data, key):
-            case {"address": str(address), "tag": str(tag), "zone": str(zone)}:
-                return cls(address, tag, zone)
+            case {"address": str(address), "tag": str(tag), "zone": str(zone), "web": str(web)}:
+                with contextlib.suppress(InvalidSettingsError):
+                    return cls(address, tag, zone, check_web(web))
         raise _no("member", key)
 
 
@@ -201,7 +246,7 @@ def parse_selector(text: str) -> list[tuple[str, str | None, bool]]:
     for part in filter(None, (one.strip() for one in text.split(","))):
         holds = not part.startswith("!")
         label, sign, value = part.removeprefix("!").partition("=")
-        if sign and label.endswith("!"):
+        if sign and holds and label.endswith("!"):
             label, holds = label.removesuffix("!"), False
         if not _LABEL.fullmatch(label) or (value and not _LABEL.fullmatch(value)):
             raise InvalidSettingsError(
@@ -224,9 +269,13 @@ def is_selected(
 def _checked(spec: LogSpec, key: str) -> LogSpec:
     try:
         spec.check()
-    except (InvalidSettingsError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise CorruptionError(f"a spec that cannot be: {error}", path=key) from error
     return spec
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:
@@ -236,15 +285,17 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
 def _decode(data: bytes, key: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("version"), int):
+    version = found.get("version") if isinstance(found, dict) else None
+    if type(version) is not int or version < 1:
         raise _no("document", key)
-    if found["version"] != _VERSION:
+    assert isinstance(found, dict)
+    if version != _VERSION:
         raise FormatVersionError(
             "the cluster is used by a newer version",
             path=key,
-            found=found["version"],
+            found=version,
             supported=_VERSION,
         )
     return found

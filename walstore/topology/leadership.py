@@ -51,8 +51,8 @@ class Leadership:
                 raise LeaseLostError("this machine has no lease now", lease=0)
             try:
                 swap = await self._keys.swap(self._key, value.encode(), expected=0, lease=lease)
-            except OutcomeUnknownError:
-                found = await self._keys.get(self._key)
+            except OutcomeUnknownError as unknown:
+                found = await self._read(unknown)
                 if found is None:
                     raise
             else:
@@ -80,8 +80,8 @@ class Leadership:
                 except LeaseLostError:
                     self.value = None
                     return False
-                except OutcomeUnknownError:
-                    found = await self._keys.get(self._key)
+                except OutcomeUnknownError as unknown:
+                    found = await self._read(unknown)
                 else:
                     if swap.happened and swap.found is not None:
                         self._hold(swap.found, value)
@@ -128,6 +128,13 @@ class Leadership:
                 found = await self._keys.get(self._key)
                 if found is not None and self._is_own(found):
                     await self._keys.swap(self._key, None, expected=found.revision)
+
+    async def _read(self, unknown: OutcomeUnknownError) -> KeyValue | None:
+        """Return what is there after a swap without an answer; ``unknown`` again if that cannot be read."""
+        try:
+            return await self._keys.get(self._key)
+        except WalError:
+            raise unknown from None
 
     def _hold(self, found: KeyValue, leader: Leader) -> None:
         self._revision, self._lease, self.value = found.revision, found.lease, leader

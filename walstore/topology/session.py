@@ -71,8 +71,10 @@ class Session:
                 await self._keys.revoke(lease)
 
     async def _renew(self) -> None:
+        pause = period = self._ttl_seconds / _RENEWALS
         while True:
-            await self._clock.sleep(self._ttl_seconds / _RENEWALS)
+            await self._clock.sleep(pause)
+            pause = period
             try:
                 await self._keys.keep_alive(self.lease)
             except LeaseLostError:
@@ -82,6 +84,9 @@ class Session:
                 await self._grant()
             except WalError as error:
                 logger.warning("the lease of this machine was not renewed: %s", error)
+                pause = min(
+                    _PAUSE_SECONDS, period
+                )  # a store that is slow leaves little of the time
 
     async def _grant(self) -> None:
         while not self.lease:
