@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import to_directory
+from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
@@ -52,6 +52,7 @@ APPLY_EXAMPLES = """\b
 Examples:
   walstore logs apply orders --cluster etcd://10.0.0.1:2379
   walstore logs apply orders --replicas 5 --label env=prod
+  walstore logs apply orders --tier s3://bucket/orders --set retention_bytes=10000000000
   walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
 """
 EDIT_EXAMPLES = """\b
@@ -146,6 +147,18 @@ def apply(
             "--label", metavar="NAME=VALUE", help="Set a label; NAME= removes it. Repeatable."
         ),
     ] = None,
+    tier: Annotated[
+        str | None,
+        typer.Option("--tier", metavar="URL", help="Ship it to a store; cannot be changed later."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
+        ),
+    ] = None,
     source: Annotated[
         typer.FileText | None,
         typer.Option("--from", metavar="FILE", help="Specs as JSON lines; - for stdin."),
@@ -155,25 +168,28 @@ def apply(
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
 
     What is not given stays as it is. The number of copies changes one at a time, while all others have
-    caught up.
+    caught up. A log whose settings change is opened again: its clients wait meanwhile.
     """
     if (name is None) is (source is None):
         raise UsageError("give the NAME of a log, or --from FILE")
     wanted: dict[str, Callable[[LogSpec], LogSpec]]
     if source is not None:
-        if replicas is not None or quorum is not None or labels:
-            raise UsageError("--from goes without --replicas, --quorum and --label")
+        if replicas is not None or quorum is not None or tier is not None or labels or settings:
+            raise UsageError("--from FILE goes without the other options")
         wanted = _parse_specs(source.read())
     else:
         assert name is not None
-        changes = _label_changes(labels or ())
+        given = {"replicas": replicas, "quorum": quorum, "tier": tier and to_url(tier, "--tier")}
+        fields: dict[str, Any] = {one: value for one, value in given.items() if value is not None}
+        new_labels, new_settings = _pairs(labels or (), "label"), _pairs(settings or (), "set")
 
         def change(spec: LogSpec) -> LogSpec:
-            merged = {**spec.labels, **changes}
+            merged = {**spec.labels, **new_labels}
+            own = {**spec.settings, **{one: _value(text) for one, text in new_settings.items()}}
             return spec._replace(
-                replicas=spec.replicas if replicas is None else replicas,
-                quorum=spec.quorum if quorum is None else quorum,
+                **fields,
                 labels={label: value for label, value in merged.items() if value},
+                settings={one: value for one, value in own.items() if value != ""},
             )
 
         wanted = {check_log_name(name): change}
@@ -280,6 +296,8 @@ def _spec_fields(name: str, spec: LogSpec) -> dict[str, Any]:
         "quorum": spec.quorum,
         "labels": dict(spec.labels),
         "preferred": spec.preferred,
+        "tier": spec.tier,
+        "settings": dict(spec.settings),
     }
 
 
@@ -297,20 +315,28 @@ def _fields(view: ClusterView, name: str) -> dict[str, Any]:
     }
 
 
-def _label_changes(labels: Sequence[str]) -> dict[str, str]:
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     found = {}
-    for one in labels:
-        label, sign, value = one.partition("=")
-        if not sign or not label:
-            raise UsageError(f"{one!r} is no label; give --label NAME=VALUE, or NAME= to remove it")
-        found[label] = value
+    for one in texts:
+        name, sign, value = one.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{one!r}: give --{option} NAME=VALUE, or NAME= to remove it")
+        found[name] = value
     return found
+
+
+def _value(text: str) -> Any:
+    """Return the value of a setting: a number, null, or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
     """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
     wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
-    allowed = {"replicas", "quorum", "labels", "preferred"}
+    allowed = {"replicas", "quorum", "labels", "preferred", "tier", "settings"}
     placed = ("copies", "generation", "joined")
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -352,7 +378,8 @@ async def _change(
             old = view.specs.get(name)
             if old is None and not makes:
                 raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
-            new[name] = _checked(change(old or await removed_spec(keys, name) or LogSpec()))
+            before = old or await removed_spec(keys, name) or LogSpec()
+            new[name] = _checked(before, change(before))
         for name, spec in new.items():
             if spec == view.specs.get(name):
                 continue
@@ -364,8 +391,13 @@ async def _change(
         return [_fields(view, name) for name in new if name in view.specs]
 
 
-def _checked(spec: LogSpec) -> LogSpec:
+def _checked(before: LogSpec, spec: LogSpec) -> LogSpec:
     try:
+        if before.tier not in ("", spec.tier):
+            raise UsageError(
+                f"the log ships to {before.tier}, which has records that no copy has any more; "
+                "that cannot be changed"
+            )
         if spec.copies and spec.replicas < len(spec.copies):
             raise UsageError(
                 f"the log has {len(spec.copies)} copies; a smaller number is not possible yet"
@@ -422,6 +454,8 @@ def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 ["quorum", str(quorum)],
                 ["copies", " ".join(row["copies"]) or "to be chosen"],
                 ["preferred", row["preferred"] or "any"],
+                ["tier", row["tier"] or "none"],
+                *([name, str(value)] for name, value in row["settings"].items()),
             ],
         )
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
-from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from walstore import Replication, Wal, WalStore
-from walstore.cli.cluster import open_keys
 from walstore.cli.errors import UsageError
-from walstore.cli.location import TOKEN_VARIABLE, open_collection, to_directory, to_url
+from walstore.cli.location import TOKEN_VARIABLE, to_directory, to_url
 from walstore.cli.options import AsJson, TakeOver
-from walstore.cli.output import print_result
-from walstore.cli.running import run_async, stop_on_signal
-from walstore.cluster.member import ClusterMember
-from walstore.errors import FencedError
+from walstore.cli.running import run_async
+from walstore.cli.serving import (
+    Serving,
+    replication_to,
+    serve_cluster,
+    serve_copies,
+    serve_logs,
+)
 from walstore.files.locks import STORE_NAME
-from walstore.http import HttpServer, HttpSettings
-from walstore.metrics import PrometheusMetrics
-from walstore.replication.node import ReplicaNode
-from walstore.serve import Server, ServeSettings
+from walstore.http import HttpSettings
+from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
 
 SERVE_EXAMPLES = """\b
@@ -35,7 +32,7 @@ Examples:
   walstore serve data --store --tcp 127.0.0.1:7420
   walstore serve data --store --http 127.0.0.1:7421
   walstore serve copies --replicate --tcp 127.0.0.1:7430
-  walstore serve copies --cluster etcd://127.0.0.1:2379 --tcp 127.0.0.1:7430
+  walstore serve copies --cluster etcd://127.0.0.1:2379 --tcp 127.0.0.1:7430 --http 127.0.0.1:7421
   walstore serve data/orders --replica tcp://127.0.0.1:7430 --replica tcp://127.0.0.1:7431
   WALSTORE_TOKEN=... walstore serve data/orders --tcp 0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
 """
@@ -207,29 +204,24 @@ def serve(
             "allow_origins": allow_origins or (),
             "settings": HttpSettings(drain_seconds=drain_seconds),
         }
+    shown = [to_url(one, "--collection") for one in collections or ()]
+    serving = Serving(directory, places, web, shown, as_json)
     if cluster is not None:
         options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
         options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
-        run_async(_serve_cluster(directory, cluster, places, options, advertise, as_json=as_json))
-        return
-    if replicate:
-        run_async(_serve_copies(directory, places, as_json=as_json))
-        return
-    is_store = store or (directory / STORE_NAME).exists()
-    url = None if tier is None else to_url(tier, "--tier")
-    run_async(
-        _serve(
-            directory,
-            places,
-            web,
-            url,
-            [to_url(one, "--collection") for one in collections or ()],
-            replication=_replication(replicas, shared) if replicas else None,
-            is_store=is_store,
-            take_over=take_over,
-            as_json=as_json,
+        run_async(serve_cluster(serving, cluster, advertise, options))
+    elif replicate:
+        run_async(serve_copies(serving))
+    else:
+        run_async(
+            serve_logs(
+                serving,
+                None if tier is None else to_url(tier, "--tier"),
+                replication=replication_to(replicas, **shared) if replicas else None,
+                is_store=store or (directory / STORE_NAME).exists(),
+                take_over=take_over,
+            )
         )
-    )
 
 
 _NEEDED: Final = {
@@ -240,7 +232,7 @@ _NEEDED: Final = {
     "--zone": "--cluster ETCD",
 }
 _EXCLUDED: Final = {
-    "--cluster": ("--replicate", "--replica", "--store", "--tier", "--http"),
+    "--cluster": ("--replicate", "--replica", "--store", "--tier"),
     "--replicate": ("--replica", "--store", "--tier", "--http"),
     "--replica": ("--store",),
 }
@@ -261,145 +253,6 @@ def _check_options(
         if given[option] and any(given[other] for other in others):
             names = f"{', '.join(others[:-1])} and {others[-1]}"
             raise UsageError(f"{option} goes without {names}")
-
-
-async def _serve(
-    directory: Path,
-    places: dict[str, Any],
-    web: dict[str, Any] | None,
-    tier: str | None,
-    collections: Sequence[str],
-    *,
-    replication: Replication | None,
-    is_store: bool,
-    take_over: bool,
-    as_json: bool,
-) -> None:
-    async with AsyncExitStack() as stack:
-        stop = stack.enter_context(stop_on_signal())
-        logs: Wal | WalStore
-        registry, metrics = _registry() if web is not None else (None, None)
-        if is_store:
-            make = (
-                None
-                if tier is None
-                else lambda name: _tier(f"{tier}/{name}", metrics, take_over=take_over)
-            )
-            logs = await stack.enter_async_context(
-                WalStore.open(directory, tier=make, metrics=metrics)
-            )
-        else:
-            shipping = None if tier is None else _tier(tier, metrics, take_over=take_over)
-            logs = await stack.enter_async_context(
-                Wal.open(directory, tier=shipping, metrics=metrics, replication=replication)
-            )
-        server = await stack.enter_async_context(Server.open(logs, **places))
-        addresses = [str(address) for address in server.addresses]
-        if web is not None:
-            shown = await _open_collections(stack, collections)
-            opened = HttpServer.open(logs, registry=registry, collections=shown, **web)
-            served = await stack.enter_async_context(opened)
-            addresses += served.addresses
-            if metrics is not None:
-                metrics.watch(server, directory.name)
-                metrics.watch(served, directory.name)
-        done = {"serving": str(directory), "store": is_store, "addresses": addresses}
-        fields = [("serving", str(directory)), *(("at", address) for address in addresses)]
-        print_result(done, fields, as_json=as_json)
-        await _until_stopped(stop, logs)
-
-
-async def _until_stopped(stop: asyncio.Event, logs: Wal | WalStore) -> None:
-    """Return on a signal, or when the log has closed itself: another program shall serve it then."""
-    if isinstance(logs, Wal):
-        await _first_of(stop.wait(), logs.wait_closing())
-    else:
-        await stop.wait()
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Return when the first of some waits does; the others are cancelled."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(wait) for wait in waits]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-
-
-async def _serve_copies(directory: Path, places: dict[str, Any], *, as_json: bool) -> None:
-    async with AsyncExitStack() as stack:
-        stop = stack.enter_context(stop_on_signal())
-        node = await stack.enter_async_context(ReplicaNode.open(directory))
-        server = await stack.enter_async_context(Server.open(None, replicas=node, **places))
-        addresses = [str(address) for address in server.addresses]
-        done = {"copies": str(directory), "addresses": addresses}
-        fields = [("copies", str(directory)), *(("at", address) for address in addresses)]
-        print_result(done, fields, as_json=as_json)
-        await stop.wait()
-
-
-async def _serve_cluster(
-    directory: Path,
-    cluster: str,
-    places: dict[str, Any],
-    options: dict[str, Any],
-    advertise: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    async with AsyncExitStack() as stack:
-        stop = stack.enter_context(stop_on_signal())
-        keys = await stack.enter_async_context(open_keys(cluster))
-        member = await stack.enter_async_context(ClusterMember.open(directory, keys, **options))
-        server = await stack.enter_async_context(Server.open(None, cluster=member, **places))
-        addresses = [str(address) for address in server.addresses]
-        place = addresses[-1] if advertise is None else advertise
-        await member.join(place)
-        done = {"member": str(directory), "addresses": addresses, "advertised": place}
-        fields = [("member", str(directory)), *(("at", address) for address in addresses)]
-        print_result(done, fields, as_json=as_json)
-        await _first_of(stop.wait(), member.wait_closing())
-        await member.leave()
-        if member.is_replaced:
-            raise FencedError(f"another program serves a cluster at {place}; this one has left it")
-
-
-def _replication(addresses: Sequence[str], shared: dict[str, Any]) -> Replication:
-    token = shared["token"]
-    trust = None if shared["tls"] is None else ssl.create_default_context()
-    return Replication(nodes=addresses, token=token, tls=trust)
-
-
-async def _open_collections(stack: AsyncExitStack, urls: Sequence[str]) -> dict[str, Any]:
-    """Return the collections by the last part of their URLs; the whole URL where that is taken."""
-    shown: dict[str, Any] = {}
-    for url in urls:
-        last = url.partition("?")[0].rstrip("/").rpartition("/")[2]
-        shown[url if last in shown else last] = await stack.enter_async_context(
-            open_collection(url)
-        )
-    return shown
-
-
-def _tier(url: str, metrics: PrometheusMetrics | None, *, take_over: bool) -> Any:
-    from uploader import CloudTier
-    from uploader.stores import MeteredStore, open_store
-
-    if metrics is None:
-        return CloudTier(url, take_over=take_over)
-    store = MeteredStore(open_store(url))
-    metrics.watch(store, url.partition("?")[0].rstrip("/").rpartition("/")[2])
-    return CloudTier(url, store=store, take_over=take_over)
-
-
-def _registry() -> tuple[Any, Any]:
-    """Return what ``/metrics`` shows and what fills it; nothing without the extra ``metrics``."""
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError:
-        return None, None
-    registry = CollectorRegistry()
-    return registry, PrometheusMetrics(registry)
 
 
 def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

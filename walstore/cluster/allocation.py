@@ -81,6 +81,19 @@ def _begin(spec: LogSpec, members: Mapping[str, Member], load: Mapping[str, int]
     return spec.with_copies(chosen)
 
 
+def choose_copies(
+    first: str, members: Mapping[str, Member], specs: Mapping[str, LogSpec], most: int = 3
+) -> list[str]:
+    """Return machines for the copies of a new log, the one that leads it first."""
+    load: Counter[str] = Counter()
+    for spec in specs.values():
+        load.update(spec.copies)
+    chosen = [first]
+    while len(chosen) < most and (found := _choose(chosen, members, load)) is not None:
+        chosen.append(found)
+    return chosen
+
+
 def _is_settled(spec: LogSpec, leader: Leader, without: AbstractSet[str]) -> bool:
     """Return whether the leader has these copies, and all of them but some have caught up."""
     wanted = set(spec.copies) - {leader.address}

@@ -29,6 +29,8 @@ _PAUSE_SECONDS: Final = 0.5
 _FIRST_REST_SECONDS: Final = 1.0
 _LONGEST_REST_SECONDS: Final = 10.0
 """After a takeover that failed: the other candidates come first meanwhile."""
+_OPENED_WITH: Final = ("generation", "quorum", "tier", "settings")
+"""Fields of a spec for which a log is opened again when they change."""
 _LOOK_SECONDS: Final = 0.25
 """How often a leader compares its copies with what it published."""
 
@@ -183,7 +185,8 @@ class HostedLog:
         async def open_it() -> Wal | None:
             try:
                 replication = member.replication(self.name, nodes, spec)
-                return await Wal.open(directory, replication=replication, **member.wal_options)
+                options = member.log_options(self.name, spec)
+                return await Wal.open(directory, replication=replication, **options)
             except WalError as error:
                 logger.warning("%s cannot be led: %s", self.name, error)
                 return None
@@ -228,7 +231,7 @@ class HostedLog:
         spec, own = self._spec, self._member.address
         if self._member.is_closing or spec is None or own not in spec.copies:
             return True
-        if (spec.generation, spec.quorum) != (opened.generation, opened.quorum):
+        if any(getattr(spec, field) != getattr(opened, field) for field in _OPENED_WITH):
             return True
         if spec.preferred and spec.preferred not in (own, self._yields_to):
             is_there = spec.preferred in _present(wal) and spec.preferred in self._view.members

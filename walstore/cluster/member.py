@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
+from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog
 from walstore.cluster.view import ClusterView, removed_spec
@@ -24,14 +25,22 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.ports import Clock, FileSystem
+from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import Metrics
 from walstore.settings import Settings
-from walstore.topology.documents import LOGS, MEMBERS, PREFIX, LogSpec, Member, check_log_name
+from walstore.topology.documents import (
+    LOGS,
+    MEMBERS,
+    PREFIX,
+    LogSpec,
+    Member,
+    check_log_name,
+    check_web,
+)
 from walstore.topology.key_values import KeyValues
 from walstore.topology.session import LEASE_SECONDS, Session
 from walstore.wire.address import Address, parse_address
@@ -60,6 +69,7 @@ class ClusterMember:
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
         settings: Settings | None = None,
+        tier: Callable[[str, str], Tier] | None = None,
         metrics: Metrics | None = None,
         prefix: str = PREFIX,
         fs: FileSystem | None = None,
@@ -72,7 +82,9 @@ class ClusterMember:
         together with this machine. ``lease_seconds``, 1 to 3600, is how long the others wait for it once it
         is silent. ``patience_seconds`` is that of :class:`walstore.Replication`, ``token`` and ``tls`` are
         what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
-        made anew at another one; infinity for never. ``settings`` are those of the logs.
+        made anew at another one; infinity for never. ``settings`` are those of logs that have none of their
+        own. ``tier`` makes the tier of a log that has one, of its name and URL, each time it is opened:
+        ``lambda name, url: CloudTier(url)``.
 
         Serve it with ``Server.open(None, cluster=member, tcp=...)``, then call :meth:`join`.
         """
@@ -94,7 +106,9 @@ class ClusterMember:
                 zone=zone,
                 replace_seconds=replace_seconds,
                 replication={"patience_seconds": patience_seconds, "token": token, "tls": tls},
-                wal={"settings": settings, "metrics": metrics, "fs": fs, "clock": used},
+                settings=settings or Settings(),
+                tier=tier,
+                wal={"metrics": metrics, "fs": fs, "clock": used},
             )
 
         return Opening(open_it)
@@ -110,6 +124,8 @@ class ClusterMember:
         zone: str,
         replace_seconds: float,
         replication: dict[str, Any],
+        settings: Settings,
+        tier: Callable[[str, str], Tier] | None,
         wal: dict[str, Any],
     ) -> None:
         """Not for callers; see :meth:`open`."""
@@ -123,10 +139,9 @@ class ClusterMember:
         """What is known of the cluster."""
         self.clock = clock
         """Sleeps between attempts."""
+        self._web = ""
         self.address = ""
         """Where others reach this machine, once it has joined."""
-        self.wal_options = wal
-        """Of the logs that are led here."""
         self.is_closing = False
         """Whether it leads nothing any more."""
         self.is_replaced = False
@@ -137,6 +152,9 @@ class ClusterMember:
         """As given to :meth:`open`."""
         self._zone = zone
         self._replication = replication
+        self._settings = settings
+        self._tier = tier
+        self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -156,15 +174,23 @@ class ClusterMember:
             **self._replication,
         )
 
-    async def join(self, address: str) -> None:
-        """Take part: tell the others where this machine is, follow and lead. Returns when that has begun.
+    def log_options(self, name: str, spec: LogSpec) -> dict[str, Any]:
+        """Return what a log is opened with; InvalidSettingsError if it has a tier, and this machine none."""
+        if spec.tier and self._tier is None:
+            raise InvalidSettingsError(f"{name} ships to {spec.tier}; this machine has no tier=")
+        tier = self._tier(name, spec.tier) if self._tier is not None and spec.tier else None
+        return {**self._wal, "settings": spec.over(self._settings), "tier": tier}
 
-        ``address`` is where the others reach the server of this member. InvalidSettingsError, and what the
-        store raises.
+    async def join(self, address: str, *, web: str = "") -> None:
+        """Take part: publish where this machine is, follow and lead. Returns when that has begun.
+
+        ``address`` is where the others reach the server of this member, ``web`` its HTTP server if it has
+        one, such as ``https://10.0.0.1:7421``. InvalidSettingsError, and what the store raises.
         """
         if self._task is not None:
             raise RuntimeError("a member joins once")
         self.address = str(parse_address(address))
+        self._web = check_web(web)
         await self.view.look()
         self.session.on_changed = self.view.notify
         self._task = asyncio.get_running_loop().create_task(
@@ -178,17 +204,45 @@ class ClusterMember:
         replicas: int = 3,
         quorum: int | None = None,
         labels: Mapping[str, str] | None = None,
+        tier: str = "",
+        settings: Mapping[str, Any] | None = None,
     ) -> bool:
         """Make a log of the cluster; return False if there is one of that name, which stays as it is.
 
         ``replicas``, 2 to 16, are its copies in all, ``quorum`` those that must have a record: more than half
-        of them, just so many if left out. Machines are chosen by the cluster; :meth:`find`, and clients,
-        wait for them. InvalidSettingsError, and what the store raises; after OutcomeUnknownError call again.
+        of them, just so many if left out. ``tier`` is the URL of the store that it is shipped to,
+        ``settings`` are fields of :class:`walstore.Settings` that it has of its own. Machines are chosen by
+        the cluster; :meth:`find`, and clients, wait for them.
+
+        InvalidSettingsError, and what the store raises; after OutcomeUnknownError call again.
         """
         old = await removed_spec(self.keys, check_log_name(name), self.view.prefix) or LogSpec()
-        spec = old._replace(replicas=replicas, quorum=quorum, labels=dict(labels or {})).check()
-        key = self.view.key(LOGS, name)
-        swap = await self.keys.swap(key, spec.encode(), expected=0)
+        spec = old._replace(
+            replicas=replicas,
+            quorum=quorum,
+            labels=dict(labels or {}),
+            tier=tier or old.tier,
+            settings=dict(settings or {}),
+        ).check()
+        return await self._make(name, spec)
+
+    async def make_log_here(self, name: str) -> bool:
+        """Make a log that this machine leads at first, with up to three copies; else as :meth:`make_log`.
+
+        StorageUnavailableError if no other machine is there.
+        """
+        old = await removed_spec(self.keys, check_log_name(name), self.view.prefix)
+        if old is not None:
+            return await self._make(name, old)
+        copies = choose_copies(self.address, self.view.members, self.view.specs)
+        if len(copies) < 2:  # a log has at least two
+            raise StorageUnavailableError("the cluster has no second machine for a copy now")
+        return await self._make(name, LogSpec(len(copies)).with_copies(copies))
+
+    async def _make(self, name: str, spec: LogSpec) -> bool:
+        swap = await self.keys.swap(self.view.key(LOGS, name), spec.encode(), expected=0)
+        if swap.happened:
+            await self.view.wait(lambda: self.view.revision >= swap.revision)
         return swap.happened
 
     async def wait_closing(self) -> None:
@@ -318,7 +372,7 @@ class ClusterMember:
         Another program that is announced at this address later has taken the place of this one.
         """
         key, announced, revision = self.view.key(MEMBERS, self.address), 0, 0
-        entry = Member(self.address, self.make_tag().hex(), self._zone)
+        entry = Member(self.address, self.make_tag().hex(), self._zone, self._web)
 
         def is_replaced() -> bool:
             now = self.view.members.get(self.address)

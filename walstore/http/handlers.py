@@ -55,7 +55,7 @@ class Handlers:
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes of the protocol."""
-        path = protocol.PREFIX + "{name:.+}"
+        path = protocol.PREFIX + "{log:.+}"
         app.router.add_route("PUT", path, self._create)
         app.router.add_route("POST", path, self._append)
         app.router.add_route("GET", path, self._read)
@@ -95,7 +95,7 @@ class Handlers:
             content_type = found.config.content_type
         values = await _split(content_type, body) if body else []
         stream, is_new = await self._streams.create(
-            request.match_info["name"],
+            request.match_info["log"],
             asked,
             values,
             is_closed=is_true(headers.get(CLOSED)),
@@ -108,7 +108,7 @@ class Handlers:
 
     async def _append(self, request: web.Request) -> web.StreamResponse:
         headers = request.headers
-        stream = await self._streams.find(request.match_info["name"])
+        stream = await self._streams.find(request.match_info["log"])
         producer = protocol.parse_producer(headers)
         sequence = headers.get(protocol.SEQUENCE)
         if sequence is not None:
@@ -146,7 +146,7 @@ class Handlers:
         return answer
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        await self._streams.delete(request.match_info["name"])
+        await self._streams.delete(request.match_info["log"])
         return web.Response(status=204)
 
     async def _body(self, request: web.Request) -> bytes:
@@ -169,7 +169,7 @@ class Handlers:
     # -- reading -----------------------------------------------------------------------------
 
     async def _head(self, request: web.Request) -> web.StreamResponse:
-        stream = await self._streams.find(request.match_info["name"], is_use=False)
+        stream = await self._streams.find(request.match_info["log"], is_use=False)
         answer = web.Response(headers={**_describe(stream), "Cache-Control": "no-store"})
         config = stream.config
         if config.ttl_seconds is not None:
@@ -185,7 +185,7 @@ class Handlers:
             raise RefusedError(400, "give one offset, and live=long-poll or live=sse or neither")
         if live is not None and not offsets:
             raise RefusedError(400, "live reading needs an offset")
-        stream = await self._streams.find(request.match_info["name"])
+        stream = await self._streams.find(request.match_info["log"])
         word = offsets[0] if offsets else _BEGINNING
         start = _start(stream, word)
         if live == "sse":

@@ -1,4 +1,4 @@
-"""HttpServer: owns a log, or a store of logs, for clients that speak HTTP."""
+"""HttpServer: serves a log, a store of logs, or a cluster to clients that speak HTTP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from walstore.cluster.member import ClusterMember
 from walstore.errors import (
     DiskFullError,
     InvalidSettingsError,
@@ -27,6 +28,7 @@ from walstore.errors import (
 from walstore.http.access import Access
 from walstore.http.connections import Connections
 from walstore.http.looking import PAGES, Looking, WatchedCollection
+from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError
 from walstore.http.settings import HttpSettings
 from walstore.http.streams import Streams
@@ -43,6 +45,8 @@ from walstore.wire.address import is_loopback, parse_listen
 if TYPE_CHECKING:
     from aiohttp import web
     from prometheus_client import CollectorRegistry
+
+    from walstore.http.proxy import Proxy
 
 logger = logging.getLogger("walstore")
 
@@ -73,9 +77,10 @@ class HttpServer:
     @classmethod
     def open(
         cls,
-        logs: Wal | WalStore,
+        logs: Wal | WalStore | None,
         listen: str,
         *,
+        cluster: ClusterMember | None = None,
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
         allow_origins: Sequence[str] = (),
@@ -90,8 +95,10 @@ class HttpServer:
         ``Authorization: Bearer TOKEN``. Pages of other origins are refused unless ``allow_origins`` names
         theirs, such as ``https://app.example``, or is ``["*"]``. ``registry``, one of prometheus_client, is
         shown at ``/metrics``; ``/health`` and ``/ready`` need no token. ``/`` is a page to look at the logs,
-        and at ``collections`` by name (:class:`uploader.Collection`, which stay open). Leaving the block
-        stops the server, and leaves ``logs`` open.
+        and at ``collections`` by name (:class:`uploader.Collection`, which stay open). ``cluster`` serves all
+        logs of the cluster that this member belongs to, with ``logs`` None: requests for a log that another
+        machine leads are passed on to the HTTP server of that one, which ``ClusterMember.join(web=)`` names.
+        Leaving the block stops the server, and leaves ``logs`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there, MissingExtraError if aiohttp is not installed.
@@ -106,10 +113,14 @@ class HttpServer:
             raise InvalidSettingsError("a token is never empty")
         if isinstance(allow_origins, str):
             raise TypeError("allow_origins is a sequence of origins, not one text")
+        if (logs is None) is (cluster is None):
+            raise InvalidSettingsError("an HTTP server serves logs, or cluster= with logs None")
+        served = logs if cluster is None else MemberLogs(cluster)
+        assert served is not None
 
         async def open_it() -> HttpServer:
             server = cls(
-                logs,
+                served,
                 token=token,
                 allow_origins=allow_origins,
                 registry=registry,
@@ -129,7 +140,7 @@ class HttpServer:
 
     def __init__(
         self,
-        logs: Wal | WalStore,
+        logs: Wal | WalStore | MemberLogs,
         *,
         token: str | None,
         allow_origins: Sequence[str],
@@ -151,6 +162,7 @@ class HttpServer:
         self._streams = Streams(logs, self._clock)
         self._looking = Looking(logs, collections, self._clock)
         self._runner: web.AppRunner | None = None
+        self._proxy: Proxy | None = None
         self._requests = 0
         self._answered: Counter[tuple[str, str]] = Counter()
         self._is_stopping = False
@@ -201,7 +213,11 @@ class HttpServer:
 
         from walstore.http.handlers import Handlers
         from walstore.http.pages import Pages
+        from walstore.http.proxy import Proxy
         from walstore.http.server_log import ServerLog
+
+        if isinstance(self._logs, MemberLogs):
+            self._proxy = Proxy(self._logs.member.tls)
 
         @web.middleware
         async def answer(
@@ -261,8 +277,12 @@ class HttpServer:
         if self._server is not None:
             self._server.close()
         self._streams.end_all()
+        if self._proxy is not None:
+            self._proxy.end_all()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._proxy is not None:
+            await self._proxy.aclose()
 
     async def _sweep(self) -> None:
         """Delete streams whose time is over."""
@@ -306,6 +326,10 @@ class HttpServer:
             self._check(request)
             if request.method == "OPTIONS":
                 return web.Response(status=204)
+            if isinstance(self._logs, MemberLogs) and (name := request.match_info.get("log")):
+                elsewhere = await self._logs.web_of_leader(name)
+                if elsewhere is not None and self._proxy is not None:
+                    return await self._proxy.pass_on(request, elsewhere)
             return await handler(request)
         except web.HTTPException as error:
             return _problem(error.status, error.reason, {"Allow": error.headers.get("Allow", "")})

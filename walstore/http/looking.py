@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from walstore.errors import LogNotFoundError
+from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
@@ -48,7 +49,10 @@ class Looking:
     """Answers what there is in logs and collections. Belongs to the event loop of the logs."""
 
     def __init__(
-        self, logs: Wal | WalStore, collections: Mapping[str, WatchedCollection], clock: Clock
+        self,
+        logs: Wal | WalStore | MemberLogs,
+        collections: Mapping[str, WatchedCollection],
+        clock: Clock,
     ) -> None:
         self._logs = logs
         self._collections = dict(collections)
@@ -60,12 +64,18 @@ class Looking:
 
     async def logs(self) -> dict[str, Any]:
         """Return all logs, with the limits of those that are open."""
+        opened: Mapping[str, Wal]
         if isinstance(self._logs, Wal):
             opened, names = {self._logs.path.name: self._logs}, [self._logs.path.name]
         else:
             opened, names = self._logs.opened(), await self._logs.logs()
         found = [_brief(name, opened.get(name)) for name in names[:_MOST_NAMES]]
-        return {"logs": found, "count": len(names), "collections": sorted(self._collections)}
+        return {
+            "logs": found,
+            "count": len(names),
+            "collections": sorted(self._collections),
+            "cluster": self._logs.described() if isinstance(self._logs, MemberLogs) else None,
+        }
 
     async def log(self, name: str) -> dict[str, Any]:
         """Return one log as it is now; RefusedError with 404 if there is none of that name."""

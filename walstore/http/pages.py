@@ -33,14 +33,14 @@ class Pages:
             app.router.add_get(path, self._page)
         add = app.router.add_get
         add("/v1/look", self._answer(lambda _: self._looking.logs()))
-        add("/v1/look/{name:.+}", self._answer(lambda request: self._looking.log(_name(request))))
+        add("/v1/look/{log:.+}", self._answer(lambda request: self._looking.log(_name(request))))
         add(
-            "/v1/records/{name:.+}",
+            "/v1/records/{log:.+}",
             self._answer(lambda request: self._looking.records(_name(request), request.query)),
         )
         add(
             "/v1/collections/{name:.+}",
-            self._answer(lambda request: self._looking.collection(_name(request))),
+            self._answer(lambda request: self._looking.collection(request.match_info["name"])),
         )
 
     async def _page(self, request: web.Request) -> web.Response:
@@ -64,4 +64,4 @@ class Pages:
 
 
 def _name(request: web.Request) -> str:
-    return request.match_info["name"]
+    return request.match_info["log"]

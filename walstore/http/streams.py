@@ -8,6 +8,7 @@ from typing import Final
 
 from walstore.errors import LogNotFoundError, WalError
 from walstore.http.content import JSON
+from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
 from walstore.http.stream import Stream, StreamConfig
 from walstore.log.wal import Wal
@@ -20,9 +21,9 @@ _RESERVED: Final = "__ds"
 
 
 class Streams:
-    """The streams of a store, or the one of a log."""
+    """The streams of a store, of a cluster, or the one of a log."""
 
-    def __init__(self, logs: Wal | WalStore, clock: Clock) -> None:
+    def __init__(self, logs: Wal | WalStore | MemberLogs, clock: Clock) -> None:
         """Serve ``logs``, which stay the caller's."""
         self._logs = logs
         self._clock = clock
@@ -51,6 +52,8 @@ class Streams:
         RefusedError with 409 if it is there and different.
         """
         store = self._store("a server of one log creates no streams")
+        if isinstance(store, MemberLogs) and (asked.source is not None or asked.has_lifetime):
+            raise RefusedError(400, "streams of a cluster have no lifetime, and no forks")
         before = await self._look(name)
         if before is not None:
             await self._removed_if_over(before)
@@ -74,7 +77,7 @@ class Streams:
 
     async def delete(self, name: str) -> None:
         """Delete a stream; keep its records while it has forks. RefusedError as :meth:`find`."""
-        self._store("a server of one log deletes no streams")
+        self._removable()
         await self._remove(await self.find(name, is_use=False))
 
     async def expire(self) -> None:
@@ -127,10 +130,17 @@ class Streams:
         made.touched = self._clock.monotonic()
         return self._open.setdefault(name, made)
 
-    def _store(self, why_not: str) -> WalStore:
+    def _store(self, why_not: str) -> WalStore | MemberLogs:
         if isinstance(self._logs, Wal):
             raise RefusedError(405, why_not, {"Allow": "GET, HEAD, POST"})
         return self._logs
+
+    def _removable(self) -> WalStore:
+        store = self._store("a server of one log deletes no streams")
+        if isinstance(store, MemberLogs):
+            why = "take a log out of its cluster with 'walstore logs remove'"
+            raise RefusedError(405, why, {"Allow": "GET, HEAD, POST, PUT"})
+        return store
 
     @asynccontextmanager
     async def _locked(self, *names: str | None) -> AsyncIterator[None]:
@@ -158,7 +168,7 @@ class Streams:
 
     async def _remove(self, stream: Stream) -> None:
         """Delete a stream, or keep it for its forks; then those that were kept for this one only."""
-        store = self._store("a server of one log deletes no streams")
+        store = self._removable()
         is_asked = True
         while is_asked or stream.is_deleted:
             async with self._locked(stream.name):

@@ -58,6 +58,36 @@ def test_a_log_is_made_and_changed(cli: Cli, store: MemoryKeyValues) -> None:
     assert store.revision == revision  # nothing to change
 
 
+def test_a_log_has_a_tier_and_settings_of_its_own(cli: Cli, store: MemoryKeyValues) -> None:
+    assert "needs a store URL" in cli("logs", "apply", "orders", "--tier", "bucket").error
+    done = cli("logs", "apply", "orders", "--tier", "s3://b/orders",
+               "--set", "retention_bytes=1000000", "--set", "compression=zstd")  # fmt: skip
+    assert (done.code, done.lines[5:]) == (
+        0,
+        [
+            "tier             s3://b/orders",
+            "retention_bytes  1000000",
+            "compression      zstd",
+        ],
+    ), done.out
+    own = {"retention_bytes": 1000000, "compression": "zstd"}
+    assert (spec(store).tier, spec(store).settings) == ("s3://b/orders", own)
+    assert cli("logs", "apply", "orders", "--set", "compression=", "--label", "a=b").code == 0
+    assert (spec(store).tier, spec(store).settings) == (
+        "s3://b/orders",
+        {"retention_bytes": 1000000},
+    )
+    for wrong in ("no=1", "durability=disk", "segment_bytes=1", "segment_bytes=many"):
+        refused = cli("logs", "apply", "orders", "--set", wrong)
+        assert (refused.code, wrong.partition("=")[0] in refused.error) == (1, True), refused.error
+    assert "cannot be changed" in cli("logs", "apply", "orders", "--tier", "s3://b/other").error
+    (row,) = cli("logs", "list", "--json").json["logs"]
+    assert (row["tier"], row["settings"]) == ("s3://b/orders", {"retention_bytes": 1000000})
+    without = json.dumps({**row, "tier": ""})
+    refused = cli("logs", "apply", "--from", "-", stdin=without.encode())
+    assert (refused.code, "cannot be changed" in refused.error) == (1, True)
+
+
 def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:
     assert "make one with" in cli("logs", "list").err
     copies = ("tls://a:1", "tls://b:1", "tls://c:1")
@@ -65,14 +95,16 @@ def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:
     put(store, "walstore/logs/other", LogSpec(2).encode())
     leader = Leader(copies[0], "00", 7, copies[1:], copies[1:2])
     put(store, "walstore/leaders/orders", leader.encode())
-    put(store, "walstore/members/tls://a:1", Member("tls://a:1", "00", "z").encode())
+    put(store, "walstore/members/tls://a:1", Member("tls://a:1", "00", "z", "https://a:2").encode())
     listed = cli("logs", "list")
     assert listed.lines[1].split() == ["orders", "tls://a:1", "7", "3", "of", "3", "2", "env=prod"]
     assert listed.lines[2].split()[:4] == ["other", "nobody", "–", "0"]
     found = cli("logs", "list", "--json", "--selector", "env,!old").json
     (log,) = found["logs"]
     assert (log["leader"], log["epoch"], log["present"]) == ("tls://a:1", 7, 2)
-    assert found["members"] == [{"address": "tls://a:1", "tag": "00", "zone": "z"}]
+    assert found["members"] == [
+        {"address": "tls://a:1", "tag": "00", "zone": "z", "web": "https://a:2"}
+    ]
     assert (
         cli("logs", "list", "--json", "--selector", "env!=prod").json["logs"][0]["name"] == "other"
     )
@@ -161,8 +193,8 @@ def test_options_that_need_each_other(cli: Cli, store: MemoryKeyValues, tmp_path
     assert "give the NAME of a log, or --from FILE" in cli("logs", "apply").error
     (tmp_path / "f").write_text("")
     both = cli("logs", "apply", "--from", tmp_path / "f", "--replicas", "3")
-    assert "--from goes without" in both.error
-    assert "no label" in cli("logs", "apply", "a", "--label", "x").error
+    assert "--from FILE goes without" in both.error
+    assert "--label NAME=VALUE" in cli("logs", "apply", "a", "--label", "x").error
     assert "no selector" in cli("logs", "list", "--selector", "a b").error
 
 

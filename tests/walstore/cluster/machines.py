@@ -8,6 +8,7 @@ from typing import Any, Self
 from tests.waiting import until
 from walstore import RemoteWal, Settings, Wal, connect
 from walstore.cluster.member import ClusterMember
+from walstore.http import HttpServer
 from walstore.serve import Server
 from walstore.topology.documents import PREFIX, LogSpec
 from walstore.topology.memory import MemoryClient, MemoryKeyValues
@@ -18,11 +19,15 @@ SMALL = Settings(segment_bytes=65536)
 class Machine:
     """One machine: a member and its server."""
 
-    def __init__(self, path: Path, keys: MemoryClient, **options: Any) -> None:
+    def __init__(
+        self, path: Path, keys: MemoryClient, *, web: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         path.mkdir(exist_ok=True)
         self.path = path
         self.keys = keys
         self.options = options
+        self.web_options = web
+        self.web: HttpServer | None = None
         self.member: ClusterMember | None = None
         self.server: Server | None = None
 
@@ -34,11 +39,20 @@ class Machine:
         options = {"lease_seconds": 1, "patience_seconds": 2.0, "settings": SMALL, **self.options}
         self.member = await ClusterMember.open(self.path, self.keys, **options)
         self.server = await Server.open(None, cluster=self.member, unix=self.path / "s.sock")
-        await self.member.join(self.address)
+        place = ""
+        if self.web_options is not None:
+            self.web = await HttpServer.open(
+                None, "127.0.0.1:0", cluster=self.member, **self.web_options
+            )
+            place = self.web.addresses[0]
+        await self.member.join(self.address, web=place)
 
     async def stop(self) -> None:
         member, self.member = self.member, None
         server, self.server = self.server, None
+        web, self.web = self.web, None
+        if web is not None:
+            await web.aclose()
         if member is not None and server is not None:
             await server.aclose()
             await member.aclose()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.browser import Tab, find_chromium, open_tab
+from tests.walstore.cluster.machines import Machines
 from tests.walstore.replication.cluster import Cluster
 from uploader import CloudTier, Collection
 from walstore import Settings, StorageUnavailableError, Wal, WalStore
@@ -203,3 +204,30 @@ async def test_the_copies_of_a_replicated_log(tmp_path: Path) -> None:
             for number in (1, 2):
                 await cluster.machines[number].start()
             await tab.until("!document.querySelector('#copies').innerText.includes('1 of 3')")
+
+
+async def test_a_cluster(tmp_path: Path) -> None:
+    """Machines, who leads, which copies are there; and a log that another machine leads."""
+    async with Machines(tmp_path, web={}) as machines:
+        await machines.apply(labels={"env": "prod"})
+        leader = await machines.led()
+        async with await machines.connect() as remote:
+            await remote.append_many([b"v"] * 4)
+        other = next(one for one in machines.all if one is not leader)
+        assert other.web is not None
+        async with open_tab(tmp_path / "profile") as tab:
+            await tab.open(other.web.addresses[0])
+            await tab.until("document.querySelectorAll('#machines tbody tr').length == 3")
+            await tab.until("document.querySelector('#machines').innerText.includes('this one')")
+            led = "document.querySelector('#led').innerText"
+            await tab.until(f"{led}.includes('3 of 3') && {led}.includes('env=prod')")
+            await tab.until("!document.querySelector('#led .bad')")
+            await tab.screenshot("cluster")
+            third = next(one for one in machines.all if one not in (leader, other))
+            third.keys.cut_off = True  # its lease ends
+            await tab.until("document.querySelector('#led .bad').innerText.endsWith('away')")
+            third.keys.cut_off = False
+            await tab.until("!document.querySelector('#led .bad')")
+            await tab.run("location.hash = '#log/orders'")
+            await tab.until("document.querySelectorAll('#records tbody tr').length == 4")
+            await tab.until("document.querySelectorAll('#copies tbody tr').length == 2")

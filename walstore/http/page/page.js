@@ -71,7 +71,8 @@ function link(kind, name, failed) {
 }
 
 async function look_around() {
-  const { logs, collections, count: all } = await ask("/v1/look");
+  const { logs, collections, cluster, count: all } = await ask("/v1/look");
+  if (!chosen() && cluster) history.replaceState(null, "", "#cluster/machines");
   if (!chosen() && logs.length) history.replaceState(null, "", `#log/${encodeURIComponent(logs[0].name)}`);
   const now = chosen();
   if (JSON.stringify(now) !== JSON.stringify(shown)) {
@@ -81,10 +82,13 @@ async function look_around() {
     $("found").textContent = "";
     if (shown && shown.kind === "log") browse({}).catch(complain);
   }
+  if (shown && shown.kind === "cluster" && cluster) show_cluster(cluster);
   const items = [make("h4", {}, `Logs ${count(all)}`), ...logs.map((log) => link("log", log.name, log.failed))];
   if (collections.length) items.push(make("h4", {}, "Collections"), ...collections.map((name) => link("collection", name)));
+  if (cluster) items.unshift(make("h4", {}, "Cluster"), link("cluster", "machines"));
   $("logs").replaceChildren(...items);
   $("log").hidden = !shown || shown.kind !== "log";
+  $("cluster").hidden = !shown || shown.kind !== "cluster";
   $("collection").hidden = !shown || shown.kind !== "collection";
 }
 
@@ -255,6 +259,30 @@ function record_row(record) {
   );
 }
 
+// -- a cluster ----------------------------------------------------------------
+
+function show_cluster(cluster) {
+  const machines = cluster.members.map((one) => [
+    one.web ? make("a", { href: `${one.web}/` }, one.address) : one.address,
+    one.zone || "–", count(one.leads), count(one.copies), one.address === cluster.address ? "this one" : "",
+  ]);
+  $("machines").replaceChildren(table(["machine", "zone", "leads", "copies", ""], machines));
+  const there = new Set(cluster.members.map((one) => one.address));
+  const logs = cluster.logs.map((one) => {
+    const copies = one.copies.map((copy) => {
+      const is_fine = one.present.includes(copy) && there.has(copy);
+      return make("div", is_fine ? {} : { class: "bad" }, is_fine ? copy : `${copy}, ${there.has(copy) ? "behind" : "away"}`);
+    });
+    const labels = Object.entries(one.labels).map(([name, value]) => `${name}=${value}`).join(" ");
+    return [
+      make("a", { href: `#log/${encodeURIComponent(one.name)}` }, one.name),
+      one.leader || make("span", { class: "bad" }, "nobody"), count(one.epoch),
+      `${one.copies.length} of ${one.replicas}`, make("div", {}, ...copies), labels,
+    ];
+  });
+  $("led").replaceChildren(table(["log", "leader", "epoch", "copies", "at", "labels"], logs));
+}
+
 // -- a collection -------------------------------------------------------------
 
 function show_collection(found) {
@@ -289,7 +317,7 @@ function complain(error) {
 async function look() {
   await look_around();
   const now = shown;
-  if (now) {
+  if (now && now.kind !== "cluster") {
     const found = await ask(`/v1/${now.kind === "log" ? "look" : "collections"}/${encodeURIComponent(now.name)}`);
     if (now !== shown) return;
     if (now.kind === "log") show_log(found);

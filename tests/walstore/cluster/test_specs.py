@@ -1,0 +1,121 @@
+"""What a spec says of its log is so at whichever machine leads it: tier, settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+from tests.walstore.cluster.machines import Machine, Machines
+from uploader import CloudLog, CloudTier
+from walstore import InvalidSettingsError, RecordTooLargeError
+from walstore.topology.documents import SETTING_NAMES, LogSpec
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def tier(name: str, url: str) -> CloudTier:
+    assert url.endswith(name)
+    return CloudTier(url)
+
+
+async def stored(url: str) -> list[bytes]:
+    async with CloudLog.open(url) as log, log.reader(follow=False) as reader:
+        return [record.value async for record in reader]
+
+
+async def test_every_leader_ships_to_the_tier_of_the_log(tmp_path: Path) -> None:
+    url = (tmp_path / "store" / "orders").as_uri()
+    async with Machines(tmp_path, tier=tier) as machines:
+        await machines.apply(tier=url)
+        first = await machines.led()
+        async with await machines.connect() as remote:
+            producer = remote.producer("p")
+            await producer.append(b"one", durability="cloud")
+            await first.stop()
+            await machines.led()
+            await producer.append(b"two", durability="cloud")
+    assert await stored(url) == [b"one", b"two"]
+
+
+async def test_a_log_gets_a_tier_later(tmp_path: Path) -> None:
+    url = (tmp_path / "store" / "orders").as_uri()
+    async with Machines(tmp_path, tier=tier) as machines:
+        await machines.apply()
+        await machines.led()
+        async with await machines.connect() as remote:
+            await remote.append(b"one")
+            await machines.apply(tier=url)
+
+            def ships() -> bool:
+                leader = machines.leader()
+                wal = None if leader is None else leader.led()
+                return wal is not None and wal.statistics().upload is not None
+
+            await until(ships)
+            await remote.append(b"two", durability="cloud")
+    assert await stored(url) == [b"one", b"two"]
+
+
+async def test_settings_of_a_log_are_those_of_every_leader(tmp_path: Path) -> None:
+    async with Machines(tmp_path) as machines:
+        await machines.apply(settings={"max_record_bytes": 1000})
+        first = await machines.led()
+        async with await machines.connect() as remote:
+            await remote.append(bytes(900))
+            with pytest.raises(RecordTooLargeError):
+                await remote.append(bytes(1100))
+            await first.stop()
+            await machines.led()
+            await remote.producer("p").append(bytes(900))
+            with pytest.raises(RecordTooLargeError):
+                await remote.append(bytes(1100))
+            await machines.apply(settings={})
+
+            async def takes_it() -> bool:
+                await remote.producer("p").append(b"small")
+                try:
+                    await remote.append(bytes(1100))
+                except RecordTooLargeError:
+                    return False
+                return True
+
+            while not await takes_it():
+                pass
+
+
+async def test_a_machine_without_stores_does_not_lead_a_log_that_ships(tmp_path: Path) -> None:
+    async with Machines(tmp_path, tier=tier) as machines:
+        without = Machine(tmp_path / "plain", machines.store.client())
+        await without.start()
+        try:
+            copies = (without.address, machines.all[0].address, machines.all[1].address)
+            spec = LogSpec(tier=(tmp_path / "store" / "orders").as_uri()).with_copies(copies)
+            await machines.apply(**spec._asdict())
+            leader = await machines.led()
+            assert leader is not without
+            assert without.led() is None
+        finally:
+            await without.stop()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tier": "bucket"},
+        {"settings": {"durability": "memory"}},
+        {"settings": {"sync": "os"}},
+        {"settings": {"no": 1}},
+        {"settings": {"segment_bytes": 1}},
+        {"settings": {"segment_bytes": "many"}},
+    ],
+)
+def test_specs_that_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises((InvalidSettingsError, TypeError)):
+        LogSpec(**fields).check()
+
+
+def test_all_other_settings_may_be_a_logs_own() -> None:
+    assert {"retention_bytes", "segment_bytes", "compression"} <= SETTING_NAMES

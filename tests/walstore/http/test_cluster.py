@@ -1,0 +1,221 @@
+"""A cluster over HTTP: any machine answers for all logs, and passes on what another one leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.waiting import until
+from tests.walstore.cluster.machines import Machine, Machines
+from walstore.errors import InvalidSettingsError
+from walstore.http import HttpServer, HttpSettings
+from walstore.topology.documents import check_web
+
+pytestmark = pytest.mark.timeout(60)
+PATH = "/v1/stream/orders"
+TEXT = {"Content-Type": "text/plain"}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Machines]:
+    web = {"settings": HttpSettings(drain_seconds=5)}
+    async with Machines(tmp_path, web=web) as machines:
+        await until(lambda: all(len(one.member.view.members) == 3 for one in machines.all))  # type: ignore[union-attr]
+        yield machines
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        yield session
+
+
+def at(machine: Machine, path: str = PATH) -> str:
+    assert machine.web is not None
+    return machine.web.addresses[0] + path
+
+
+async def create(cluster: Machines, client: aiohttp.ClientSession, by: int = 0) -> Machine:
+    async with client.put(at(cluster.all[by]), headers=TEXT, data=b"one") as answer:
+        assert answer.status == 201, await answer.text()
+    return await cluster.led(by=cluster.all[by])
+
+
+def others(cluster: Machines) -> list[Machine]:
+    return [one for one in cluster.all if one is not cluster.leader()]
+
+
+async def test_a_stream_is_made_anywhere_and_used_everywhere(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    await create(cluster, client, by=1)
+    assert len(cluster.spec().copies) == 3
+    for number, machine in enumerate(cluster.all):
+        async with client.post(at(machine), headers=TEXT, data=b"-%d" % number) as answer:
+            assert answer.status == 204
+    for machine in cluster.all:
+        async with client.get(at(machine)) as answer:
+            assert (answer.status, await answer.text()) == (200, "one-0-1-2")
+            assert answer.headers["Stream-Up-To-Date"] == "true"
+        async with client.head(at(machine)) as answer:
+            assert answer.headers["Content-Type"] == "text/plain"
+        async with client.put(at(machine), headers=TEXT) as answer:
+            assert answer.status == 200  # it is there
+        async with client.put(at(machine), headers={"Content-Type": "text/html"}) as answer:
+            assert answer.status == 409
+
+
+async def test_an_idempotent_producer_through_two_machines(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    await create(cluster, client)
+    headers = {**TEXT, "Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
+    statuses = []
+    for machine in cluster.all[1:]:
+        async with client.post(at(machine), headers=headers, data=b"-once") as answer:
+            statuses.append(answer.status)
+    assert statuses == [200, 204]
+    async with client.get(at(cluster.all[1])) as answer:
+        assert await answer.text() == "one-once"
+
+
+async def test_a_live_reader_at_another_machine(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    await create(cluster, client)
+    other = others(cluster)[0]
+    async with client.get(at(other) + "?offset=now&live=sse") as live:
+        assert live.headers["Content-Type"].startswith("text/event-stream")
+        await live.content.readuntil(b"\n\n")  # where it begins
+        async with client.post(at(cluster.all[0]), headers=TEXT, data=b"two") as answer:
+            assert answer.status == 204
+        async with asyncio.timeout(10):
+            assert b"two" in await live.content.readuntil(b"\n\n")
+        # A server that stops ends what it passes on.
+        assert other.web is not None
+        async with asyncio.timeout(3):
+            await other.web.aclose()
+        with pytest.raises(aiohttp.ClientError):
+            await live.content.read()
+
+
+async def test_after_a_takeover_the_next_leader_has_the_stream(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    first = await create(cluster, client)
+    asked = others(cluster)[0]
+    await first.stop()
+    await until(lambda: cluster.leader() not in (None, first))
+
+    async def read() -> str:
+        async with client.get(at(asked)) as answer:
+            return await answer.text() if answer.status == 200 else ""
+
+    async with asyncio.timeout(20):
+        while await read() != "one":
+            pass
+    async with client.post(at(asked), headers=TEXT, data=b"-two") as answer:
+        assert answer.status == 204
+
+
+async def test_what_a_cluster_does_not_do(cluster: Machines, client: aiohttp.ClientSession) -> None:
+    for name, value in (("Stream-TTL", "60"), ("Stream-Forked-From", "/v1/stream/other")):
+        async with client.put(at(cluster.all[0]), headers={**TEXT, name: value}) as answer:
+            assert answer.status == 400, await answer.text()
+            assert "no lifetime, and no forks" in await answer.text()
+    async with client.put(at(cluster.all[0], "/v1/stream/a/b"), headers=TEXT) as answer:
+        assert answer.status == 400
+    assert not cluster.store.list("walstore/logs/").items
+    await create(cluster, client)
+    for machine in cluster.all:
+        async with client.delete(at(machine)) as answer:
+            assert answer.status == 405
+            assert "walstore logs remove" in await answer.text()
+    async with client.get(at(cluster.all[0], "/v1/stream/no")) as answer:
+        assert answer.status == 404
+
+
+async def test_a_leader_that_is_not_reached_over_http(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    leader = await create(cluster, client)
+    assert leader.web is not None
+    await leader.web.aclose()
+    async with client.get(at(others(cluster)[0])) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "does not answer" in await answer.text()
+
+
+async def test_what_was_passed_on_is_not_passed_on_again(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    await create(cluster, client)
+    headers = {"Walstore-Passed-On": "1"}
+    async with client.get(at(others(cluster)[0]), headers=headers) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+
+
+async def test_the_page_shows_machines_and_logs(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    leader = await create(cluster, client)
+
+    async def look(machine: Machine, path: str) -> Any:
+        async with client.get(at(machine, path)) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
+
+    for machine in cluster.all:
+        found = await look(machine, "/v1/look")
+        assert [one["name"] for one in found["logs"]] == ["orders"]
+        assert found["logs"][0]["open"] is (machine is leader)
+        shown = found["cluster"]
+        assert shown["address"] == machine.address
+        (log,) = shown["logs"]
+        assert (log["leader"], log["replicas"], log["quorum"]) == (leader.address, 3, 2)
+        members = {one["address"]: one for one in shown["members"]}
+        assert members[leader.address]["leads"] == 1
+        assert all(one["copies"] == 1 and one["web"] for one in members.values())
+        assert (await look(machine, "/v1/look/orders"))["statistics"]["tail"] == 2
+        records = await look(machine, "/v1/records/orders?from=earliest")
+        assert [one["value"] for one in records["records"]] == [{"text": "one"}]
+        assert await look(machine, "/health") == {"status": "ok"}
+
+
+async def test_a_token_is_asked_for_at_each_machine(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    async with Machines(tmp_path, web={"token": "t"}, token="t") as machines:
+        headers = {**TEXT, "Authorization": "Bearer t"}
+        await until(lambda: len(machines.all[0].member.view.members) == 3)  # type: ignore[union-attr]
+        async with client.put(at(machines.all[0]), headers=headers) as answer:
+            assert answer.status == 201
+        for machine in machines.all:
+            async with client.post(at(machine), headers=TEXT, data=b"x") as answer:
+                assert answer.status == 401
+            async with client.post(at(machine), headers=headers, data=b"x") as answer:
+                assert answer.status == 204
+
+
+async def test_a_machine_alone_makes_no_stream(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    async with (
+        Machines(tmp_path, size=1, web={}) as machines,
+        client.put(at(machines.all[0]), headers=TEXT) as answer,
+    ):
+        assert answer.status == 503
+        assert "no second machine" in await answer.text()
+
+
+async def test_arguments(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettingsError, match="logs, or cluster="):
+        await HttpServer.open(None, "127.0.0.1:0")
+    for wrong in ("10.0.0.1:1", "http://", "http://a/b", "ftp://a:1", "http://u@a:1"):
+        with pytest.raises(InvalidSettingsError, match="address of an HTTP server"):
+            check_web(wrong)

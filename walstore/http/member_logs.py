@@ -1,0 +1,103 @@
+"""MemberLogs: the logs of a cluster, as an HTTP server uses those of a store. It can use what is led here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from walstore.cluster.member import ClusterMember
+from walstore.errors import StorageUnavailableError
+from walstore.http.protocol import RefusedError
+from walstore.log.wal import Wal
+
+_LATER: Final = {"Retry-After": "1"}
+
+
+class MemberLogs:
+    """The logs of a cluster. Belongs to the event loop of the member, which stays the caller's."""
+
+    def __init__(self, member: ClusterMember) -> None:
+        """Of the cluster that ``member`` belongs to."""
+        self.member: Final = member
+        """This machine."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether this machine leaves the cluster."""
+        return self.member.is_closing
+
+    def opened(self) -> Mapping[str, Wal]:
+        """Return the logs that are led here."""
+        return self.member.led
+
+    async def logs(self) -> list[str]:
+        """Return the names of all logs of the cluster."""
+        return sorted(self.member.view.specs)
+
+    async def exists(self, name: str) -> bool:
+        """Return whether the cluster has a log of this name."""
+        return name in self.member.view.specs
+
+    async def wal(self, name: str) -> Wal:
+        """Return a log, made if there is none; RefusedError with 503 if it is led elsewhere."""
+        if not await self.exists(name):
+            await self.member.make_log_here(name)
+        found = await self.member.find(name)
+        if not isinstance(found, Wal):
+            raise RefusedError(503, f"the log is led at {found} now; send it again", _LATER)
+        return found
+
+    async def web_of_leader(self, name: str) -> str | None:
+        """Return the HTTP server of the machine that leads a log; None if that is this one, or nobody has it.
+
+        RefusedError with 503 if there is a leader without one.
+        """
+        view = self.member.view
+        if name not in view.specs:
+            return None
+        try:
+            found = await self.member.find(name)
+        except StorageUnavailableError as error:
+            raise RefusedError(503, str(error), _LATER) from None
+        if isinstance(found, Wal):
+            return None
+        leader = view.members.get(str(found))
+        if leader is None or not leader.web:
+            raise RefusedError(
+                503,
+                f"the log is led at {found}, which other machines do not reach over HTTP",
+                _LATER,
+            )
+        return leader.web
+
+    def described(self) -> dict[str, Any]:
+        """Return machines and logs, for the page."""
+        view = self.member.view
+        return {
+            "address": self.member.address,
+            "members": [
+                {
+                    "address": one.address,
+                    "zone": one.zone,
+                    "web": one.web,
+                    "leads": sum(leader.address == one.address for leader in view.leaders.values()),
+                    "copies": sum(one.address in spec.copies for spec in view.specs.values()),
+                }
+                for one in sorted(view.members.values())
+            ],
+            "logs": [self._log(name) for name in sorted(view.specs)],
+        }
+
+    def _log(self, name: str) -> dict[str, Any]:
+        spec, leader = self.member.view.specs[name], self.member.view.leaders.get(name)
+        is_led = leader is not None and leader.epoch > 0
+        return {
+            "name": name,
+            "replicas": spec.replicas,
+            "quorum": spec.needed,
+            "labels": dict(spec.labels),
+            "copies": list(spec.copies),
+            "leader": leader.address if leader is not None and is_led else None,
+            "epoch": leader.epoch if leader is not None and is_led else None,
+            "present": [leader.address, *leader.present] if leader is not None and is_led else [],
+        }

@@ -1,0 +1,120 @@
+"""Proxy: passes a request on to the machine that leads its log, and the answer back, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+import aiohttp
+from aiohttp import hdrs, web
+
+from walstore.http.protocol import RefusedError
+
+PASSED_ON: Final = "Walstore-Passed-On"
+"""Header of a request that was passed on once; it is not passed on again."""
+_CONNECT_SECONDS: Final = 5.0
+_NOT_ASKED: Final = frozenset(
+    {
+        hdrs.HOST,
+        hdrs.ORIGIN,  # was checked here
+        hdrs.EXPECT,
+        hdrs.CONNECTION,
+        hdrs.KEEP_ALIVE,
+        hdrs.TE,
+        hdrs.TRANSFER_ENCODING,
+        hdrs.UPGRADE,
+        hdrs.PROXY_AUTHORIZATION,
+        PASSED_ON,
+    }
+)
+_NOT_ANSWERED: Final = frozenset(
+    {hdrs.CONNECTION, hdrs.KEEP_ALIVE, hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.DATE, hdrs.SERVER}
+)
+_SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+
+
+class Proxy:
+    """Connections to the HTTP servers of other machines. Belongs to the event loop of its server."""
+
+    def __init__(self, trust: ssl.SSLContext | None) -> None:
+        """``trust``: for servers with TLS; the system's if None."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=True if trust is None else trust, limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        self._live: set[asyncio.Timeout] = set()
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        await self._session.close()
+
+    def end_all(self) -> None:
+        """End the answers to reading requests; those that change something are finished."""
+        for passing in self._live:
+            passing.reschedule(asyncio.get_running_loop().time())
+
+    async def pass_on(self, request: web.Request, base: str) -> web.StreamResponse:
+        """Let the server at ``base`` answer. RefusedError if it does not: 503 if the request did not get
+        there, else 502, and then the outcome of one that changes something is unknown.
+        """
+        if PASSED_ON in request.headers:
+            raise RefusedError(
+                503, "another machine leads the log now; send it again", {"Retry-After": "1"}
+            )
+        answer: web.StreamResponse | None = None
+        try:
+            async with self._session.request(
+                request.method,
+                base + request.raw_path,
+                headers=_kept(request.headers, _NOT_ASKED, {PASSED_ON: "1"}),
+                data=request.content if request.body_exists else None,
+                allow_redirects=False,
+                skip_auto_headers=(hdrs.CONTENT_TYPE, hdrs.USER_AGENT, hdrs.ACCEPT_ENCODING),
+            ) as found:
+                answer = web.StreamResponse(
+                    status=found.status, headers=_kept(found.headers, _NOT_ANSWERED, {})
+                )
+                await answer.prepare(request)
+                await self._copy(request, found, answer)
+                return answer
+        except aiohttp.ClientConnectorError as error:
+            raise RefusedError(
+                503,
+                f"the machine that leads the log does not answer: {error}",
+                {"Retry-After": "1"},
+            ) from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            if answer is not None:
+                # What was begun cannot be taken back: the client sees that it has no end.
+                if request.transport is not None:
+                    request.transport.abort()
+                return answer
+            why = f"the machine that leads the log gave no answer ({type(error).__name__}: {error})"
+            if request.method in _SAFE:
+                raise RefusedError(502, why, {"Retry-After": "1"}) from None
+            raise RefusedError(502, f"{why}; whether it did what was asked is unknown") from None
+
+    async def _copy(
+        self, request: web.Request, found: aiohttp.ClientResponse, answer: web.StreamResponse
+    ) -> None:
+        async with asyncio.timeout(None) as passing:
+            if request.method in _SAFE:
+                self._live.add(passing)
+            try:
+                async for piece in found.content.iter_any():
+                    await answer.write(piece)
+                await answer.write_eof()
+            finally:
+                self._live.discard(passing)
+
+
+def _kept(
+    headers: Mapping[str, str], without: frozenset[str], more: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    lowered = {name.lower() for name in without}
+    kept = [(name, value) for name, value in headers.items() if name.lower() not in lowered]
+    return [*kept, *more.items()]
