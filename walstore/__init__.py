@@ -50,6 +50,7 @@ from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
+from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
 from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
@@ -75,6 +76,7 @@ __all__ = [
     "Producer",
     "Reader",
     "ReadonlyWal",
+    "RemoteReadonlyWal",
     "RemoteWal",
     "Replication",
     "Settings",
@@ -87,6 +89,7 @@ __all__ = [
     "Wal",
     "WalStore",
     "connect",
+    "connect_readonly",
     # values
     "Batch",
     "Record",

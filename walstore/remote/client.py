@@ -58,6 +58,10 @@ class Fate(Enum):
     """StorageUnavailableError: what it was part of ended with the connection."""
 
 
+READ_SERVICE: Final = "read"
+"""What a client asks a server for that only reads; None asks for a log."""
+
+
 class PendingRequest:
     """A request that has no answer yet."""
 
@@ -143,7 +147,7 @@ class Client:
         while True:
             try:
                 self._join(await self._new_link(deadline - self._clock.monotonic()))
-                if self._service is None:  # other services have a patience of their own
+                if self._service in (None, READ_SERVICE):  # replication has a patience of its own
                     self._watching = asyncio.get_running_loop().create_task(
                         self._watch(), name=f"walstore watch of {self._log or 'a log'}"
                     )

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
@@ -81,6 +81,44 @@ def connect(
     certificate, FormatVersionError for a server of another version, LogNotFoundError for a log it does not
     have.
     """
+    found = check_places(address, log, token, connect_seconds, reconnect_seconds)
+    used = clock or SystemClock()
+
+    async def connect_it() -> RemoteWal:
+        client = Client(
+            found.places,
+            token=found.token,
+            tls=tls,
+            log=found.log,
+            connect_seconds=found.connect_seconds,
+            reconnect_seconds=found.reconnect_seconds,
+            clock=used,
+            make_tag=lambda: os.urandom(TAG_BYTES),
+        )
+        await client.connect()
+        return RemoteWal(client, used)
+
+    return Opening(connect_it)
+
+
+class ServerPlaces(NamedTuple):
+    """Where the servers of a log may be, and how they are reached; checked."""
+
+    places: list[Address]
+    log: str | None
+    token: str | None
+    connect_seconds: float
+    reconnect_seconds: float
+
+
+def check_places(
+    address: str | Sequence[str],
+    log: str | None,
+    token: str | None,
+    connect_seconds: float,
+    reconnect_seconds: float,
+) -> ServerPlaces:
+    """Return the arguments of :func:`connect`; TypeError or InvalidSettingsError if they cannot be."""
     places, named = _places(address, log)
     token = None if token is None else as_token(token)
     for place in places:
@@ -94,23 +132,7 @@ def connect(
         raise InvalidSettingsError(
             "connect_seconds must be more than 0, reconnect_seconds at least 0"
         )
-    used = clock or SystemClock()
-
-    async def connect_it() -> RemoteWal:
-        client = Client(
-            places,
-            token=token,
-            tls=tls,
-            log=named,
-            connect_seconds=seconds,
-            reconnect_seconds=patience,
-            clock=used,
-            make_tag=lambda: os.urandom(TAG_BYTES),
-        )
-        await client.connect()
-        return RemoteWal(client, used)
-
-    return Opening(connect_it)
+    return ServerPlaces(places, named, token, seconds, patience)
 
 
 def _places(address: str | Sequence[str], log: str | None) -> tuple[list[Address], str | None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.replication.copies import catch_up
 from walstore.replication.position import Place
-from walstore.replication.remote_copy import RemoteCopy
+from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.wire.address import Address
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class Follower:
         self._sent: deque[float] = deque()
         """When what has no answer yet was sent."""
         self._failure: WalError | None = None
+        self._shown = 0
+        """Up to where readers there may see, as it was sent."""
+        self._is_watched = False
+        """Whether it has readers."""
         self._durable = self._hinted = Place(0, 0, 0)
         """Up to where the copy is durable, and has a checkpoint."""
 
@@ -85,7 +89,7 @@ class Follower:
         raise AssertionError("copying has no end")
 
     async def _follow(self) -> None:
-        primary, self.serial = self._primary, 0
+        primary, self.serial, self._shown = self._primary, 0, 0
         self._durable = self._hinted = Place(0, 0, 0)
         client = primary.client_of(self.address)
         client.on_lost = self._wake.set
@@ -108,6 +112,20 @@ class Follower:
             self._sent.clear()
             await client.aclose()
 
+    @property
+    def _visible(self) -> int:
+        """What enough copies have, this one among them."""
+        return min(self._primary.replicated_limit, self.limit)
+
+    def show(self) -> None:
+        """Let readers there see what is replicated now; if there are none, it goes with the next write."""
+        copy, visible = self._copy, self._visible
+        if copy is None or not self._is_watched or self._sent or visible <= self._shown:
+            return
+        self._shown = visible
+        with contextlib.suppress(WalError):  # the connection is lost, which is noticed elsewhere
+            copy.begin_show(visible).add_done_callback(_look_at)
+
     async def confirm(self) -> bool:
         """Return whether the copy counts, and obeys this primary now."""
         try:
@@ -127,8 +145,8 @@ class Follower:
     async def _stream(self, copy: RemoteCopy) -> None:
         """Send what is written as it is written; answers come while more is sent.
 
-        An idle node is asked whether it still obeys. Otherwise a primary without appends, which was passed
-        over while it stood still, would never learn of it.
+        An idle node is sent what its readers may see; it refuses if it does not obey any more. Otherwise a
+        primary without appends, which was passed over while it stood still, would never learn of it.
         """
         primary, head, patience = self._primary, self.head, self._primary.settings.patience_seconds
         beat = min(_BEAT_SECONDS, patience / 4)
@@ -159,7 +177,7 @@ class Follower:
                     await self._wake.wait()
                 continue
             if not self._sent:
-                await copy.confirm()
+                self._is_watched = await copy.show(self._visible)
 
     async def _send_hint(self, copy: RemoteCopy) -> None:
         """Let the copy keep the newest checkpoint, once it has all that this speaks of."""
@@ -185,7 +203,8 @@ class Follower:
         self._place = piece.place._replace(position=piece.place.position + piece.size)
         self._under_way += piece.size
         self._sent.append(self._primary.clock.monotonic())
-        future = copy.begin_write(piece.place, pieces, seals=piece.seals)
+        self._shown = max(self._shown, self._visible)
+        future = copy.begin_write(piece.place, pieces, seals=piece.seals, shown=self._shown)
         future.add_done_callback(partial(self._answered, copy, piece.size))
 
     def _answered(self, copy: RemoteCopy, size: int, future: asyncio.Future[Any]) -> None:
@@ -196,11 +215,11 @@ class Follower:
         if self._failure is not None:
             return  # an earlier write failed, so a later answer does not speak for it
         try:
-            self._note(Place(*future.result()[0]))
-        except (WalError, TypeError) as error:
-            text = f"{self.address} answered with no place"
-            known = error if isinstance(error, WalError) else StorageUnavailableError(text)
-            self._failure = known
+            durable, self._is_watched = written_there(future.result()[0])
+            self._note(durable)
+            self.show()
+        except WalError as error:
+            self._failure = error
         if self._failure is not None or self._under_way + size >= _CREDIT_BYTES:
             self._wake.set()
 
@@ -209,3 +228,9 @@ class Follower:
         serial, limit = self._primary.written.mark_at(durable)
         self.serial, self.limit = max(self.serial, serial), max(self.limit, limit)
         self._primary.count()
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Take what became of a call whose answer nobody needs."""
+    if not future.cancelled():
+        future.exception()

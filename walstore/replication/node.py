@@ -13,11 +13,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalClosedError
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    WalClosedError,
+)
 from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import FileSystem
 from walstore.replication.copies import LocalCopy
+from walstore.replication.copy_log import CopyLog
 from walstore.replication.position import Place
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
@@ -35,13 +41,18 @@ _MOST_READ_BYTES: Final = 4 << 20
 class HeldReplica:
     """One log of a node: its copy, and the thread that its calls run on."""
 
-    def __init__(self, replica: Replica, worker: Worker) -> None:
+    def __init__(self, replica: Replica, worker: Worker, log: CopyLog) -> None:
         self.replica = replica
         self.copy = LocalCopy(replica, worker)
         self.worker = worker
+        self.log = log
+        """For readers."""
 
     async def aclose(self) -> None:
-        """Make all durable and unlock the log."""
+        """Make all durable and unlock the log. Its readers have to go elsewhere."""
+        self.log.fail(
+            StorageUnavailableError("this machine keeps the copy no longer, or leads the log now")
+        )
         try:
             await self.copy.aclose()
         finally:
@@ -91,6 +102,26 @@ class ReplicaNode:
             raise ValueError(f"a node has no call {str(verb)[:100]!r}")
         held = await self._find(check_log_name(name))
         return await handler(held, payload, *arguments)
+
+    async def log(self, name: str) -> CopyLog:
+        """Return the copy of a log for readers. It ends when this machine leads the log, or the node closes.
+
+        LogNotFoundError if there is no copy here, StorageUnavailableError if this machine leads the log, or
+        there is nothing of it yet.
+        """
+        if check_log_name(name) not in self._held and name not in self._led:
+            path = self.directory / name
+            loop = asyncio.get_running_loop()
+            try:
+                await loop.run_in_executor(None, self._fs.list, path)
+            except (FileNotFoundError, NotADirectoryError):
+                text = f"this machine has no copy of the log {name!r}"
+                raise LogNotFoundError(text, location=str(path)) from None
+            except OSError as error:
+                raise describe_open(error, path) from error
+        found = (await self._find(name)).log
+        await found.begin()
+        return found
 
     @asynccontextmanager
     async def leading(self, name: str) -> AsyncIterator[Path]:
@@ -147,7 +178,8 @@ class ReplicaNode:
                 except BaseException:
                     worker.close()
                     raise
-                found = self._held[name] = HeldReplica(replica, worker)
+                log = CopyLog(self._fs, path, replica)
+                found = self._held[name] = HeldReplica(replica, worker, log)
             return found
 
     def _check_open(self, name: str) -> None:
@@ -188,6 +220,12 @@ async def _confirm(held: HeldReplica, _: memoryview, epoch: int, primary: str) -
     return held.copy.is_whole
 
 
+async def _show(held: HeldReplica, _: memoryview, epoch: int, primary: str, limit: Any) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    held.log.show(_offset(limit))
+    return held.log.is_watched
+
+
 async def _make_whole(held: HeldReplica, _: memoryview, epoch: int, primary: str) -> Any:
     await held.copy.make_whole(by=Promise(epoch, primary))
 
@@ -213,17 +251,33 @@ async def _read(
 
 
 async def _write(
-    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any, seals: Any
+    held: HeldReplica,
+    payload: memoryview,
+    epoch: int,
+    primary: str,
+    place: Any,
+    seals: Any,
+    shown: Any = 0,
 ) -> Any:
     where = Place(*map(_offset, place))
     by = Promise(epoch, primary)
-    return list(await held.copy.write(where, [payload], seals=bool(seals), by=by))
+    durable = await held.copy.write(where, [payload], seals=bool(seals), by=by)
+    if held.replica.promise.author == by.author:
+        held.log.show(_offset(shown))
+    return [*durable, held.log.is_watched]
 
 
 async def _cut(
     held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int, position: int
 ) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    if not start:
+        held.log.restart()
     await held.copy.cut(_offset(start), _offset(position), by=Promise(epoch, primary))
+    if (
+        held.replica.end.limit < held.log.limit
+    ):  # the primary had it from elsewhere, or from nowhere
+        held.log.restart(held.log.head)
 
 
 async def _keep_hint(
@@ -235,6 +289,8 @@ async def _keep_hint(
 
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
     await held.copy.trim(_offset(head), by=Promise(epoch, primary))
+    if held.log.is_watched:
+        held.log.note_head((await held.copy.extents())[0].start)
 
 
 def _offset(value: object) -> int:
@@ -254,4 +310,5 @@ VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "cut": _cut,
     "trim": _trim,
     "keep_hint": _keep_hint,
+    "show": _show,
 }

@@ -75,6 +75,8 @@ class Primary:
         """Why nothing can be acknowledged now; None if it can."""
         self.written = WrittenBytes(self._on_told, self._on_removed)
         """What the copies follow."""
+        self.replicated_limit = 0
+        """Every offset below it is on enough machines."""
         self._loop = asyncio.get_running_loop()
         self._replicated = Watermark(0, self._loop)
         """Serials up to it are on enough machines."""
@@ -156,7 +158,10 @@ class Primary:
         limit = self.written.forget(reached)
         self._replicated.advance(reached)
         if self._log is not None and limit:
+            self.replicated_limit = max(self.replicated_limit, limit)
             self._log.on_replicated(limit)
+            for follower in self._followers:
+                follower.show()
 
     @property
     def has_quorum(self) -> bool:

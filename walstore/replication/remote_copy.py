@@ -89,15 +89,24 @@ class RemoteCopy:
     async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         views = [memoryview(piece) for piece in pieces]
-        return Place(*await self._call("write", list(place), seals, payload=views))
+        return written_there(await self._call("write", list(place), seals, payload=views))[0]
 
     def begin_write(
-        self, place: Place, pieces: Sequence[Buffer], *, seals: bool
+        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, shown: int
     ) -> asyncio.Future[Any]:
-        """Send a write; the future has an answer, whose first part makes a :class:`Place`, or the error."""
-        head = ["write", [self._name, *self._author, list(place), seals]]
+        """Send a write, and up to which offset readers of the copy may see; see :func:`written_there`."""
+        head = ["write", [self._name, *self._author, list(place), seals, shown]]
         views = [memoryview(piece) for piece in pieces]
         return self.client.send(Kind.CALL, head, views, fate=Fate.DROPPED).future
+
+    async def show(self, shown: int) -> bool:
+        """Let readers of the copy see up to an offset; return whether there are some."""
+        return bool(await self._call("show", shown))
+
+    def begin_show(self, shown: int) -> asyncio.Future[Any]:
+        """As :meth:`show`, without waiting."""
+        head = ["show", [self._name, *self._author, shown]]
+        return self.client.send(Kind.CALL, head, fate=Fate.DROPPED).future
 
     async def cut(self, start: int, position: int) -> None:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
@@ -120,6 +129,14 @@ class RemoteCopy:
         except TimeoutError as error:
             text = f"the node at {self.client.address} did not answer within {self._seconds:g} s"
             raise StorageUnavailableError(text, outcome="unknown") from error
+
+
+def written_there(answer: Any) -> tuple[Place, bool]:
+    """Return up to where a copy is durable, and whether it has readers; StorageUnavailableError."""
+    match answer:
+        case [int(start), int(created_us), int(position), bool(is_watched)]:
+            return Place(start, created_us, position), is_watched
+    raise StorageUnavailableError("a node answered with no place")
 
 
 def _listed(found: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import WalClosedError
 from walstore.groups.settings import check_group_name
+from walstore.replication.copy_log import CopyLog
 from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
 from walstore.wire.errors import pack_error
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Call = Callable[..., Awaitable[Any]]
 
 
-def limits(wal: Wal) -> list[int | None]:
+def limits(wal: Wal | CopyLog) -> list[int | None]:
     """Return what each answer of a read says of the log: the client's view of its limits."""
     return [
         wal.head,
@@ -54,7 +55,17 @@ async def describe(wal: Wal) -> dict[str, Any]:
     }
 
 
-async def _limits(wal: Wal) -> list[int | None]:
+def describe_readable(log: Wal | CopyLog) -> dict[str, Any]:
+    """Return what a client needs to know of a log that it reads only."""
+    return {
+        "log_id": log.log_id,
+        "epoch": log.epoch if isinstance(log, CopyLog) else log.statistics().epoch,
+        "path": str(log.path).encode(errors="surrogateescape"),
+        "limits": limits(log),
+    }
+
+
+async def _limits(wal: Wal | CopyLog) -> list[int | None]:
     return limits(wal)
 
 
@@ -95,11 +106,11 @@ async def _streams(wal: Wal) -> list[Any]:
     ]
 
 
-async def _offset_at(wal: Wal, timestamp_us: int) -> int:
+async def _offset_at(wal: Wal | CopyLog, timestamp_us: int) -> int:
     return await wal.offset_at(timestamp_us)
 
 
-async def _timestamp_at(wal: Wal, offset: int) -> int:
+async def _timestamp_at(wal: Wal | CopyLog, offset: int) -> int:
     return await wal.timestamp_at(offset)
 
 
@@ -236,3 +247,16 @@ CALLS: Final[Mapping[str, Call]] = {
     "delete_group": _delete_group,
 }
 """What a client may call besides appending and reading."""
+
+
+async def _refresh_limits(log: Wal | CopyLog) -> list[Any]:
+    return [limits(log), {}]
+
+
+READ_CALLS: Final[Mapping[str, Call]] = {
+    "limits": _limits,
+    "refresh": _refresh_limits,
+    "offset_at": _offset_at,
+    "timestamp_at": _timestamp_at,
+}
+"""What a client that only reads may call."""

@@ -23,12 +23,13 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
+from walstore.remote.client import READ_SERVICE
+from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
-from walstore.serve.appending import Appender
-from walstore.serve.calls import CALLS, limits
+from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
+from walstore.serve.services import LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
-from walstore.serve.transactions import ServedTransactions
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
@@ -73,6 +74,9 @@ class ConnectionOwner(Protocol):
     async def log(self, name: str | None) -> Wal | Address:
         """Return the log of that name, or where it is led."""
 
+    async def readable(self, name: str | None) -> Wal | CopyLog:
+        """Return a log that can be read here."""
+
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""
 
@@ -101,10 +105,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._untold: set[asyncio.Task[None]] = set()
-        self._wal: Wal | None = None
-        self._replicas: ReplicaNode | None = None
-        self._appender: Appender | None = None
-        self._transactions: ServedTransactions | None = None
+        self._service: Service | None = None
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._backlog: list[Message] = []
@@ -177,8 +178,8 @@ class ClientConnection(asyncio.Protocol):
             self._leaving.cancel()
         for task in self._tasks.values():
             task.cancel()
-        if self._transactions is not None:
-            self._spawn(self._transactions.rollback_all())
+        if self._service is not None:
+            self._spawn(self._service.aclose())
         self._writable.set()
         self._owner.left(self)
 
@@ -230,13 +231,11 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def _is_greeted(self) -> bool:
-        return self._wal is not None or self._replicas is not None or self._tunnel is not None
+        return self._service is not None or self._tunnel is not None
 
     @property
     def _is_over(self) -> bool:
-        """Whether the log is replicated and closed here, so that its clients have to look elsewhere."""
-        wal = self._wal
-        return wal is not None and wal.replicated_limit is not None and wal.is_closing
+        return self._service is not None and self._service.is_over
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -256,18 +255,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
-        if self._replicas is not None and message.kind in (Kind.APPEND, Kind.READ):
-            self._refuse(message.id, ValueError("copies are neither appended to nor read"))
-            return
         match message.kind:
-            case Kind.APPEND:
-                self._figures.requests["append"] += 1
-                self._append(message)
+            case Kind.APPEND | Kind.CALL:
+                self._ask(message)
             case Kind.READ:
                 self._figures.requests["read"] += 1
                 self._run(message.id, partial(self._read, message), self._occupy(message))
-            case Kind.CALL:
-                self._call(message)
             case Kind.CANCEL:
                 task = self._tasks.get(message.id)
                 if task is not None:
@@ -279,45 +272,23 @@ class ClientConnection(asyncio.Protocol):
             case _:
                 raise ProtocolViolationError(f"a request of kind {message.kind}")
 
-    def _append(self, message: Message) -> None:
-        assert self._appender is not None
+    def _ask(self, message: Message) -> None:
+        """Begin an append or a call, or refuse it."""
+        service = self._service
+        assert service is not None
         try:
-            begun = self._appender.append(message)
+            match message.head:
+                case _ if message.kind == Kind.APPEND:
+                    asked = service.append(message)
+                case [str(name), list(arguments)]:
+                    asked = service.call(message, name, arguments)
+                case _:
+                    raise ProtocolViolationError("a call that is none")
         except (WalError, ValueError, TypeError) as error:
             self._refuse(message.id, error)
-        else:
-            self._run(message.id, lambda: begun, self._occupy(message), is_kept=True)
-
-    def _call(self, message: Message) -> None:
-        match message.head:
-            case [str(name), list(arguments)]:
-                pass
-            case _:
-                self._refuse(message.id, ProtocolViolationError("a call that is none"))
-                return
-        cost = self._occupy(message)
-        if self._replicas is not None:
-            self._figures.requests["replica"] += 1
-            # Kept: what a primary asked for is done in order, also if its connection is lost.
-            ask = partial(self._replicas.call, message.payload, name, *arguments)
-            self._run(message.id, ask, cost, is_kept=True)
             return
-        assert self._wal is not None
-        assert self._appender is not None
-        assert self._transactions is not None
-        if name in self._appender.calls or name in self._transactions.calls or name in CALLS:
-            self._figures.requests[name] += 1  # not any name: a client could fill the memory
-        if name in self._appender.calls:
-            begun = self._appender.calls[name](message.payload, *arguments)
-            self._run(message.id, lambda: begun, cost, is_kept=True)
-        elif name in self._transactions.calls:
-            begin = partial(self._transactions.calls[name], message.payload, *arguments)
-            self._run(message.id, begin, cost, is_kept=True)
-        elif name in CALLS:
-            self._run(message.id, partial(CALLS[name], self._wal, *arguments), cost)
-        else:
-            self._used_bytes -= cost
-            self._refuse(message.id, ValueError(f"the server has no call {name[:100]!r}"))
+        self._figures.requests[asked.label] += 1
+        self._run(message.id, asked.begin, self._occupy(message), is_kept=asked.is_kept)
 
     def _run(self, number: int, begin: Begin, cost: int, *, is_kept: bool = False) -> None:
         """Answer a request with what ``begin()`` returns. One that is kept goes on without its client."""
@@ -381,28 +352,28 @@ class ClientConnection(asyncio.Protocol):
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")
         settings = self._owner.settings
-        if head.get("service") == SERVICE:
-            self._replicas = self._owner.replicas()
-            return {
-                "version": VERSION,
-                "server": self._owner.version,
-                "message_bytes": settings.message_bytes,
-                "credit_bytes": settings.credit_bytes,
-            }
-        wal = await self._owner.log(name)
-        if isinstance(wal, Address):
-            await self._lead_to(wal, message)
-            return None
-        self._appender = Appender(wal)
-        self._transactions = ServedTransactions(wal, settings.transactions)
-        self._wal = wal
         welcome = {
             "version": VERSION,
             "server": self._owner.version,
             "message_bytes": settings.message_bytes,
             "credit_bytes": settings.credit_bytes,
-            "log": await CALLS["describe"](wal),
         }
+        if head.get("service") == SERVICE:
+            self._service = NodeService(self._owner.replicas())
+            return welcome
+        if head.get("service") == READ_SERVICE:
+            log = await self._owner.readable(name)
+            self._service = ReadService(log)
+            return self._greeted({**welcome, "log": describe_readable(log)})
+        wal = await self._owner.log(name)
+        if isinstance(wal, Address):
+            await self._lead_to(wal, message)
+            return None
+        self._service = LogService(wal, settings)
+        return self._greeted({**welcome, "log": await CALLS["describe"](wal)})
+
+    def _greeted(self, welcome: dict[str, Any]) -> dict[str, Any]:
+        """Take what followed the greeting, once that is answered."""
         waiting, self._backlog = self._backlog, []
         asyncio.get_running_loop().call_soon(self._take_backlog, waiting)
         return welcome
@@ -455,23 +426,24 @@ class ClientConnection(asyncio.Protocol):
                 pass
             case _:
                 raise ProtocolViolationError("a read that is none")
-        wal = self._wal
-        assert wal is not None
+        service = self._service
+        assert service is not None
         if shown not in {"durable", "accepted"}:
             raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
-        reader = wal.reader(
-            position, stop=stop, visibility="accepted" if shown == "accepted" else "durable"
-        )
+        seconds = max(0.0, min(float(wait), _MOST_WAIT_SECONDS))
+        reader = await service.reader(position, stop, shown, seconds)
         await self._writable.wait()
+        if reader is None:
+            return _Packed([[], *service.limits(shown)], ())
         batch = await reader.fetch(
             max_records=_MOST_READ_RECORDS,
             max_bytes=max(1, min(most_bytes, self._owner.settings.read_bytes)),
-            max_wait=max(0.0, min(float(wait), _MOST_WAIT_SECONDS)),
+            max_wait=seconds,
         )
         if not len(batch):
-            return _Packed([[], *_read_limits(wal, shown)], ())
+            return _Packed([[], *service.limits(shown)], ())
         intervals, frames = pack_batch(batch)
-        return _Packed([intervals, *_read_limits(wal, shown)], frames)
+        return _Packed([intervals, *service.limits(shown)], frames)
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -537,8 +509,3 @@ class _Packed(NamedTuple):
 
     head: Any
     payload: Sequence[bytes | memoryview]
-
-
-def _read_limits(wal: Wal, shown: str) -> list[Any]:
-    """Return the limits of the log, and how far this kind of reader sees."""
-    return [limits(wal), wal.tail if shown == "accepted" else wal.visible_limit]

@@ -26,6 +26,7 @@ from walstore.errors import (
 )
 from walstore.log.wal import Wal
 from walstore.ports import Clock
+from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
@@ -216,6 +217,19 @@ class Server:
                 reason="failed" if why else "clean",
             )
         return wal
+
+    async def readable(self, name: str | None) -> Wal | CopyLog:
+        """Return a log that can be read here: a copy, or the log itself. As :meth:`log` raises."""
+        led = None if self._cluster is None else self._cluster.led.get(str(name))
+        if led is not None:
+            return led
+        if self._replicas is None or self._logs is not None:
+            found = await self.log(name)
+            assert not isinstance(found, Address)
+            return found
+        if name is None:
+            raise InvalidSettingsError("name the log whose copy is read: log=NAME")
+        return await self._replicas.log(name)
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

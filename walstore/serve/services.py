@@ -1,0 +1,180 @@
+"""What a connection may ask for: all of a log, only its records, or the copies of a node for a primary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from walstore.errors import AccessDeniedError
+from walstore.log.wal import Wal
+from walstore.read.reader import Reader
+from walstore.replication.copy_log import CopyLog
+from walstore.replication.node import ReplicaNode
+from walstore.serve.appending import Appender
+from walstore.serve.calls import CALLS, READ_CALLS, limits
+from walstore.serve.settings import ServeSettings
+from walstore.serve.transactions import ServedTransactions
+from walstore.wire.message import Message
+
+_ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
+
+
+class Asked(NamedTuple):
+    """A request that can begin."""
+
+    begin: Callable[[], Awaitable[Any]]
+    """Returns the answer. What has an order was begun already."""
+    label: str
+    """For the figures: one of a few, whatever a client sends."""
+    is_kept: bool = False
+    """Whether it goes on without its client."""
+
+
+class Service(Protocol):
+    """What one client is served."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client has to look elsewhere: the log is replicated, and closed here."""
+
+    def append(self, message: Message) -> Asked:
+        """Begin an append; raises what is wrong with it."""
+
+    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
+        """Begin a call; ValueError if there is none of that name, AccessDeniedError."""
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """Return a reader at a position; None if that is not known here within the time."""
+
+    def limits(self, shown: str) -> list[Any]:
+        """Return the limits of the log, and how far this kind of reader sees."""
+
+    async def aclose(self) -> None:
+        """Take back what its client left undone."""
+
+
+class LogService:
+    """All that a program with the log open may do, except closing it."""
+
+    def __init__(self, wal: Wal, settings: ServeSettings) -> None:
+        self._wal = wal
+        self._appender = Appender(wal)
+        self._transactions = ServedTransactions(wal, settings.transactions)
+
+    @property
+    def is_over(self) -> bool:
+        """As of :class:`Service`."""
+        return self._wal.replicated_limit is not None and self._wal.is_closing
+
+    def append(self, message: Message) -> Asked:
+        """As of :class:`Service`."""
+        begun = self._appender.append(message)
+        return Asked(lambda: begun, "append", is_kept=True)
+
+    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
+        """As of :class:`Service`."""
+        if name in self._appender.calls:
+            begun = self._appender.calls[name](message.payload, *arguments)
+            return Asked(lambda: begun, name, is_kept=True)
+        if name in self._transactions.calls:
+            begin = partial(self._transactions.calls[name], message.payload, *arguments)
+            return Asked(begin, name, is_kept=True)
+        if name in CALLS:
+            return Asked(partial(CALLS[name], self._wal, *arguments), name)
+        raise ValueError(f"the server has no call {name[:100]!r}")
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`."""
+        return self._wal.reader(
+            position, stop=stop, visibility="accepted" if shown == "accepted" else "durable"
+        )
+
+    def limits(self, shown: str) -> list[Any]:
+        """As of :class:`Service`."""
+        wal = self._wal
+        return [limits(wal), wal.tail if shown == "accepted" else wal.visible_limit]
+
+    async def aclose(self) -> None:
+        """As of :class:`Service`."""
+        await self._transactions.rollback_all()
+
+
+class ReadService:
+    """The records of a log, or of a copy of it."""
+
+    def __init__(self, log: Wal | CopyLog) -> None:
+        self._log = log
+
+    @property
+    def is_over(self) -> bool:
+        """As of :class:`Service`."""
+        return self._log.replicated_limit is not None and self._log.is_closing
+
+    def append(self, message: Message) -> Asked:
+        """As of :class:`Service`."""
+        raise AccessDeniedError(_ONLY_READS)
+
+    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
+        """As of :class:`Service`."""
+        if name not in READ_CALLS:
+            raise AccessDeniedError(_ONLY_READS)
+        return Asked(partial(READ_CALLS[name], self._log, *arguments), name)
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`. The client may have been at a copy that knew of more than this one."""
+        log = self._log
+        if position > log.visible_limit and isinstance(log, CopyLog):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await log.wait_limit(position + 1)
+            if position > log.visible_limit:
+                return None
+        return log.reader(position, stop=stop)
+
+    def limits(self, shown: str) -> list[Any]:
+        """As of :class:`Service`."""
+        return [limits(self._log), self._log.visible_limit]
+
+    async def aclose(self) -> None:
+        """As of :class:`Service`."""
+
+
+class NodeService:
+    """The copies of a node, for the primaries of their logs."""
+
+    is_over = False
+
+    def __init__(self, node: ReplicaNode) -> None:
+        self._node = node
+
+    def append(self, message: Message) -> Asked:
+        """As of :class:`Service`."""
+        raise ValueError("copies are neither appended to nor read by their primary")
+
+    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
+        """As of :class:`Service`. What a primary asked for is done also if its connection is lost."""
+        return Asked(
+            partial(self._node.call, message.payload, name, *arguments), "replica", is_kept=True
+        )
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`."""
+        raise ValueError("copies are neither appended to nor read by their primary")
+
+    def limits(self, shown: str) -> list[Any]:
+        """As of :class:`Service`."""
+        return []
+
+    async def aclose(self) -> None:
+        """As of :class:`Service`."""
