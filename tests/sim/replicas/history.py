@@ -28,6 +28,7 @@ from walstore.errors import (
     CorruptionError,
     DiskFullError,
     FencedError,
+    OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalClosedError,
@@ -284,6 +285,26 @@ class ReplicaHistory:
                 self._promote(machine, self.random.choice(self.lists))
             case "exchange":
                 await self._exchange()
+            case "read a copy":
+                if machine.node is not None and _LOG in machine.node.logs:
+                    reading = self.guarded(self._read_copy(machine, machine.node))
+                    self.loop.spawn(machine.process, reading, "reader of a copy")
+
+    async def _read_copy(self, machine: Machine, node: ReplicaNode) -> None:
+        """Read what a copy shows now: that stays, whoever leads."""
+        try:
+            log = await node.log(_LOG)
+            position, limit = log.head, log.limit
+            while position < limit:
+                for batch in await log.read(position, limit, 1 << 20):
+                    for record in batch.records():
+                        self.learn("seen", record.offset, record.value)
+                    position = batch.limit
+        except (*_EXPECTED, OffsetTrimmedError) as error:
+            self.note(machine.process, f"a copy is not read: {error!r:.90}")
+        else:
+            self.happened["copies read"] += 1
+            self.happened["read at copies"] += limit - log.head
 
     async def _exchange(self) -> None:
         """Put another machine into the list, as the allocator does: all but the one that leaves are there.

@@ -58,6 +58,7 @@ def draw(seed: int) -> ReplicaPlan:
     extra = Random(f"replica lists {seed}")
     spares = extra.choice([0, 1, 2]) if (copies, quorum) in ((3, 2), (5, 3)) else 0
     acts += tuple(act for act in OF_LISTS if spares and extra.random() < 0.7)
+    acts += ("read a copy",)
     return ReplicaPlan(
         seed=seed,
         copies=copies,
