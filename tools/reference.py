@@ -89,9 +89,9 @@ PAGES = [
     Page(
         "serving",
         "Serving a log, and connecting to it",
-        "`connect`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) explain them.",
+        "`connect` and `connect_readonly`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) explain them.",
         {
-            "walstore": "connect RemoteWal Replication",
+            "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal Replication",
             "walstore.serve": "Server ServeSettings ReplicaNode ClusterMember",
             "walstore.topology.key_values": "KeyValues",
             "walstore.topology.etcd": "EtcdKeyValues",

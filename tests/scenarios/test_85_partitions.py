@@ -267,7 +267,7 @@ async def leader_is_cut_off_from_etcd(stage: Stage) -> None:
 
 
 async def leader_is_cut_off_from_machines(stage: Stage) -> None:
-    """Not from etcd, so it keeps its lease. It acknowledges nothing until a copy is there, or another leads."""
+    """Not from etcd: it keeps its lease. It acknowledges nothing before a copy is there, or another leads."""
     name, _ = await stage.settled()
     await stage.network.cut(between(name, machines_but(name)), "reset")
     async with asyncio.timeout(20):
