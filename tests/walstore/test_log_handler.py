@@ -242,13 +242,14 @@ def messages_of(path: Path, program: str) -> list[str]:
     command = [sys.executable, "-m", "walstore", "serve", str(path / "log"), "--unix", str(socket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
-        server.stdout.readline()
-        server.stdout.readline()
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
-        subprocess.run(
-            [sys.executable, "-c", program, f"unix://{socket}", "fork"], check=True, env=environment
-        )
-        server.terminate()
+        try:
+            server.stdout.readline()
+            server.stdout.readline()
+            environment = {**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+            command = [sys.executable, "-c", program, f"unix://{socket}", "fork"]
+            subprocess.run(command, check=True, env=environment)
+        finally:
+            server.terminate()
     return sorted(value["message"] for value in values(path / "log"))
 
 

@@ -42,8 +42,10 @@ def serving(path: Path) -> Iterator[None]:
         str(path / "s"),
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        yield
-        server.terminate()
+        try:
+            yield
+        finally:  # also of a test that failed: else leaving the block waits for ever
+            server.terminate()
 
 
 @pytest.fixture(params=["opened", "served"])

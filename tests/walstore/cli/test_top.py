@@ -10,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +177,16 @@ def test_on_a_terminal_it_is_drawn_until_a_signal(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as shown:
         os.close(theirs)
         seen = b""
-        while seen.count(b"records/s") < 3:
-            seen += os.read(ours, 65_536)
-        shown.send_signal(signal.SIGINT)
         try:
-            while more := os.read(ours, 65_536):
-                seen += more
-        except OSError:
-            pass  # the terminal's other end is closed
-        assert shown.wait(timeout=30) == 0
+            while seen.count(b"records/s") < 3:
+                seen += os.read(ours, 65_536)
+            shown.send_signal(signal.SIGINT)
+            with suppress(OSError):  # the terminal's other end is closed
+                while more := os.read(ours, 65_536):
+                    seen += more
+            assert shown.wait(timeout=30) == 0
+        finally:
+            shown.kill()
     os.close(ours)
     assert b"\x1b[?1049h" in seen  # a screen of its own
     assert b"\x1b[?1049l" in seen  # and back
