@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import shutil
 import socket
@@ -292,6 +293,11 @@ def _device(name: str) -> str:
     return f"{_LINKS}bridge" if name == CLIENTS else "eth0"
 
 
+def _inside(name: str) -> list[str]:
+    """Return the command ``ip`` of a machine."""
+    return ["ip"] if name == CLIENTS else ["ip", "-n", f"{_PREFIX}{name}"]
+
+
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -299,10 +305,9 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _ip(*lines: str, namespace: str | None = None) -> None:
+def _batch(ip: Sequence[str], lines: Sequence[str]) -> None:
     """Do several things of ``ip`` at once."""
-    inside = [] if namespace is None else ["-n", f"{_PREFIX}{namespace}"]
-    command = ["ip", *inside, "-batch", "-"]
+    command = [*ip, "-batch", "-"]
     done = subprocess.run(
         command, input="\n".join(lines), capture_output=True, text=True, check=False
     )
@@ -343,12 +348,8 @@ def _make_all() -> None:
     for line in links:  # what a batch does to another namespace, a later line of it may not see
         _run("ip", *line.split())
     for name in (*MACHINES, STORE):
-        _ip(
-            "link set lo up",
-            "link set eth0 up",
-            f"address add {_place(name)}/24 dev eth0",
-            namespace=name,
-        )
+        address = f"address add {_place(name)}/24 dev eth0"
+        _batch(_inside(name), ["link set lo up", "link set eth0 up", address])
 
 
 def _point(ways: Mapping[Way, bool]) -> None:
@@ -361,7 +362,7 @@ def _point(ways: Mapping[Way, bool]) -> None:
             if one == source
         ]
         if lines:
-            _ip(*lines, namespace=None if source == CLIENTS else source)
+            _batch(_inside(source), lines)
 
 
 def _listener_in(namespace: str, host: str, port: int) -> socket.socket:
@@ -388,21 +389,21 @@ def _alone() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def problem() -> str | None:
     """Return why there can be no namespaces here; None if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [name for name in ("ip", "openssl") if not shutil.which(name)]
+    missing = [name for name in ("ip", "openssl", "unshare") if not shutil.which(name)]
     if missing:
         return f"missing: {', '.join(missing)}"
+    tried = (
+        "link add one type bridge",
+        "link add two type veth peer name three",
+        "link set two master one",
+    )
     try:
-        with _alone():
-            _remove_all()
-            try:
-                _make_all()
-                _point({("a", "b"): False})
-            finally:
-                _remove_all()
+        _batch(["unshare", "--net", "ip"], tried)  # which is gone at once
     except OSError as error:
         return f"no network namespaces here: {error}"
     return None

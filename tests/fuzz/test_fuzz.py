@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.fuzz import bucket_doors, doors, inputs, worker
 from tests.fuzz.bases import Base
 
 SHARES = [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, 5))]
-INPUTS = 300
+INPUTS = some(600)
 
 
 @pytest.fixture(scope="module", name="bases")
@@ -50,7 +51,7 @@ def test_a_worker_says_what_it_opened(tmp_path: Path) -> None:
 
 
 BUCKET_SHARES = [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, 8))]
-BUCKETS = 320
+BUCKETS = some(640)
 
 
 @pytest.fixture(scope="module", name="buckets")

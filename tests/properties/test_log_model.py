@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.effort import some
 from tests.local import open_descriptors
 from tests.properties.log_machine.appending import Appending
 from tests.properties.log_machine.keeping import Keeping
@@ -62,5 +63,5 @@ def test_a_log_does_what_the_model_does() -> None:
 @pytest.mark.timeout(400)
 def test_a_log_does_what_the_model_does_for_longer() -> None:
     run_state_machine_as_test(
-        LogMachine, settings=settings(max_examples=250, stateful_step_count=60, deadline=None)
+        LogMachine, settings=settings(max_examples=some(400), stateful_step_count=60, deadline=None)
     )

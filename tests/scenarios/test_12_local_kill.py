@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.local import check_contiguous, read_all
 from tests.scenarios.kill_child import SETTINGS
 from walstore import Wal
@@ -19,7 +20,7 @@ from walstore import Wal
 CHILD = Path(__file__).with_name("kill_child.py")
 LANES = 2
 """Children at the same time, each with its own log: as many as there are cores in the smallest machine."""
-KILLS = 50
+KILLS = some(100)
 """Kills in each lane. ``make storm`` makes the many."""
 ROUNDS_PER_LOG = 12
 NAME = re.compile(rb"(\S+)/(\d+) \.*")
@@ -126,8 +127,8 @@ async def run_lane(scratch: Path, lane: int) -> tuple[int, int]:
 @pytest.mark.timeout(240)
 async def test_L10_kill_9_at_random_points(tmp_path: Path) -> None:
     lanes = await asyncio.gather(*(run_lane(tmp_path, lane) for lane in range(LANES)))
-    assert sum(kills for kills, _ in lanes) >= 100
-    assert sum(acknowledged for _, acknowledged in lanes) > 1000
+    assert sum(kills for kills, _ in lanes) >= some(100)
+    assert sum(acknowledged for _, acknowledged in lanes) > some(1000)
 
 
 @pytest.mark.slow

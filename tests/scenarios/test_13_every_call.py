@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import every
 from tests.local import PowerCut, crashes
 from walstore import Settings, Wal
 from walstore.errors import WalError
@@ -23,7 +24,7 @@ from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 SETTINGS = Settings(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024, batch_bytes=4096)
-STRIDES = [pytest.param(11, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+STRIDES = [pytest.param(11, id="some"), pytest.param(every(), id="all", marks=pytest.mark.slow)]
 
 FAULTS: dict[str, dict[str, Any]] = {
     "one-error": {"error": errno.EIO},

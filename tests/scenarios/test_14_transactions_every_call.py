@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import every
 from tests.local import SMALL, PowerCut, UnsyncedFileSystem, crashes
 from walstore import Wal
 from walstore.errors import WalError
@@ -99,7 +100,7 @@ class Life:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_any_call_may_fail(fault: str, tmp_path: Path) -> None:
-    for nth in count(1):
+    for nth in count(1, every()):
         fs = FaultyFileSystem(UnsyncedFileSystem())
         fs.fail("*", nth=nth, **FAULTS[fault])
         life = Life()
@@ -112,7 +113,7 @@ async def test_any_call_may_fail(fault: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
-    for nth in count(1):
+    for nth in count(1, every()):
         root = scratch / f"{nth}" / "before"
         root.mkdir(parents=True)
         power = PowerLossFileSystem(root, UnsyncedFileSystem())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import every
 from tests.local import (
     SMALL,
     UnsyncedFileSystem,
@@ -154,7 +155,7 @@ HOW: dict[str, dict[str, Any]] = {
     "dead": {"error": errno.EIO, "times": None},
 }
 SYNCS = ["batch", "os", 3600.0]
-STRIDES = [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+STRIDES = [pytest.param(17, id="some"), pytest.param(every(), id="all", marks=pytest.mark.slow)]
 
 
 async def live(directory: Path, fs: FaultyFileSystem, program: str, sync: Any, fault: Any) -> Told:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import every
 from tests.local import (
     SMALL,
     UnsyncedFileSystem,
@@ -44,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 CHECKPOINT, DURABLE = "CHECKPOINT", "DURABLE"
 STEPS = [
     pytest.param((19, 41), id="few"),
-    pytest.param((2, 17), id="many", marks=pytest.mark.slow),
+    pytest.param((every(2), every(17)), id="many", marks=pytest.mark.slow),
 ]
 """From one call that is harmed to the next, and from one power loss to the next."""
 

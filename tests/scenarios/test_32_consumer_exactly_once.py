@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cursors import on_disk
+from tests.effort import some
 from tests.local import SMALL, read_values
 from walstore import Wal
 
@@ -73,7 +74,9 @@ async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(2))
 async def test_many_kills_while_copying(tmp_path: Path, seed: int) -> None:
-    assert await copy_under_fire(tmp_path / "logs", total=4000, kills=20, seed=seed) > 10
+    assert await copy_under_fire(
+        tmp_path / "logs", total=some(8000), kills=some(40), seed=seed
+    ) > some(20)
 
 
 async def commit_under_fire(directory: Path, kills: int, seed: int) -> int:
@@ -104,4 +107,4 @@ async def test_a_few_kills_while_committing(tmp_path: Path) -> None:
 @pytest.mark.kill
 @pytest.mark.timeout(120)
 async def test_many_kills_while_committing(tmp_path: Path) -> None:
-    assert await commit_under_fire(tmp_path, kills=30, seed=2) > 100
+    assert await commit_under_fire(tmp_path, kills=some(60), seed=2) > some(200)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, snapshot, values
+from tests.effort import some
 from tests.uploader.logs import collect
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, restore, seal
@@ -728,7 +729,7 @@ async def test_any_history(tmp_path, shape, seed) -> None:
 @both
 async def test_many_histories(tmp_path, shape) -> None:
     lost = 0
-    for seed in range(1000, 1060):
+    for seed in range(1000, 1000 + some(100)):
         async with asyncio.timeout(60):
             lost += await play(tmp_path / str(seed), shape, seed, 60)
-    assert lost > 30
+    assert lost > some(50)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import SMALL, RecordingStore, cloud_values, copy_store, tier, values
+from tests.effort import every
 from tests.local import SMALL as SMALL_LOG
 from tests.local import UnsyncedFileSystem, crashes, read_values, segments, turns
 from tests.waiting import until
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 NOTHING_KEPT = SMALL_LOG.replace(cache_bytes=0, retention_bytes=0)
 EXPECTED = values(600)
-STRIDES = [pytest.param(173, id="some"), pytest.param(5, id="many", marks=pytest.mark.slow)]
+STRIDES = [pytest.param(173, id="some"), pytest.param(every(5), id="many", marks=pytest.mark.slow)]
 
 
 @pytest.fixture

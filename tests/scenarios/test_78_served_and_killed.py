@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from walstore import Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
-KILLS = int(os.environ.get("WALSTORE_SERVE_KILLS", "40"))
-"""In turn a client and the server; WALSTORE_SERVE_KILLS=200 for more."""
+KILLS = some(200)
+"""In turn a client and the server."""
 CLIENTS = 8
 CLIENT = """
 import asyncio, os, sys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
@@ -16,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.effort import some
 from tests.scenarios.test_78_served_and_killed import start_server
 from walstore import Wal, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 
-KILLS = int(os.environ.get("WALSTORE_GROUP_KILLS", "16"))
+KILLS = some(80)
 JOBS = 3000
 MEMBERS = 4
 LEASE_SECONDS = 2.0

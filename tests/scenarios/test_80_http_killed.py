@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
 import signal
 import socket
@@ -16,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.scenarios.test_78_served_and_killed import wait_for_more
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
 
-KILLS = int(os.environ.get("WALSTORE_HTTP_KILLS", "20"))
+KILLS = some(80)
 """In turn the server and a producer."""
 PRODUCERS = 3
 STREAM = "/v1/stream/shop/orders"

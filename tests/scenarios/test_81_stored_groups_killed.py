@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -11,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.scenarios import test_79_groups_killed as checks
 from uploader import CloudLog, CloudWriter
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 
-KILLS = int(os.environ.get("WALSTORE_GROUP_KILLS", "12"))
+KILLS = some(60)
 MEMBER = """
 import asyncio, os, sys, time
 from uploader import CloudLog

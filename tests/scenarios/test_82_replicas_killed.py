@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import socket
@@ -17,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from tests.effort import some
 from tests.waiting import until
 from walstore import RemoteWal, Replication, Wal, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
 
-FAULTS = int(os.environ.get("WALSTORE_REPLICA_FAULTS", "24"))
+FAULTS = some(100)
 PRODUCERS = 4
 PRIMARY = """
 import asyncio, os, sys, itertools

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
 
 from tests import cluster_demo
+from tests.effort import some
 from tests.etcd import require_etcd, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
 
-ROUNDS = int(os.environ.get("WALSTORE_CLUSTER_ROUNDS", "1"))
+ROUNDS = some(5)
 
 
 def test_clients_of_a_cluster_lose_nothing(tmp_path: Path) -> None:

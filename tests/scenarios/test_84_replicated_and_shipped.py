@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,13 +18,14 @@ from typing import Any
 
 import pytest
 
+from tests.effort import some
 from tests.scenarios.test_82_replicas_killed import Machine, lines, wait_for_more
 from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
 from walstore import Replication, Settings, Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
 
-FAULTS = int(os.environ.get("WALSTORE_SHIPPING_FAULTS", "16"))
+FAULTS = some(80)
 PRODUCERS = 4
 PRIMARY = """
 import asyncio, os, sys, itertools

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import some
 from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
 from tests.sim.rules import ViolationError
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.mark.parametrize("first", [4, 44])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    for seed in range(first, first + 25):
+    for seed in range(first, first + some(60)):
         simulate(seed)
 
 

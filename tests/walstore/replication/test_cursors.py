@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cases import case
+from tests.effort import every
 from tests.waiting import until
 from tests.walstore.replication.cluster import SMALL, Cluster, values
 from walstore import (
@@ -530,7 +531,7 @@ async def test_adoption_may_end_at_any_call(tmp_path: Path) -> None:
     nth = 0
     is_broken = True
     while is_broken:
-        nth += 1
+        nth += every()
         path = tmp_path / f"{nth}"
         path.mkdir()
         async with Cluster(path, 2) as cluster:

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.effort import some
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy
 from walstore import (
@@ -247,7 +248,7 @@ def test_what_clients_were_told_is_so() -> None:
     run_state_machine_as_test(
         Served,
         settings=settings(
-            max_examples=60,
+            max_examples=some(200),
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),
