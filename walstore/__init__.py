@@ -3,6 +3,7 @@
 import logging
 
 from walstore.batches.batch import Batch
+from walstore.batches.conditions import NoneOf, OneOf
 from walstore.cursors.consumer import Consumer
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
@@ -73,6 +74,8 @@ __all__ = [
     "GroupInfo",
     "GroupStatistics",
     "Job",
+    "NoneOf",
+    "OneOf",
     "Producer",
     "Reader",
     "ReadonlyWal",

@@ -160,9 +160,12 @@ class ExpectationError(WalError):
 
 
 class RegisterMismatchError(ExpectationError):
-    """A register had another value than expected; ``actual`` holds all registers."""
+    """A register had another value than expected; ``actual`` holds all registers.
 
-    expected: Mapping[str, str | None]
+    ``expected`` is what was given; of a served log, choices of values are their text.
+    """
+
+    expected: Mapping[str, object]
     actual: Mapping[str, str]
 
 

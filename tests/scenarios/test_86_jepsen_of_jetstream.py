@@ -11,8 +11,8 @@ The report is https://jepsen.io/analyses/nats-2.12.1, of December 2025, with the
     ``test_damaged_metadata_deletes_nothing`` and ``test_a_machine_of_a_cluster_keeps_what_it_cannot_read``.
   * Killed processes forgot that a stream was there (6888, in 2.10.22). Here:
     ``test_killed_programs_do_not_forget_the_log``.
-  * One machine lost power while others stood still or were cut off. Those that had the records were not asked,
-    and what had been acknowledged was gone at some machines (7567). Here:
+  * One machine lost power while others stood still or were cut off. Those that had the records were not asked
+    then, and what had been acknowledged was gone at some machines (7567). Here:
     ``test_a_power_failure_while_others_stand_still``.
 
 Writes that were under way at a machine that stood still are between the last two:

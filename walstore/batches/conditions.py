@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from walstore.errors import (
     FencedError,
@@ -36,6 +36,51 @@ MAX_LEDGER_BYTES: Final = 16 << 20
 CONDITIONS_BYTES: Final = 128
 """Approximate cost of conditions in the channel's budget."""
 
+
+class RegisterChoice:
+    """Values that a register may have, or may not. Not for callers: :class:`OneOf`, :class:`NoneOf`."""
+
+    __slots__ = ("values",)
+    is_excluding = False
+
+    def __init__(self, *values: str | None) -> None:
+        """The values; None is that of an absent register. TypeError; ValueError if there are none."""
+        if not values:
+            raise ValueError(
+                f"{type(self).__name__} needs values; None stands for an absent register"
+            )
+        self.values = tuple(check_value(value, "a value of a register") for value in values)
+
+    def allows(self, value: str | None) -> bool:
+        """Return whether a register may have a value."""
+        return (value in self.values) is not self.is_excluding
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and set(other.values) == set(self.values)
+
+    def __hash__(self) -> int:
+        return hash((self.is_excluding, frozenset(self.values)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.values))})"
+
+
+class OneOf(RegisterChoice):
+    """In ``expect``: a register with one of these values. ``OneOf("a", None)``: ``"a"``, or it is absent."""
+
+    __slots__ = ()
+
+
+class NoneOf(RegisterChoice):
+    """In ``expect``: a register with none of these values. ``NoneOf(None)``: it is there, whatever it has."""
+
+    __slots__ = ()
+    is_excluding = True
+
+
+Expected: TypeAlias = Mapping[str, "str | OneOf | NoneOf | None"]
+"""Registers, and what they must have."""
+
 _NO_METADATA: Mapping[str, str] = {}
 
 
@@ -45,7 +90,7 @@ class AppendConditions:
 
     expect_offset: int | None = None
     """Offset that its first record must get; None for any."""
-    expect: Mapping[str, str | None] | None = None
+    expect: Expected | None = None
     """Registers and the values they must have; None: must be absent."""
     update: dict[str, str | None] | None = None
     """Registers to set; None removes."""
@@ -75,14 +120,15 @@ class AppendConditions:
             )
         registers = ledger.registers
         for name, value in (self.expect or {}).items():
-            if registers.get(name) != value and name == self.fence:
-                raise FencedError(
-                    f"{registers.get(name)!r} took over from {value!r}; nothing was written"
-                )
-            if registers.get(name) != value:
+            actual = registers.get(name)
+            choice = value if isinstance(value, RegisterChoice) else None
+            is_so = actual == value if choice is None else choice.allows(actual)
+            if not is_so and name == self.fence:
+                raise FencedError(f"{actual!r} took over from {value!r}; nothing was written")
+            if not is_so:
+                wanted = f"not {value!r}" if choice is None else f"and must be {choice}"
                 raise RegisterMismatchError(
-                    f"register {name!r} is {registers.get(name)!r}, not {value!r}; "
-                    "nothing was written",
+                    f"register {name!r} is {actual!r}, {wanted}; nothing was written",
                     expected=dict(self.expect or {}),
                     actual=dict(users_registers(registers)),
                 )
@@ -198,30 +244,46 @@ def make_conditions(expect_offset: object, expect: object, update: object) -> Ap
     """Return conditions with copies of a caller's arguments; TypeError or ValueError."""
     return AppendConditions(
         expect_offset=None if expect_offset is None else as_int(expect_offset, "expect_offset"),
-        expect=check_registers(expect, "expect"),
+        expect=check_expected(expect),
         update=check_registers(update, "update"),
     )
+
+
+def check_expected(expect: object) -> dict[str, str | OneOf | NoneOf | None] | None:
+    """Return a copy of what registers must have; as :func:`check_registers` raises."""
+    if expect is None:
+        return None
+    given = as_mapping(expect, "expect must map names of registers to str, OneOf, NoneOf or None")
+    return {
+        check_register(name): value
+        if isinstance(value, OneOf | NoneOf)
+        else check_value(value, f"the value of register {name!r}")
+        for name, value in given.items()
+    } or None
+
+
+def check_value(value: object, what: str) -> str | None:
+    """Return a value of a register, or None for an absent one; TypeError or ValueError."""
+    if value is None:
+        return None
+    text = as_text(value, what)
+    if len(text) > MAX_VALUE_CHARS:
+        raise ValueError(f"{what} has {len(text)} characters; the maximum is {MAX_VALUE_CHARS}")
+    return text
 
 
 def check_registers(registers: object, what: str) -> dict[str, str | None] | None:
     """Return a copy of registers and their values, or None if none are given; TypeError or ValueError.
 
-    InvalidSettingsError, which is one, for names that the log uses itself. ``what`` names the argument:
-    ``expect`` or ``update``.
+    InvalidSettingsError, which is one, for names that the log uses itself. ``what`` names the argument.
     """
     if registers is None:
         return None
     given = as_mapping(registers, f"{what} must map names of registers to str or None")
-    checked: dict[str, str | None] = {}
-    for name, value in given.items():
-        name = check_register(name)
-        if value is not None:
-            value = as_text(value, f"the value of register {name!r}")
-            if len(value) > MAX_VALUE_CHARS:
-                raise ValueError(
-                    f"register {name!r} has {len(value)} characters; the maximum is {MAX_VALUE_CHARS}"
-                )
-        checked[name] = value
+    checked = {
+        check_register(name): check_value(value, f"the value of register {name!r}")
+        for name, value in given.items()
+    }
     return checked or None
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from walstore.batches.conditions import (
     AppendConditions,
+    Expected,
     check_name,
     check_register,
     make_conditions,
@@ -178,7 +179,7 @@ class Fence:
     def transaction(
         self,
         *,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
         durability: AnyDurability | None = None,
     ) -> Transaction:
@@ -191,7 +192,7 @@ class Fence:
 
     def _conditions(
         self,
-        expect: Mapping[str, str | None] | None,
+        expect: Expected | None,
         update: Mapping[str, str | None] | None,
     ) -> AppendConditions:
         conditions = make_conditions(None, expect, update)

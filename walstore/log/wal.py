@@ -14,6 +14,7 @@ from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.batches.conditions import (
     AppendConditions,
+    Expected,
     check_metadata,
     check_name,
     make_conditions,
@@ -244,7 +245,7 @@ class Wal(CursorMixin, OwnedGroups):
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
         expect_offset: int | None = None,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
     ) -> range:
         """Append records as one atomic group and return their offsets.
@@ -255,7 +256,8 @@ class Wal(CursorMixin, OwnedGroups):
 
         With ``expect_offset`` the group is appended only if its first record gets that offset
         (OffsetMismatchError); with ``expect`` only if the registers have those values, None meaning
-        absent (RegisterMismatchError). ``update`` sets registers, or removes them with None, together
+        absent (RegisterMismatchError). A value may also be :class:`walstore.OneOf` or
+        :class:`walstore.NoneOf` several. ``update`` sets registers, or removes them with None, together
         with the records. Conditions are checked and offsets assigned in one step, so nothing can come
         between; a refused group takes no offset. Otherwise as :meth:`append`.
         """
@@ -306,7 +308,7 @@ class Wal(CursorMixin, OwnedGroups):
         self,
         *,
         expect_offset: int | None = None,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
         durability: AnyDurability | None = None,
     ) -> Transaction:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
-from walstore.batches.conditions import MAX_NAME_CHARS, make_conditions
+from walstore.batches.conditions import MAX_NAME_CHARS, Expected, make_conditions
 from walstore.errors import (
     FencedError,
     OutcomeUnknownError,
@@ -26,6 +26,7 @@ from walstore.remote.transaction import RemoteTransaction
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_int
 from walstore.wire.records import pack_values
+from walstore.wire.registers import pack_expected
 
 TAG_BYTES: Final = 8
 _NAME_CHARS: Final = MAX_NAME_CHARS - 1 - 2 * TAG_BYTES
@@ -39,7 +40,7 @@ class Conditions:
     def __init__(
         self,
         expect_offset: int | None = None,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
         *,
         producer: str | None = None,
@@ -55,7 +56,13 @@ class Conditions:
 
     def packed(self) -> list[Any]:
         """Return them as values of msgpack."""
-        return [self.expect_offset, self.expect, self.update, self.producer, self.sequence]
+        return [
+            self.expect_offset,
+            pack_expected(self.expect),
+            self.update,
+            self.producer,
+            self.sequence,
+        ]
 
 
 class RemoteLog(Protocol):
@@ -304,7 +311,7 @@ class RemoteFence:
     def transaction(
         self,
         *,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
         durability: AnyDurability | None = None,
     ) -> RemoteTransaction:

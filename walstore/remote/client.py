@@ -34,6 +34,7 @@ from walstore.wire.message import MOST_HEAD_BYTES, NO_REQUEST, Kind, Message, en
 
 logger = logging.getLogger("walstore")
 
+_CLOSED: Final = "the connection is closed"
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 10.0
@@ -130,6 +131,8 @@ class Client:
         self._newest_epoch = 0
         """Of the log, as far as this client knows."""
         self._failure: WalError | None = None
+        self._is_ending = False
+        """Whether it takes nothing new, and waits for what is in progress."""
         self._refusal: str | None = None
         """Why the server ends the connection, if it said so."""
         self.reconnects = 0
@@ -163,11 +166,13 @@ class Client:
         if self._failure is not None:
             raise copy_error(self._failure)
         self._guard.check()
+        if self._is_ending:
+            raise WalClosedError(_CLOSED)
 
     @property
     def is_closing(self) -> bool:
         """Whether it was closed, or cannot go on."""
-        return self._failure is not None
+        return self._is_ending or self._failure is not None
 
     @property
     def is_connected(self) -> bool:
@@ -190,6 +195,17 @@ class Client:
         LimitExceededError if the server would not take it.
         """
         self.check_home()
+        return self._send(kind, head, payload, fate, is_write=is_write)
+
+    def _send(
+        self,
+        kind: Kind,
+        head: object,
+        payload: Sequence[bytes | memoryview],
+        fate: Fate,
+        *,
+        is_write: bool,
+    ) -> PendingRequest:
         number = next(self._numbers)
         message = encode(kind, number, head, payload)
         most_bytes = min(MOST_HEAD_BYTES, self.welcome.get("message_bytes", MOST_HEAD_BYTES))
@@ -242,13 +258,14 @@ class Client:
     # -- closing -----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the connection, once requests in progress are answered. Twice is allowed."""
+        """End the connection, once writes in progress are answered; nothing else begins. Twice is allowed."""
+        self._is_ending = True
         try:
             waiting = [request.future for request in self._requests.values() if request.is_write]
             if waiting and self._failure is None:
                 await asyncio.wait(waiting)
         finally:  # also if the caller does not wait any longer
-            self._fail(WalClosedError("the connection is closed"))
+            self._fail(WalClosedError(_CLOSED))
             tasks = [task for task in (self._connecting, self._watching) if task is not None]
             self._connecting = self._watching = None
             for task in tasks:
@@ -351,7 +368,8 @@ class Client:
             elif question is None:
                 left = link.heard_at + pause - now
                 if left <= 0 and (has_others or self._requests):
-                    future = self.send(Kind.CALL, ["limits", []]).future
+                    asked = ["limits", []]
+                    future = self._send(Kind.CALL, asked, (), Fate.REPEATED, is_write=False).future
                     question = Question(link, future, now)
             else:
                 left = question.seconds_left(now)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
-from walstore.batches.conditions import check_metadata, check_name
+from walstore.batches.conditions import Expected, check_metadata, check_name
 from walstore.cursors.consumer import Consumer
 from walstore.cursors.consumer_transaction import OutputLog
 from walstore.cursors.directory import CursorInfo
@@ -220,7 +220,7 @@ class RemoteWal(GroupMixin):
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
         expect_offset: int | None = None,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
     ) -> range:
         """Append records as one atomic group and return their offsets.
@@ -242,7 +242,7 @@ class RemoteWal(GroupMixin):
         self,
         *,
         expect_offset: int | None = None,
-        expect: Mapping[str, str | None] | None = None,
+        expect: Expected | None = None,
         update: Mapping[str, str | None] | None = None,
         durability: AnyDurability | None = None,
     ) -> RemoteTransaction:

@@ -16,6 +16,7 @@ from walstore.records import Durability
 from walstore.wire.errors import pack_error
 from walstore.wire.message import Message, ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, unpack_header, unpack_options, unpack_values
+from walstore.wire.registers import unpack_expected
 
 
 class Appender:
@@ -150,5 +151,9 @@ class Appender:
                 values, sequence=number, **shared
             )
         return level, await self._wal.append_many(
-            values, expect_offset=expect_offset, expect=expect, update=update, **shared
+            values,
+            expect_offset=expect_offset,
+            expect=unpack_expected(expect),
+            update=update,
+            **shared,
         )

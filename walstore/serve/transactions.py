@@ -11,6 +11,7 @@ from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, unpack_options, unpack_values
+from walstore.wire.registers import unpack_expected
 
 
 class _Open:
@@ -67,7 +68,10 @@ class ServedTransactions:
             )
         else:
             made = self._wal.transaction(
-                expect_offset=expect_offset, expect=expect, update=update, durability=durability
+                expect_offset=expect_offset,
+                expect=unpack_expected(expect),
+                update=update,
+                durability=durability,
             )
         one = self._open[number] = _Open(made)
         async with one.turn:

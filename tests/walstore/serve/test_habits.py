@@ -13,9 +13,11 @@ from walstore import (
     CursorMovedError,
     FencedError,
     InvalidSettingsError,
+    NoneOf,
     OffsetMismatchError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
+    OneOf,
     RecordTooLargeError,
     RegisterMismatchError,
     SequenceMismatchError,
@@ -48,6 +50,53 @@ async def test_an_append_is_there_with_all_its_parts(log: Any) -> None:
     )
     assert second.timestamp_us >= first.timestamp_us  # an older time is raised
     assert third.offset == 3
+
+
+@pytest.mark.parametrize(
+    ("register", "wanted", "is_so"),
+    [
+        ("a", OneOf("1"), True),
+        ("a", OneOf("2", "1"), True),
+        ("a", OneOf("2", None), False),
+        ("absent", OneOf("2", None), True),
+        ("absent", OneOf("2"), False),
+        ("a", NoneOf("2", "3"), True),
+        ("a", NoneOf("2", "1"), False),
+        ("a", NoneOf(None), True),
+        ("absent", NoneOf(None), False),
+        ("absent", NoneOf("1"), True),
+        ("absent", NoneOf("1", None), False),
+    ],
+    ids=case,
+)
+async def test_a_register_is_one_of_several_values_or_none(
+    log: Any, register: str, wanted: OneOf | NoneOf, is_so: bool
+) -> None:
+    await log.append_many([b"first"], update={"a": "1"})
+    if is_so:
+        assert await log.append_many([b"v"], expect={register: wanted, "a": "1"}) == range(2, 3)
+        async with log.transaction(expect={register: wanted}, update={"b": "2"}):
+            pass
+        assert dict(log.registers) == {"a": "1", "b": "2"}
+        return
+    with pytest.raises(RegisterMismatchError, match=type(wanted).__name__) as caught:
+        await log.append_many([b"v"], expect={"a": "1", register: wanted})
+    assert (caught.value.outcome, dict(caught.value.actual)) == ("not_written", {"a": "1"})
+    with pytest.raises(RegisterMismatchError):
+        async with log.transaction(expect={register: wanted}, update={"b": "2"}):
+            pass
+    assert await values(log) == [b"first"]
+
+
+async def test_choices_that_are_none(log: Any) -> None:
+    for kind in (OneOf, NoneOf):
+        for wrong, error in (((), ValueError), ((1,), TypeError), (("x" * 4097,), ValueError)):
+            with case((kind, wrong[:0])), pytest.raises(error):
+                kind(*wrong)
+        with pytest.raises(TypeError):
+            await log.append_many([b"v"], update={"a": kind("1")})
+    assert OneOf("a", "b") == OneOf("b", "a") != NoneOf("a", "b")
+    assert len({OneOf("a"), OneOf("a"), NoneOf("a")}) == 2
 
 
 async def test_appends_of_many_tasks_keep_the_order_of_their_calls(log: Any) -> None:
