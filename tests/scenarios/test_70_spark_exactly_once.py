@@ -22,6 +22,7 @@ from typing import TextIO
 
 import pytest
 
+from tests.effort import some
 from tests.scenarios.stream_source import PIPES, STOPS
 from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
@@ -46,7 +47,7 @@ STAGES = {
     "nowhere": (1, 1),
 }
 """Calls at which it may stop, and up to which number."""
-ROUNDS = 4
+ROUNDS = some(10)
 MOST_LINES = 60
 """After so many lines it is killed wherever it is."""
 SEEDS = {"store": 0, "directory": 1}

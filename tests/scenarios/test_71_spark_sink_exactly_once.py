@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.spark_classes import python_path
 from tests.uploader.partitioned.writes import keys_in, records_in
 from uploader.stores import open_store
@@ -29,7 +30,7 @@ CHILD = Path(__file__).with_name("spark_sink_child.py")
 ROOT = Path(__file__).parents[2]
 FILES = 14
 ROWS = 120
-KILLS = 3
+KILLS = some(10)
 
 
 def write_files(directory: Path) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.write.writer_settings import WriterSettings
@@ -21,7 +22,7 @@ from walstore.spark.features import HAS_LIMITS
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CURSOR = "lander"
-KILLS = 5
+KILLS = some(15)
 AT_ONCE = 100
 """Records of a fragment, and of a batch of the table."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.effort import some
 from tests.spark_classes import python_path
 from tests.walstore.spark.versioned.histories import append, compact, counted, snapshot
 from uploader import Collection
@@ -31,7 +32,7 @@ CHILD = Path(__file__).with_name("collection_stream_child.py")
 ROOT = Path(__file__).parents[2]
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 BATCHES = 8
-KILLS = 3
+KILLS = some(10)
 
 
 async def create(*urls: str) -> None:
