@@ -45,8 +45,8 @@ PAGES = [
         "A local log",
         "Opening, appending, reading; records and batches.",
         {
-            "walstore": "Wal Reader ReadonlyWal Record Batch Start Durability Statistics CopyStatistics "
-            "StreamInfo Transaction Producer Fence"
+            "walstore": "Wal Reader ReadonlyWal Record Batch Start OneOf NoneOf Durability Statistics "
+            "CopyStatistics StreamInfo Transaction Producer Fence"
         },
     ),
     Page(
@@ -89,7 +89,8 @@ PAGES = [
     Page(
         "serving",
         "Serving a log, and connecting to it",
-        "`connect` and `connect_readonly`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) explain them.",
+        "`connect`, `connect_readonly`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) "
+        "explain them.",
         {
             "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal Replication",
             "walstore.serve": "Server ServeSettings ReplicaNode ClusterMember",
