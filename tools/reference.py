@@ -89,7 +89,7 @@ PAGES = [
     Page(
         "serving",
         "Serving a log, and connecting to it",
-        "`connect`, `connect_readonly`, and the servers. [serving.md](../serving.md) and [http.md](../http.md) "
+        "`connect`, `connect_readonly`, and servers. [serving.md](../serving.md) and [http.md](../http.md) "
         "explain them.",
         {
             "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal Replication",
