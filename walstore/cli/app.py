@@ -218,7 +218,7 @@ _logs = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_add_to(_logs, cluster.list_logs, "who leads them, and where their copies are", name="list")
+_add_to(_logs, cluster.list_logs, "their leaders, and where their copies are", name="list")
 _add_to(_logs, cluster.apply, "make a log, or change what is wanted of it")
 _add_to(_logs, cluster.edit, "change what is wanted in an editor")
 _add_to(_logs, cluster.move, "let another machine lead a log")

@@ -1,4 +1,4 @@
-"""walstore logs: the logs of a cluster, who leads them, and where their copies are."""
+"""walstore logs: the logs of a cluster, their leaders, and where their copies are."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The log's name.", sho
 
 
 def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
-    """List the logs of a cluster: who leads them, where their copies are, which of those have caught up."""
+    """List the logs of a cluster: their leaders, where their copies are, which of those have caught up."""
     wanted = parse_selector(selector)
     view = run_async(_look(cluster))
     rows = [

@@ -1,8 +1,8 @@
 """ClusterMember: one machine of a cluster. It keeps copies of logs, and leads those that it is to lead.
 
 A member knows the cluster through the key-value store that all share (``walstore.topology``): which machines
-are there, which logs they keep, who leads them. For each log that has a copy here a :class:`HostedLog`
-decides. Losing the store stops no log: who leads goes on, and no other takes over.
+are there, which logs they keep, which of them leads each log. For each log that has a copy here a
+:class:`HostedLog` decides. Losing the store stops no log: each leader goes on, and no other machine takes over.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ClusterMember:
         together with this machine. ``lease_seconds``, 1 to 3600, is how long the others wait for it once it
         is silent. ``patience_seconds`` is that of :class:`walstore.Replication`, ``token`` and ``tls`` are
         what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
-        made anew at another one; infinity for never. ``settings`` are those of logs that have none of their
+        made again at another one; infinity for never. ``settings`` are those of logs that have none of their
         own. ``tier`` makes the tier of a log that has one, of its name and URL, each time it is opened:
         ``lambda name, url: CloudTier(url)``.
 

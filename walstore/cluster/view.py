@@ -85,7 +85,7 @@ class ClusterView:
         self._subscribers.discard(event)
 
     def notify(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all that wait for a change."""
         for event in self._subscribers:
             event.set()
 

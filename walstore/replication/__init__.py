@@ -1,1 +1,1 @@
-"""Replication of a log to other machines: its files, byte by byte, and who may write them."""
+"""Replication of a log to other machines: its files, byte by byte, and the right to write them."""

@@ -1,6 +1,6 @@
 """LeaderClaim: the entry of a program that leads a log, in the store that the log's machines share.
 
-Others see there who leads, and do not try while its lease lasts. What a primary may acknowledge is not
+Others see the leader there, and do not try while its lease lasts. What a primary may acknowledge is not
 decided here but by the copies: a lease may end while its holder stands still.
 """
 

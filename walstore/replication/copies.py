@@ -130,7 +130,7 @@ class LocalCopy:
         await self._run(self._for, by, self._replica.trim, head)
 
     async def keep_hint(self, place: Place, data: bytes, *, by: Promise | None = None) -> None:
-        """Keep a checkpoint of the primary, if all that it speaks of is here."""
+        """Keep a checkpoint of the primary, if everything that it describes is here."""
         await self._run(self._for, by, self._replica.keep_hint, place, data)
 
     async def write(

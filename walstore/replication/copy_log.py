@@ -1,8 +1,8 @@
 """CopyLog: the records of a copy, for readers on its machine. They see what is replicated, and no more.
 
 A copy may have records that a takeover cuts. So the primary says with each write up to which offset enough
-copies have the log *and* this one has it durably; that limit is true for good, whoever leads. A copy that its
-primary does not reach stays where it was: what it shows is a prefix of the log, maybe an old one.
+copies have the log *and* this one has it durably; that limit stays true, whichever machine leads. A copy
+that its primary does not reach stays where it was: what it shows is a prefix of the log, maybe an old one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CopyLog:
         self._visible.advance(limit)
 
     def restart(self, head: int = 1) -> None:
-        """Forget everything: the copy is made again. Who waits gets StorageUnavailableError."""
+        """Forget everything: the copy is made again. Waiting callers get StorageUnavailableError."""
         failed, self._visible = self._visible, Watermark(0, asyncio.get_running_loop())
         self._files, self.head = None, head
         error = StorageUnavailableError("the copy here is made again; ask another machine")

@@ -169,7 +169,7 @@ class Follower:
             if found is not None:
                 data = await primary.read(found.place, found.size)
                 if len(data) != found.size:
-                    raise StorageUnavailableError("the log changed; its copy is continued anew")
+                    raise StorageUnavailableError("the log changed; its copy is compared again")
                 self._send(copy, found, [data])
                 continue
             with contextlib.suppress(TimeoutError):
@@ -180,7 +180,7 @@ class Follower:
                 self._is_watched = await copy.show(self._visible)
 
     async def _send_hint(self, copy: RemoteCopy) -> None:
-        """Let the copy keep the newest checkpoint, once it has all that this speaks of."""
+        """Let the copy keep the newest checkpoint, once it has everything that this describes."""
         hint = self._primary.written.hint
         if hint is None or not self._hinted < hint.place <= self._durable:
             return

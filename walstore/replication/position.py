@@ -13,12 +13,12 @@ from walstore.format.segment import HEADER_BYTES
 
 
 class Place(NamedTuple):
-    """A byte of a log. Places of a writer's log grow, also when a segment without records begins anew."""
+    """A byte of a log. Places of a writer's log grow, also when a segment without records is begun again."""
 
     segment: int
     """First offset of the segment."""
     created_us: int
-    """When the segment's file was made: a segment that begins anew has a later one."""
+    """When the segment's file was made: a segment that is begun again has a later one."""
     position: int
     """Byte of the file."""
 

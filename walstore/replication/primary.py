@@ -1,4 +1,4 @@
-"""Primary: the side of replication that writes. Keeps the copies equal, and counts who has what.
+"""Primary: the side of replication that writes. Keeps the copies equal, and counts what each has.
 
 A copy has all up to a serial (``written.py``) once its answer says that the bytes are durable. What
 ``quorum`` copies have, the primary's own among them, is replicated.
@@ -125,7 +125,7 @@ class Primary:
             joined=settings.joined.get(str(client.address), 0),
         )
 
-    # -- who has what ------------------------------------------------------------------------
+    # -- what each copy has ------------------------------------------------------------------
 
     def start(self, log: ReplicatedLog, log_id: bytes) -> None:
         """As of :class:`walstore.ports.Replicator`."""

@@ -103,7 +103,7 @@ def load_promise(fs: FileSystem, directory: Path) -> Promise:
     except ValueError:
         pass
     raise CorruptionError(
-        "the promise of this copy is damaged; remove the log's directory, and the copy is made anew",
+        "the promise of this copy is damaged; remove the log's directory, and the copy is made again",
         path=str(path),
     )
 

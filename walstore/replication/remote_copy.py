@@ -16,7 +16,7 @@ from walstore.wire.address import Address
 from walstore.wire.message import Kind
 
 _RECONNECT_SECONDS: Final = 0.0
-"""A lost connection fails what is under way at once; whoever uses the copy begins again."""
+"""A lost connection fails what is under way at once; the user of the copy begins again."""
 
 
 def client_of(address: Address, replication: Replication, *, clock: Clock, make_tag: Any) -> Client:

@@ -9,7 +9,7 @@ Invariants (tests/walstore/replication/test_replica.py)
   P3  What :meth:`sync` reported is there after a crash.
   P4  The checkpoint and cell of a time as primary are gone, durably, before anything is changed: they speak
       of what this machine wrote, and of an epoch that may have come to nothing. A checkpoint that the
-      primary sent is kept only while all that it speaks of is here, durably: it is gone first.
+      primary sent is kept only while everything that it describes is here, durably: it is gone first.
   P5  After a write or sync that failed nothing is taken, and nothing called durable, before the files have
       been looked at again: what the system keeps in memory is not what the disk has.
 """
@@ -103,7 +103,7 @@ class Replica:
             self._has_failed |= self._has_written  # another primary: trust nothing but the files
         if self._has_failed:
             self.end = self._recover()
-        self.sync()  # what is told to be here counts as durable
+        self.sync()  # what is reported as present counts as durable
         return self.end
 
     def make_whole(self) -> None:
@@ -277,7 +277,7 @@ class Replica:
         return CopyEnd(found.epoch, place, found.limit, found.log_id)
 
     def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
-        """Begin a segment behind the last one, or in its place if it begins anew."""
+        """Begin a segment behind the last one, or in its place if it is begun again."""
         data = b"".join(pieces)
         header = segment.decode_header(data[:HEADER_BYTES], str(self._path(place.segment)))
         last = self._header

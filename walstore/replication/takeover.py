@@ -54,15 +54,15 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
-        told: WalError | None = None
+        reported: WalError | None = None
         while True:
             refused = await _try_epoch(primary, own, epoch, deadline)
             if refused is None:
                 return epoch
-            if told is None or isinstance(told, FencedError):
-                told = refused  # not what the last attempt says, which had no time
+            if reported is None or isinstance(reported, FencedError):
+                reported = refused  # not what the last attempt says, which had no time
             if clock.monotonic() >= deadline:
-                raise told
+                raise reported
             if isinstance(refused, FencedError):  # else the promises of this epoch still hold
                 epoch = max(epoch, refused.epoch or 0) + 1
             await clock.sleep(_PAUSE_SECONDS * (0.5 + primary.make_tag()[0] / 256))
@@ -171,4 +171,4 @@ async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is
 
 
 def _nothing() -> None:
-    """The directory stays locked by whoever opens the log."""
+    """The directory stays locked by the program that opens the log."""

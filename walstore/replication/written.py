@@ -1,6 +1,6 @@
 """WrittenBytes: what a primary has written, for the copies that follow it.
 
-The writer's thread tells what it writes, in order, and each write gets a number, its *serial*. The last
+The writer's thread reports what it writes, in order, and each write gets a number, its *serial*. The last
 writes are kept in memory; what is older is read from the files.
 """
 
@@ -30,7 +30,7 @@ class _WrittenMark(NamedTuple):
 
 
 class _ToldWrite(NamedTuple):
-    """A write as the writer's thread told it."""
+    """A write as the writer's thread reported it."""
 
     place: Place
     """Where it ends."""
@@ -72,7 +72,7 @@ class WrittenBytes:
         self.hint: SentHint | None = None
         """The newest checkpoint."""
         self.extents: dict[int, SegmentExtent] = {}
-        """The segments, by their first offsets. Where the salt is 0, only the header tells it."""
+        """The segments, by their first offsets. Where the salt is 0, only the header has it."""
         self._marks: deque[_WrittenMark] = deque()
         self._forgotten = Place(0, 0, 0)
         """Where the last mark ended that is not kept."""
@@ -118,12 +118,12 @@ class WrittenBytes:
     # -- on the event loop -------------------------------------------------------------------
 
     def begin(self, extents: Iterable[tuple[int, int, int, int, bool]]) -> None:
-        """Begin with the segments that are there before anything is told."""
+        """Begin with the segments that are there before anything is reported."""
         self.extents = {extent[0]: SegmentExtent(*extent) for extent in extents}
 
     def take_told(self) -> None:
-        """Adopt what the writer's thread told."""
-        self._is_awake = False  # before looking: what is told from here on wakes again
+        """Adopt what the writer's thread reported."""
+        self._is_awake = False  # before looking: what is reported from here on wakes again
         while self._told:
             event = self._told.popleft()
             if event is None:
@@ -166,7 +166,7 @@ class WrittenBytes:
         """
         extent = self.extents.get(place.segment)
         if extent is None:
-            raise StorageUnavailableError("the copy is too far behind, and is made anew")
+            raise StorageUnavailableError("the copy is too far behind, and is made again")
         if extent.created_us != place.created_us:
             place = Place(extent.start, extent.created_us, 0)
         elif place.position >= extent.size and extent.is_sealed:

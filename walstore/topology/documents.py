@@ -1,9 +1,9 @@
-"""What a cluster keeps in its key-value store: specs of logs, who leads them, which machines are there. Pure.
+"""What a cluster keeps in its key-value store: specs of logs, their leaders, and the members. Pure.
 
 Under a prefix, ``walstore/`` by default:
 
     logs/NAME      a LogSpec: what an operator wants, and on which machines the copies are
-    leaders/NAME   a Leader, with the lease of its session: who leads the log
+    leaders/NAME   a Leader, with the lease of its session: the machine that leads the log
     members/ADDR   a Member, with the lease of its session: a machine that is there
     removed/NAME   the LogSpec of a log that was taken out: one that is made again has its copies
 
@@ -80,7 +80,7 @@ class LogSpec(NamedTuple):
     joined: Mapping[str, int] = {}
     """Of each copy the generation in which it came into the list; 0 for those that are missing."""
     tier: str = ""
-    """URL of the store that whoever leads it ships to; empty for none."""
+    """URL of the store to which its leader ships it; empty for none."""
     settings: Mapping[str, Any] = {}
     """Fields of :class:`walstore.Settings` by name, where they differ from those of the machines."""
 
@@ -179,7 +179,7 @@ class LogSpec(NamedTuple):
 
 
 class Leader(NamedTuple):
-    """Who leads a log."""
+    """The machine that leads a log."""
 
     address: str
     """Where its clients reach it; empty for a program that serves nobody."""

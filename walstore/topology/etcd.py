@@ -62,8 +62,8 @@ class EtcdKeyValues:
     Reads, grants, renewals and revocations are tried at one node after the other, each for
     ``request_seconds``, until that has passed once for every node. A swap is sent again only if the one
     before was certainly not executed. If it was sent and no answer came, the key is read, with its last
-    changes, for as long again; often that tells. If not, OutcomeUnknownError: a node that stood still, or
-    a network, may still deliver it.
+    changes, for as long again; often that shows what happened. If not, OutcomeUnknownError: a
+    node that stood still, or a network, may still deliver it.
 
     A watch leaves a node that is lost at once, and one that says nothing and does not answer reads after
     twice ``request_seconds``.

@@ -1,4 +1,4 @@
-"""EtcdAddress: where the nodes of an etcd cluster are, and who asks. Pure.
+"""EtcdAddress: the nodes of an etcd cluster, and the credentials of the client. Pure.
 
 No error and no ``repr`` shows a password.
 """
@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from walstore.errors import InvalidSettingsError
 
 DEFAULT_PORT: Final = 2379
-"""Where etcd listens to clients, unless it was told otherwise."""
+"""Where etcd listens to clients, unless it is configured otherwise."""
 FORMS: Final = "etcd://host:2379,host2:2379, or etcds://user:password@host for TLS"
 _SCHEMES: Final = {"etcd": "http", "etcds": "https"}
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,253}[A-Za-z0-9_.])?")

@@ -69,7 +69,7 @@ class EtcdRefusalError(Exception):
 
     @property
     def is_denied(self) -> bool:
-        """Whether it is about who asks."""
+        """Whether it concerns the credentials of the client."""
         return self.is_about_token or self.code == DENIED or "authentication failed" in self.text
 
     def as_error(self, lease: int = 0) -> WalError:

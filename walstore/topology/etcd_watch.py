@@ -21,7 +21,7 @@ from walstore.topology.key_values import Events, HistoryCompactedError
 logger = logging.getLogger("walstore")
 
 _RENEWED_AFTER: Final = 10
-"""After so many silent periods it is begun anew: nothing else shows that its connection carries deletions."""
+"""After so many silent periods it is begun again: only that shows that its connection carries deletions."""
 
 
 class EtcdWatch:
@@ -70,7 +70,7 @@ class EtcdWatch:
                 gateway.forget_token()
 
     async def _next(self, endpoint: str, stream: EtcdStream) -> Events | None:
-        """Return the next changes, maybe none; None to begin anew."""
+        """Return the next changes, maybe none; None to begin again."""
         message = await stream.next(watch_message_of, self._gateway.request_seconds)
         if message is None:
             self._silent_periods += 1
@@ -100,7 +100,7 @@ class EtcdWatch:
         )
         if revision < self._seen:
             raise HistoryCompactedError("the store has lost its newest changes", after=self._seen)
-        # What it tells may be on its way: look again after the next period.
+        # Its report may be on its way: look again after the next period.
         self._is_behind = newest is not None and newest.revision > self._seen
 
     def _ended(self, endpoint: str, message: WatchMessage) -> Exception:

@@ -18,7 +18,7 @@ from walstore.validation.arguments import as_bytes, as_count, as_text
 MOST_KEY_BYTES: Final = 4096
 """Length of the longest key."""
 MOST_VALUE_BYTES: Final = 1 << 20
-"""Length of the longest value. etcd takes requests of 1.5 MiB, unless it was told otherwise."""
+"""Length of the longest value. etcd takes requests of 1.5 MiB, unless it is configured otherwise."""
 MOST_TTL_SECONDS: Final = 1_000_000_000
 """Longest time that a lease can be granted for."""
 MOST_REVISION: Final = (1 << 63) - 1
@@ -112,7 +112,7 @@ class KeyValues(Protocol):
 
         ``value`` has 0 to ``MOST_VALUE_BYTES`` bytes; None deletes the key, which must then be expected to be
         there. The key is deleted when ``lease`` ends; 0 for none. Give every value something that no other
-        has, such as a random number: only that tells an own value from an equal one of another client.
+        has, such as a random number: only that distinguishes it from an equal one of another client.
 
         LeaseLostError if there is no such lease. StorageUnavailableError only if nothing was written and
         nothing will be. OutcomeUnknownError if the request was sent, no answer came, and the key does not

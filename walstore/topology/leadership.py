@@ -39,7 +39,7 @@ class Leadership:
         self._changing = asyncio.Lock()
 
     async def take(self, value: Leader) -> Leader | None:
-        """Claim the log; return None if that worked, else who leads it.
+        """Claim the log; return None if that worked, else the present leader.
 
         OutcomeUnknownError if it is not known what the store did: call again. StorageUnavailableError;
         LeaseLostError, CorruptionError.

@@ -119,7 +119,7 @@ class MemoryKeyValues:
         self.expire()
         lease = next(self._lease_ids)
         self._leases[lease] = _Lease(ttl_seconds, self.clock.monotonic())
-        self.wake()  # who waits now waits for its end, too
+        self.wake()  # present waiters also wait for its end
         return lease
 
     def keep_alive(self, lease: int) -> float:

@@ -1,6 +1,6 @@
-"""Session: a lease that is renewed while the program lives, and granted anew when it was lost.
+"""Session: a lease that is renewed while the program lives, and granted again when it was lost.
 
-What depends on it are keys that other machines see: which machines are there, and who leads a log. That
+What depends on it are keys that other machines see: the members, and the leaders of logs. That
 they are gone says only that others should look for another leader. It does not stop the old one; what it
 may acknowledge is decided by the copies (``walstore.replication``).
 """
