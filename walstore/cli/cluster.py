@@ -398,10 +398,6 @@ def _checked(before: LogSpec, spec: LogSpec) -> LogSpec:
                 f"the log ships to {before.tier}, which has records that no copy has any more; "
                 "that cannot be changed"
             )
-        if spec.copies and spec.replicas < len(spec.copies):
-            raise UsageError(
-                f"the log has {len(spec.copies)} copies; a smaller number is not possible yet"
-            )
         return spec.check()
     except TypeError as error:
         raise UsageError(str(error)) from None

@@ -59,6 +59,8 @@ def _change(
         return None if leader is not None else _begin(spec, members, load)
     if leader is None:
         return None
+    if len(spec.copies) > spec.replicas:
+        return _without_one(spec, leader, members, load)
     gone = [address for address in spec.copies if address in lost and address not in members]
     found = _choose(spec.copies, members, load)
     if found is None:
@@ -92,6 +94,23 @@ def choose_copies(
     while len(chosen) < most and (found := _choose(chosen, members, load)) is not None:
         chosen.append(found)
     return chosen
+
+
+def _without_one(
+    spec: LogSpec, leader: Leader, members: Mapping[str, Member], load: Mapping[str, int]
+) -> LogSpec | None:
+    """Give up a copy: one that is away, else one that shares its zone, else that of the fullest machine."""
+    away = {one for one in spec.copies if one not in members and one != leader.address}
+    if not _is_settled(spec, leader, set(sorted(away)[:1])):
+        return None
+    zones = Counter(members[one].zone for one in spec.copies if one in members)
+
+    def worth(one: str) -> tuple[bool, bool, int, str]:
+        is_alone = one in members and zones[members[one].zone] == 1
+        return one not in away, is_alone, -load.get(one, 0), one
+
+    given_up = min((one for one in spec.copies if one != leader.address), key=worth)
+    return spec.with_copies([one for one in spec.copies if one != given_up])
 
 
 def _is_settled(spec: LogSpec, leader: Leader, without: AbstractSet[str]) -> bool:

@@ -2,7 +2,7 @@
 
 A member knows the cluster through the key-value store that all share (``walstore.topology``): which machines
 are there, which logs they keep, which of them leads each log. For each log that has a copy here a
-:class:`HostedLog` decides. Losing the store stops no log: each leader goes on, and no other machine takes over.
+:class:`HostedLog` decides. Losing the store stops no log: each leader goes on, and no other takes over.
 """
 
 from __future__ import annotations

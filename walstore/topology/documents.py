@@ -72,7 +72,8 @@ class LogSpec(NamedTuple):
     labels: Mapping[str, str] = {}
     """For selectors; of the operator's choice."""
     copies: tuple[str, ...] = ()
-    """Addresses of the machines that have the copies; those that are missing are chosen."""
+    """Addresses of the machines that have the copies; those that are missing are chosen, and those that are
+    too many are given up, one at a time."""
     preferred: str = ""
     """Address of the machine that should lead it; empty for any."""
     generation: int = 1
@@ -95,9 +96,9 @@ class LogSpec(NamedTuple):
             as_count(number, "a generation", low=0)
         copies = [as_text(one, "an address") for one in self.copies]
         is_list = type(self.copies) is tuple and all(copies)
-        if not is_list or len(set(copies)) < len(copies) or len(copies) > self.replicas:
+        if not is_list or len(set(copies)) < len(copies) or len(copies) > MOST_COPIES:
             raise InvalidSettingsError(
-                f"copies must be at most {self.replicas} different addresses, not {copies}"
+                f"copies must be at most {MOST_COPIES} different addresses, not {copies}"
             )
         if self.preferred and self.preferred not in self.copies:
             raise InvalidSettingsError(f"{self.preferred} has no copy, so it cannot lead")

@@ -322,13 +322,22 @@ class ReplicaHistory:
             absent = [one for one in doomed if one not in present]
             if len(absent) > 1 or not spare:
                 continue
-            gone, new = (absent or [self.random.choice(doomed)])[0], self.random.choice(spare)
+            gone: Machine | None = (absent or [self.random.choice(doomed)])[0]
+            new: Machine | None = self.random.choice(spare)
+            resizes = self.random.random() < self.plan.resizes
+            if resizes and len(now.machines) > self.plan.copies:
+                new = None  # one copy less
+            elif resizes and not absent:
+                gone = None  # one copy more
             generation = now.generation + 1
-            machines = tuple(new if one is gone else one for one in now.machines)
+            machines = tuple(one for one in (*now.machines, new) if one not in (gone, None))
             joined = {one: at for one, at in now.joined.items() if one is not gone}
-            self.lists.append(CopyList(generation, machines, {**joined, new: generation}))
-            self.note(OUTSIDE, f"{gone.name} is exchanged for {new.name}")
-            self.happened["exchanged"] += 1
+            if new is not None:
+                joined[new] = generation
+            self.lists.append(CopyList(generation, machines, joined))
+            names = [one.name for one in machines]
+            self.note(OUTSIDE, f"the copies are {names} now")
+            self.happened["exchanged" if len(machines) == len(now.machines) else "resized"] += 1
             if self.random.random() < 0.5:  # another copy falls behind before the new list is used
                 behind = self.random.choice([one for one in machines if one not in (leader, new)])
                 behind.is_cut_off = True
@@ -341,7 +350,7 @@ class ReplicaHistory:
                 leader.is_cut_off = True
                 self.loop.call_later(3.0, setattr, leader, "is_cut_off", False)
                 await leader.serve()
-                self._promote(new)
+                self._promote(new or machines[-1])
             return
 
     def _leader(self) -> tuple[Machine | None, list[Machine]]:
@@ -456,7 +465,7 @@ class PrimaryProgram:
             settings=Settings(segment_bytes=plan.segment_bytes),
             replication=Replication(
                 nodes=list(joined),
-                quorum=plan.quorum,
+                quorum=max(plan.quorum, len(self.list.machines) // 2 + 1),
                 name=_LOG,
                 generation=self.list.generation,
                 joined=joined,

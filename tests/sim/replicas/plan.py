@@ -29,6 +29,8 @@ class ReplicaPlan:
     slowness: float
     spares: int = 0
     """Machines that have no copy at first."""
+    resizes: float = 0.0
+    """Share of the changes of the list that add a copy, or give one up."""
     checkpoint_writes: int = 1024
     """After so many writes a primary sends its copies a checkpoint."""
     ignored: tuple[str, ...] = ()
@@ -72,4 +74,5 @@ def draw(seed: int) -> ReplicaPlan:
         slowness=random.choice([0.0002, 0.002, 0.05]),
         spares=spares,
         checkpoint_writes=extra.choice([3, 20, 1024]),
+        resizes=0.5 if spares else 0.0,
     )

@@ -73,6 +73,28 @@ def test_more_copies_come_one_at_a_time() -> None:
     assert plan({"x": change.spec}, {"x": leader(spec)}, there, set()) == []
 
 
+def test_copies_too_many_are_given_up_one_at_a_time() -> None:
+    spec = LogSpec(2, copies=("a", "b", "c", "d"))
+    there = members("a", "b", "c", "d", zones="1123")
+    assert plan({"x": spec}, {}, there, set()) == []
+    assert plan({"x": spec}, {"x": leader(spec, "c")}, there, set()) == []
+    (change,) = plan({"x": spec}, {"x": leader(spec)}, there, set())
+    assert change.spec.copies == ("a", "c", "d")  # the leader stays, and each zone
+    assert plan({"x": change.spec}, {"x": leader(spec)}, there, set()) == []
+    busy = {"y": LogSpec(2, copies=("b", "c"), generation=3), "x": change.spec}
+    (change,) = plan(busy, {"x": leader(change.spec)}, there, set())
+    assert change.spec.copies == ("a", "d")  # c has more copies
+
+
+def test_a_machine_that_is_away_is_given_up_first_and_alone() -> None:
+    spec = LogSpec(2, copies=("a", "b", "c", "d"))
+    there = members("a", "b", "c")
+    (change,) = plan({"x": spec}, {"x": leader(spec, "d")}, there, set())
+    assert change.spec.copies == ("a", "b", "c")
+    assert plan({"x": spec}, {"x": leader(spec, "c", "d")}, there, set()) == []
+    assert plan({"x": spec}, {"x": leader(spec, "c", "d")}, members("a", "b"), set()) == []
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
     """Whatever is lost and comes back: a list and the next one share all machines but one."""
@@ -80,14 +102,16 @@ def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
     for _ in range(50):
         there = members(*chance.sample("abcdefg", chance.randint(2, 7)))
         lost = set(chance.sample("abcdefg", 3))
-        absent = chance.sample(spec.copies, chance.randint(0, 3))
+        absent = chance.sample(spec.copies, chance.randint(0, min(3, len(spec.copies))))
         if chance.random() < 0.1:
-            spec = spec._replace(replicas=min(6, len(spec.copies) + 1))
+            spec = spec._replace(replicas=chance.randint(2, 6))
         found = plan({"x": spec}, {"x": leader(spec, *absent)}, there, lost)
         if not found:
             continue
         new = found[0].spec
-        assert len(set(spec.copies) - set(new.copies)) <= 1
-        assert len(set(new.copies) - set(spec.copies)) == 1
+        gone, added = set(spec.copies) - set(new.copies), set(new.copies) - set(spec.copies)
+        assert max(len(gone), len(added)) == 1
+        assert len(new.copies) > len(spec.copies) or gone
+        assert added or spec.copies[0] in new.copies  # which leads it
         assert new.generation == spec.generation + 1
         spec = new.check()

@@ -260,3 +260,30 @@ async def test_a_program_at_the_same_address_takes_the_place(
     await other.aclose()
     async with await cluster.connect() as remote:
         await remote.append(b"v")
+
+
+async def test_fewer_copies(tmp_path: Path) -> None:
+    """One is given up after the other; its machine unlocks the files, and clients notice nothing."""
+    async with Machines(tmp_path, size=4) as machines:
+        await machines.apply(replicas=4)
+        leader = await machines.led()
+        async with await machines.connect() as remote:
+            producer = remote.producer("p")
+            await producer.append(b"one")
+            await machines.apply(replicas=2)
+            await until(lambda: len(machines.spec().copies) == 2)
+            await machines.led(by=leader)
+            await producer.append(b"two")
+            given_up = [one for one in machines.all if one.address not in machines.spec().copies]
+            assert len(given_up) == 2
+            for machine in given_up:
+                assert machine.member is not None
+                node = machine.member.node
+                await until(lambda node=node: "orders" not in node.logs)  # type: ignore[misc]
+            assert await read(machines) == [b"one", b"two"]
+            # What is left takes over by itself.
+            await leader.stop()
+            await leader.start()
+            await machines.led()
+            await producer.append(b"three")
+            assert await read(machines) == [b"one", b"two", b"three"]

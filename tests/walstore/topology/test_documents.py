@@ -154,7 +154,7 @@ def test_whatever_a_field_is_nothing_but_damage_is_raised(
         {"generation": 0},
         {"joined": {"a": -1}},
         {"copies": ("a", "a", "b")},
-        {"copies": ("a", "b", "c", "d")},
+        {"copies": tuple("abcdefghijklmnopq")},
         {"preferred": "d"},
         {"tier": "bucket/logs"},
         {"settings": {"sync": "os"}},
