@@ -51,12 +51,18 @@ change at 5: bid 100, gone
 change at 6: ask 100, size 1
 the log could begin at 7
 """,
+    "store_and_forward": """\
+100 in the outbox, and no server
+100 in the log, 0 of them twice
+200 in the outbox, and the server is gone
+200 in the log, 0 of them twice
+""",
     "web_workers": """\
 acknowledged 300 by several workers: True
 missing 0
 """,
 }
-WITHOUT_SPARK = {"order_book", "web_workers"}
+WITHOUT_SPARK = {"order_book", "store_and_forward", "web_workers"}
 
 
 @pytest.mark.slow
