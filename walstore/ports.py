@@ -382,6 +382,21 @@ class Extent(NamedTuple):
     """Its size; None if it still grows."""
     kind: str
     """``sealed`` or ``active``, a segment; ``fragment``; ``snapshot``, a list of older fragments."""
+    name: str = ""
+    """Of a segment, its file in the log's directory; else the object's key below the tier's URL."""
+
+
+class LogExtents(NamedTuple):
+    """Where the records of a log are."""
+
+    segments: Sequence[Extent]
+    """The files on this disk, oldest first; the last is the one that is written."""
+    stored: Sequence[Extent]
+    """What the tier's manifest names, oldest first; empty without a tier, or one that does not tell."""
+    retention: Sequence[str]
+    """What retention last found that should be deleted, and why it was kept if it was."""
+    tier_url: str | None = None
+    """Where the stored objects are: their names are keys below it. None without a tier."""
 
 
 @runtime_checkable

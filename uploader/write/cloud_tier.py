@@ -112,11 +112,11 @@ class CloudTier:
         manifest = self._manifest
         return [
             *(
-                Extent(one.start, one.limit, one.num_bytes, "snapshot")
+                Extent(one.start, one.limit, one.num_bytes, "snapshot", one.path_to_snapshot)
                 for one in manifest.snapshots
             ),
             *(
-                Extent(one.start, one.limit, one.num_bytes, "fragment")
+                Extent(one.start, one.limit, one.num_bytes, "fragment", one.path)
                 for one in manifest.fragments
             ),
         ]

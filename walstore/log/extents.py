@@ -1,34 +1,25 @@
-"""LogExtents: which file or object holds which records of an open log, and what keeps the oldest."""
+"""Which file or object holds which records of an open log, and what keeps the oldest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from walstore.append.state import LogState
+from walstore.format.segment import file_name
 from walstore.log.retention_plan import RetentionPlan
-from walstore.ports import DescribedTier, Extent
+from walstore.ports import DescribedTier, Extent, LogExtents
 
 
-class LogExtents(NamedTuple):
-    """Where the records of a log are."""
-
-    segments: Sequence[Extent]
-    """The files on this disk, oldest first; the last is the one that is written."""
-    stored: Sequence[Extent]
-    """What the tier's manifest names, oldest first; empty without a tier, or one that does not tell."""
-    retention: Sequence[str]
-    """What retention last found that should be deleted, and why it was kept if it was."""
-
-
-def look_at_extents(state: LogState, tier: object, plan: RetentionPlan | None) -> LogExtents:
+def look_at_extents(
+    state: LogState, tier: object, tier_url: str | None, plan: RetentionPlan | None
+) -> LogExtents:
     """Return where the records are. Belongs to the event loop of the log."""
     segments = []
     for segment in state.segments.values():
-        summary = segment.summary
+        summary, name = segment.summary, file_name(segment.start)
         if summary is None:
-            segments.append(Extent(segment.start, state.durable.value, None, "active"))
+            segments.append(Extent(segment.start, state.durable.value, None, "active", name))
         else:
-            segments.append(Extent(segment.start, summary.limit, summary.data_bytes, "sealed"))
+            size = summary.data_bytes
+            segments.append(Extent(segment.start, summary.limit, size, "sealed", name))
     stored = tier.extents if isinstance(tier, DescribedTier) else ()
-    return LogExtents(segments, stored, [str(one) for one in plan.decisions] if plan else ())
+    decisions = [str(one) for one in plan.decisions] if plan else ()
+    return LogExtents(segments, stored, decisions, tier_url)

@@ -32,12 +32,20 @@ from walstore.groups.group_mixin import GroupParts, OwnedGroups
 from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine
 from walstore.log.engine_start import open_engine
-from walstore.log.extents import LogExtents, look_at_extents
+from walstore.log.extents import look_at_extents
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import Clock, DescribedTier, FileSystem, ReplicationPlan, Replicator, Tier
+from walstore.ports import (
+    Clock,
+    DescribedTier,
+    FileSystem,
+    LogExtents,
+    ReplicationPlan,
+    Replicator,
+    Tier,
+)
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -571,7 +579,8 @@ class Wal(CursorMixin, OwnedGroups):
     def extents(self) -> LogExtents:
         """Return which file or object holds which records, and what keeps the oldest from deletion."""
         engine = self._engine
-        return look_at_extents(self._state, engine.tier, engine.retention.plan)
+        url = None if engine.tier is None else engine.tier.url
+        return look_at_extents(self._state, engine.tier, url, engine.retention.plan)
 
     # -- closing -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
 from walstore.groups.settings import GroupSettings, check_group_name
-from walstore.ports import Clock
+from walstore.ports import Clock, Extent, LogExtents
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
 from walstore.remote.appenders import (
@@ -474,6 +474,21 @@ class RemoteWal(GroupMixin):
     async def statistics(self) -> Statistics:
         """Return a snapshot of the counters of the served log."""
         return unpack_statistics(await self.client.call("statistics"))
+
+    async def extents(self) -> LogExtents:
+        """Return which file or object holds which records; as :meth:`walstore.Wal.extents`.
+
+        What is stored can be read without the server: the names of objects are keys below ``tier_url``.
+        """
+        match await self.client.call("extents"):
+            case [list(segments), list(stored), list(retention), str() | None as tier_url]:
+                return LogExtents(
+                    [Extent(*one) for one in segments],
+                    [Extent(*one) for one in stored],
+                    [str(one) for one in retention],
+                    tier_url,
+                )
+        raise StorageUnavailableError("the server's answer is none")
 
     # -- closing -----------------------------------------------------------------------------
 

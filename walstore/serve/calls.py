@@ -118,6 +118,12 @@ async def _statistics(wal: Wal) -> dict[str, Any]:
     return dataclasses.asdict(wal.statistics())
 
 
+async def _extents(wal: Wal) -> list[Any]:
+    found = wal.extents()
+    segments, stored = (list(map(list, some)) for some in (found.segments, found.stored))
+    return [segments, stored, list(found.retention), found.tier_url]
+
+
 async def _fence(wal: Wal, owner: str, register: str) -> str:
     return (await wal.fence(owner, register=register)).token
 
@@ -236,6 +242,7 @@ CALLS: Final[Mapping[str, Call]] = {
     "offset_at": _offset_at,
     "timestamp_at": _timestamp_at,
     "statistics": _statistics,
+    "extents": _extents,
     "fence": _fence,
     "last_sequence": _last_sequence,
     "open_cursor": _open_cursor,

@@ -37,6 +37,12 @@ async def test_every_leader_ships_to_the_tier_of_the_log(tmp_path: Path) -> None
             await first.stop()
             await machines.led()
             await producer.append(b"two", durability="cloud")
+            extents = await remote.extents()
+            assert extents.tier_url == url
+            assert [one.kind for one in extents.stored] == ["fragment"] * len(extents.stored)
+            assert extents.stored[-1].limit == 3
+            for one in extents.stored:  # the records, without the server
+                assert (tmp_path / "store" / "orders" / one.name).is_file()
     assert await stored(url) == [b"one", b"two"]
 
 

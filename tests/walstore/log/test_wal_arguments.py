@@ -65,9 +65,7 @@ async def test_text_without_a_utf8_form_is_refused_by_name(wal, call, what) -> N
 async def test_headers_are_a_mapping(wal, headers) -> None:
     with pytest.raises(TypeError, match="headers must map str to bytes, not"):
         await wal.append(b"", headers=headers)
-    with pytest.raises(
-        TypeError, match="expect must map names of registers to str, OneOf, NoneOf"
-    ):
+    with pytest.raises(TypeError, match="expect must map names of registers to str, OneOf, NoneOf"):
         await wal.append_many([b""], expect=headers)
     with pytest.raises(TypeError, match="update must map"):
         wal.transaction(update=headers)

@@ -387,3 +387,17 @@ async def test_a_closed_log_refuses(log: Any) -> None:
     ):
         with pytest.raises(WalClosedError):
             await call()
+
+
+async def test_which_files_have_which_records(log: Any) -> None:
+    await log.append_many([b"v"] * 3)
+    await log.rotate()
+    await log.append(b"w")
+    asked = log.extents()
+    found = asked if isinstance(asked, tuple) else await asked
+    assert [(one.start, one.limit, one.kind) for one in found.segments] == [
+        (1, 4, "sealed"),
+        (4, 5, "active"),
+    ]
+    assert all((log.path / one.name).stat().st_size for one in found.segments)
+    assert (list(found.stored), found.tier_url) == ([], None)
