@@ -92,7 +92,8 @@ PAGES = [
         "`connect`, `connect_readonly`, and servers. [serving.md](../serving.md) and [http.md](../http.md) "
         "explain them.",
         {
-            "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal Replication",
+            "walstore": "connect RemoteWal connect_readonly RemoteReadonlyWal list_logs ServedLog "
+            "Replication",
             "walstore.serve": "Server ServeSettings ReplicaNode ClusterMember",
             "walstore.topology.key_values": "KeyValues",
             "walstore.topology.etcd": "EtcdKeyValues",

@@ -53,6 +53,7 @@ from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
 from walstore.remote.remote_wal import RemoteWal, connect
+from walstore.remote.served_logs import ServedLog, list_logs
 from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
 from walstore.runtime.statistics import CopyStatistics, GroupInfo, GroupStatistics, Statistics
@@ -82,6 +83,7 @@ __all__ = [
     "RemoteReadonlyWal",
     "RemoteWal",
     "Replication",
+    "ServedLog",
     "Settings",
     "Start",
     "Statistics",
@@ -93,6 +95,7 @@ __all__ = [
     "WalStore",
     "connect",
     "connect_readonly",
+    "list_logs",
     # values
     "Batch",
     "Record",

@@ -24,11 +24,12 @@ from walstore.errors import (
 )
 from walstore.log.wal import Wal
 from walstore.remote.client import READ_SERVICE
+from walstore.remote.served_logs import LIST_SERVICE
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
-from walstore.serve.services import LogService, NodeService, ReadService, Service
+from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.wire.address import Address
@@ -76,6 +77,9 @@ class ConnectionOwner(Protocol):
 
     async def readable(self, name: str | None) -> Wal | CopyLog:
         """Return a log that can be read here."""
+
+    async def listed(self) -> list[list[Any]]:
+        """Return the logs that clients may name."""
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""
@@ -361,6 +365,9 @@ class ClientConnection(asyncio.Protocol):
         if head.get("service") == SERVICE:
             self._service = NodeService(self._owner.replicas())
             return welcome
+        if head.get("service") == LIST_SERVICE:
+            self._service = EmptyService()
+            return {**welcome, "logs": await self._owner.listed()}
         if head.get("service") == READ_SERVICE:
             log = await self._owner.readable(name)
             self._service = ReadService(log)

@@ -12,7 +12,7 @@ import ssl
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import walstore
 from walstore.cluster.member import ClusterMember
@@ -230,6 +230,21 @@ class Server:
         if name is None:
             raise InvalidSettingsError("name the log whose copy is read: log=NAME")
         return await self._replicas.log(name)
+
+    async def listed(self) -> list[list[Any]]:
+        """Return the logs that clients may name: name, labels; in a cluster also the leader, and its epoch."""
+        if self._cluster is not None:
+            view = self._cluster.view
+            found = []
+            for name, spec in sorted(view.specs.items()):
+                leader = view.leaders.get(name)
+                led = (leader.address, leader.epoch) if leader and leader.epoch else (None, None)
+                found.append([name, dict(spec.labels), *led])
+            return found
+        logs = self._logs
+        if isinstance(logs, WalStore):
+            return [[name, {}, None, None] for name in sorted(await logs.logs())]
+        return [] if logs is None else [[logs.path.name, {}, None, None]]
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

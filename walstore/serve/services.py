@@ -19,6 +19,7 @@ from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
 from walstore.wire.message import Message
 
+_ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
 _ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
 
 
@@ -143,6 +144,33 @@ class ReadService:
     def limits(self, shown: str) -> list[Any]:
         """As of :class:`Service`."""
         return [limits(self._log), self._log.visible_limit]
+
+    async def aclose(self) -> None:
+        """As of :class:`Service`."""
+
+
+class EmptyService:
+    """Nothing: the greeting contains the answer."""
+
+    is_over = False
+
+    def append(self, message: Message) -> Asked:
+        """As of :class:`Service`."""
+        raise AccessDeniedError(_ONLY_LISTS)
+
+    def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
+        """As of :class:`Service`."""
+        raise AccessDeniedError(_ONLY_LISTS)
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`."""
+        raise AccessDeniedError(_ONLY_LISTS)
+
+    def limits(self, shown: str) -> list[Any]:
+        """As of :class:`Service`."""
+        return []
 
     async def aclose(self) -> None:
         """As of :class:`Service`."""
