@@ -232,7 +232,7 @@ class Server:
         return await self._replicas.log(name)
 
     async def listed(self) -> list[list[Any]]:
-        """Return the logs that clients may name: name, labels; in a cluster also the leader, and its epoch."""
+        """Return the logs that clients may name: name and labels; in a cluster also leader and epoch."""
         if self._cluster is not None:
             view = self._cluster.view
             found = []
