@@ -45,7 +45,7 @@ from walstore import RemoteWal, WalError, connect
 from walstore.topology.documents import LEADERS, PREFIX, Leader
 from walstore.topology.etcd import EtcdKeyValues
 
-pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
 
 LEASE_SECONDS: Final = 1
 
@@ -88,7 +88,7 @@ class PinnedClient:
 
     async def acknowledged(self, records: int) -> None:
         """Wait until so many appends are acknowledged."""
-        await until(lambda: sum(one.outcome == "ok" for one in self.made) >= records)
+        await until(lambda: sum(one.outcome == "ok" for one in self.made) >= records, seconds=60)
 
     async def run(self, remote: RemoteWal) -> None:
         for number in self._numbers:

@@ -327,9 +327,9 @@ class HttpServer:
             if request.method == "OPTIONS":
                 return web.Response(status=204)
             if isinstance(self._logs, MemberLogs) and (name := request.match_info.get("log")):
-                elsewhere = await self._logs.web_of_leader(name)
-                if elsewhere is not None and self._proxy is not None:
-                    return await self._proxy.pass_on(request, elsewhere)
+                leader = await self._logs.leader_of(name)
+                if leader is not None and self._proxy is not None:
+                    return await self._proxy.pass_on(request, *leader)
             return await handler(request)
         except web.HTTPException as error:
             return _problem(error.status, error.reason, {"Allow": error.headers.get("Allow", "")})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from walstore.cluster.member import ClusterMember
 from walstore.errors import StorageUnavailableError
@@ -11,6 +12,14 @@ from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
 
 _LATER: Final = {"Retry-After": "1"}
+
+
+class WebLeader(NamedTuple):
+    """The machine that leads a log, as its HTTP server is reached."""
+
+    web: str
+    moved: Callable[[], Coroutine[Any, Any, None]]
+    """Returns when another machine leads the log."""
 
 
 class MemberLogs:
@@ -47,8 +56,8 @@ class MemberLogs:
             raise RefusedError(503, f"the log is led at {found} now; send it again", _LATER)
         return found
 
-    async def web_of_leader(self, name: str) -> str | None:
-        """Return the HTTP server of the machine that leads a log; None if that is this one, or nobody has it.
+    async def leader_of(self, name: str) -> WebLeader | None:
+        """Return the machine that leads a log; None if that is this one, or the cluster has no such log.
 
         RefusedError with 503 if there is a leader without one.
         """
@@ -68,7 +77,7 @@ class MemberLogs:
                 f"the log is led at {found}, which other machines do not reach over HTTP",
                 _LATER,
             )
-        return leader.web
+        return WebLeader(leader.web, partial(self.member.moved, name, found))
 
     def described(self) -> dict[str, Any]:
         """Return machines and logs, for the page."""

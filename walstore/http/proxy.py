@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -55,11 +57,15 @@ class Proxy:
     def end_all(self) -> None:
         """End the answers to reading requests; those that change something are finished."""
         for passing in self._live:
-            passing.reschedule(asyncio.get_running_loop().time())
+            _end(passing)
 
-    async def pass_on(self, request: web.Request, base: str) -> web.StreamResponse:
-        """Let the server at ``base`` answer. RefusedError if it does not: 503 if the request did not get
-        there, else 502, and then the outcome of one that changes something is unknown.
+    async def pass_on(
+        self, request: web.Request, base: str, moved: Callable[[], Coroutine[Any, Any, None]]
+    ) -> web.StreamResponse:
+        """Let the server at ``base`` answer, as long as ``moved()`` does not return: another one leads then.
+
+        RefusedError if it does not answer: 503 if the request did not get there, else 502, and then the
+        outcome of one that changes something is unknown. An answer that was begun is cut off.
         """
         if PASSED_ON in request.headers:
             raise RefusedError(
@@ -67,19 +73,23 @@ class Proxy:
             )
         answer: web.StreamResponse | None = None
         try:
-            async with self._session.request(
-                request.method,
-                base + request.raw_path,
-                headers=_kept(request.headers, _NOT_ASKED, {PASSED_ON: "1"}),
-                data=request.content if request.body_exists else None,
-                allow_redirects=False,
-                skip_auto_headers=(hdrs.CONTENT_TYPE, hdrs.USER_AGENT, hdrs.ACCEPT_ENCODING),
-            ) as found:
-                answer = web.StreamResponse(
-                    status=found.status, headers=_kept(found.headers, _NOT_ANSWERED, {})
-                )
+            async with (
+                self._while(request, moved),
+                self._session.request(
+                    request.method,
+                    base + request.raw_path,
+                    headers=_kept(request.headers, _NOT_ASKED, {PASSED_ON: "1"}),
+                    data=request.content if request.body_exists else None,
+                    allow_redirects=False,
+                    skip_auto_headers=(hdrs.CONTENT_TYPE, hdrs.USER_AGENT, hdrs.ACCEPT_ENCODING),
+                ) as found,
+            ):
+                headers = _kept(found.headers, _NOT_ANSWERED, {})
+                answer = web.StreamResponse(status=found.status, headers=headers)
                 await answer.prepare(request)
-                await self._copy(request, found, answer)
+                async for piece in found.content.iter_any():
+                    await answer.write(piece)
+                await answer.write_eof()
                 return answer
         except aiohttp.ClientConnectorError as error:
             raise RefusedError(
@@ -98,18 +108,30 @@ class Proxy:
                 raise RefusedError(502, why, {"Retry-After": "1"}) from None
             raise RefusedError(502, f"{why}; whether it did what was asked is unknown") from None
 
-    async def _copy(
-        self, request: web.Request, found: aiohttp.ClientResponse, answer: web.StreamResponse
-    ) -> None:
-        async with asyncio.timeout(None) as passing:
-            if request.method in _SAFE:
-                self._live.add(passing)
-            try:
-                async for piece in found.content.iter_any():
-                    await answer.write(piece)
-                await answer.write_eof()
-            finally:
-                self._live.discard(passing)
+    @asynccontextmanager
+    async def _while(
+        self, request: web.Request, moved: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        """Raise TimeoutError in the block once another machine leads, or this server ends what only reads."""
+        loop = asyncio.get_running_loop()
+        moving = loop.create_task(moved(), name="walstore http leader")
+        try:
+            async with asyncio.timeout(None) as passing:
+                ended = partial(_end, passing)
+                moving.add_done_callback(ended)
+                if request.method in _SAFE:
+                    self._live.add(passing)
+                try:
+                    yield
+                finally:
+                    moving.remove_done_callback(ended)
+                    self._live.discard(passing)
+        finally:
+            moving.cancel()
+
+
+def _end(passing: asyncio.Timeout, _: object = None) -> None:
+    passing.reschedule(asyncio.get_running_loop().time())
 
 
 def _kept(

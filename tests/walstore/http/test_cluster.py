@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
 from walstore.errors import InvalidSettingsError
 from walstore.http import HttpServer, HttpSettings
+from walstore.http.protocol import RefusedError
+from walstore.http.proxy import Proxy
 from walstore.topology.documents import check_web
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,6 +43,16 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
 def at(machine: Machine, path: str = PATH) -> str:
     assert machine.web is not None
     return machine.web.addresses[0] + path
+
+
+@asynccontextmanager
+async def serving(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[TestServer]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    async with TestServer(app) as server:
+        yield server
 
 
 async def create(cluster: Machines, client: aiohttp.ClientSession, by: int = 0) -> Machine:
@@ -219,3 +234,45 @@ async def test_arguments(tmp_path: Path) -> None:
     for wrong in ("10.0.0.1:1", "http://", "http://a/b", "ftp://a:1", "http://u@a:1"):
         with pytest.raises(InvalidSettingsError, match="address of an HTTP server"):
             check_web(wrong)
+
+
+async def test_a_leader_that_stands_still_is_left_when_another_one_leads(
+    client: aiohttp.ClientSession,
+) -> None:
+    """It would keep its clients waiting. What it did is unknown, and a reader sees that there is no end."""
+    asked, moved = asyncio.Event(), asyncio.Event()
+
+    async def stand_still(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        if request.method == "GET":
+            await answer.prepare(request)
+            await answer.write(b"some")
+        asked.set()
+        await asyncio.Event().wait()
+        return answer
+
+    async def until_moved() -> None:
+        await moved.wait()
+
+    async def pass_on(request: web.Request) -> web.StreamResponse:
+        try:
+            return await proxy.pass_on(request, str(leader.make_url("")).rstrip("/"), until_moved)
+        except RefusedError as error:
+            return web.Response(status=error.status, text=str(error), headers=error.headers)
+
+    proxy = Proxy(None)
+    async with serving(stand_still) as leader, serving(pass_on) as other:
+        async with asyncio.TaskGroup() as group:
+            post = group.create_task(client.post(other.make_url("/v1/stream/x"), data=b"v"))
+            await asked.wait()
+            moved.set()
+            answer = await post
+            assert (answer.status, "is unknown" in await answer.text()) == (502, True)
+        asked.clear()
+        moved.clear()
+        async with client.get(other.make_url("/v1/stream/x")) as live:
+            assert await live.content.readexactly(4) == b"some"
+            moved.set()
+            with pytest.raises(aiohttp.ClientError):
+                await live.content.read()
+    await proxy.aclose()
