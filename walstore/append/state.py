@@ -256,12 +256,13 @@ class LogState:
         def make_error(target: int) -> WalError:
             twin = copy_error(error)
             # There are no waiters after a clean close; otherwise a commit may have been in progress.
-            twin.outcome = "durable" if target <= self.durable.value else "unknown"
+            twin.outcome = self.outcome_now(target)
             return twin
 
         def make_settled_error(serial: int) -> WalError:
             twin = copy_error(error)
-            twin.outcome = "durable" if serial <= self.settled.value else "unknown"
+            is_kept = serial <= self.settled.value and self.replicated is None
+            twin.outcome = "durable" if is_kept else "unknown"
             return twin
 
         self.durable.fail(make_error)
@@ -269,6 +270,14 @@ class LogState:
         self.uploaded.fail(make_error)
         if self.visible is not self.durable:
             self.visible.fail(make_error)
+
+    def outcome_now(self, target: int) -> Outcome:
+        """Return the outcome of the records below ``target``, which are written.
+
+        What is on this disk alone is lost if another machine takes a replicated log over.
+        """
+        kept = self.durable if self.replicated is None else self.replicated
+        return "durable" if target <= kept.value else "unknown"
 
     def abandon(self, error: WalError) -> None:
         """End all waits in a child process; see :mod:`walstore.runtime.resource`."""
@@ -320,9 +329,9 @@ class LogState:
             self.errors.count(error)
         self.tier_trouble = error
 
-        def make_error(_: int) -> WalError:
+        def make_error(target: int) -> WalError:
             twin = copy_error(error)
-            twin.outcome = "durable"  # callers wait for the disk first
+            twin.outcome = self.outcome_now(target)
             return twin
 
         self.uploaded.fail_waiting(make_error)

@@ -382,13 +382,15 @@ class Writer:
     def _fail(self, cause: BaseException, reached: Reached) -> None:
         """Fail the log permanently, and fail every waiter with the outcome of its records."""
         is_fenced = isinstance(cause, FencedError)
+        # It is on this disk; only a log that continues elsewhere shows whether it has the record.
+        may_be_cut = is_fenced or self._tail.tee is not None
 
         def error_of(outcome: Outcome) -> WalError:
+            outcome = "unknown" if outcome == "durable" and may_be_cut else outcome
             if not isinstance(cause, FencedError):
                 return to_wal_error(cause, outcome)
             error = copy_error(cause)
-            # It is on this disk; only the log that continues elsewhere shows whether it has the record.
-            error.outcome = "unknown" if outcome == "durable" else outcome
+            error.outcome = outcome
             return error
 
         def make_error(target: int) -> WalError:

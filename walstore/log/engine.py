@@ -625,9 +625,9 @@ class Engine:
         self.tier_failure = error
         self.state.errors.count(error)
 
-        def make_error(_: int) -> WalError:
+        def make_error(target: int) -> WalError:
             twin = copy_error(error)
-            twin.outcome = "durable"
+            twin.outcome = self.state.outcome_now(target)
             return twin
 
         self.state.uploaded.fail(make_error)
