@@ -125,6 +125,19 @@ class LocalCopy:
         await self.settled()
         await self._run(self._for, by, self._replica.cut, start, position)
 
+    @property
+    def end(self) -> CopyEnd:
+        """Where it ends, as of the last call."""
+        return self._replica.end
+
+    async def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
+        """As :meth:`Replica.add_older`."""
+        await self._run(self._replica.add_older, extent, position, data)
+
+    async def check(self, start: int) -> None:
+        """As :meth:`Replica.check`."""
+        await self._run(self._replica.check, start)
+
     async def trim(self, head: int, *, by: Promise | None = None) -> None:
         """Remove the segments wholly below the head."""
         await self._run(self._for, by, self._replica.trim, head)
@@ -250,6 +263,27 @@ async def catch_up(
         at = place if is_begun else Place(extent.start, extent.created_us, 0)
         place = await _copy(source, target, at, extent.size, is_sealed=extent.is_sealed)
     return place
+
+
+async def complete(source: SourceCopy, target: LocalCopy) -> None:
+    """Copy the segments that are older than the oldest of the target, the newest of them first.
+
+    The target may have lost a file. What retention deleted there, and not here yet, comes back, and is
+    deleted again. Nothing happens if the source does not have the target's oldest segment.
+    """
+    ours, theirs = await target.extents(), await source.extents()
+    oldest = (ours[0].start, ours[0].salt)
+    if oldest not in {(one.start, one.salt) for one in theirs}:
+        return
+    for extent in reversed([one for one in theirs if one.start < ours[0].start]):
+        position = 0
+        while position < extent.size:
+            place = Place(extent.start, extent.created_us, position)
+            data = await source.read(place, min(READ_BYTES, extent.size - position))
+            if not data:
+                raise StorageUnavailableError("a segment that is copied was removed")
+            await target.add_older(extent, position, data)
+            position += len(data)
 
 
 async def _agree(

@@ -102,6 +102,9 @@ class Follower:
                 primary, copy, end, log_id=primary.log_id, replaces=is_whole
             )
             if not is_whole:
+                # What is damaged here was copied as it is. A copy with that is no second one.
+                for extent in await copy.extents():
+                    await copy.check(extent.start)
                 await primary.admit(copy)
             self._copy = copy
             self._note(self._place)

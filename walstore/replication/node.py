@@ -287,6 +287,11 @@ async def _keep_hint(
     await held.copy.keep_hint(where, bytes(payload), by=Promise(epoch, primary))
 
 
+async def _check(held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int) -> Any:
+    held.replica.promise.check_same(epoch, primary)
+    await held.copy.check(_offset(start))
+
+
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
     await held.copy.trim(_offset(head), by=Promise(epoch, primary))
     if held.log.is_watched:
@@ -311,4 +316,5 @@ VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "trim": _trim,
     "keep_hint": _keep_hint,
     "show": _show,
+    "check": _check,
 }

@@ -33,17 +33,25 @@ class CopyEnd(NamedTuple):
     """Offset after its last record."""
     log_id: bytes
     """Identity of the log; empty if there is none yet."""
+    first: int = 0
+    """First offset of its oldest segment; 0 if there is none."""
 
     def pack(self) -> list[Any]:
         """Return it as values of msgpack."""
-        return [self.epoch, list(self.place), self.limit, self.log_id]
+        return [self.epoch, list(self.place), self.limit, self.log_id, self.first]
 
     @classmethod
     def unpack(cls, packed: Any) -> CopyEnd:
         """Return what was packed; ValueError if it is malformed."""
         match packed:
-            case [int(epoch), [int(start), int(created), int(position)], int(limit), bytes(log)]:
-                return cls(epoch, Place(start, created, position), limit, log)
+            case [
+                int(epoch),
+                [int(start), int(created), int(position)],
+                int(limit),
+                bytes(log),
+                int(first),
+            ]:
+                return cls(epoch, Place(start, created, position), limit, log, first)
         raise ValueError("the end of a copy that is none")
 
 

@@ -15,6 +15,8 @@ from walstore.replication.settings import Replication
 from walstore.wire.address import Address
 from walstore.wire.message import Kind
 
+_CHECK_SECONDS: Final = 600.0
+"""A segment has up to 2 GiB."""
 _RECONNECT_SECONDS: Final = 0.0
 """A lost connection fails what is under way at once; the user of the copy begins again."""
 
@@ -112,6 +114,10 @@ class RemoteCopy:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         await self._call("cut", start, position)
 
+    async def check(self, start: int) -> None:
+        """CorruptionError unless all frames of a segment are whole there: all of it is read."""
+        await self._call("check", start, seconds=_CHECK_SECONDS)
+
     async def trim(self, head: int) -> None:
         """Let the copy remove the segments wholly below the head."""
         await self._call("trim", head)
@@ -120,14 +126,21 @@ class RemoteCopy:
         """Let the copy keep a checkpoint of the primary."""
         await self._call("keep_hint", list(place), payload=[memoryview(data)])
 
-    async def _call(self, verb: str, *arguments: object, payload: Sequence[memoryview] = ()) -> Any:
+    async def _call(
+        self,
+        verb: str,
+        *arguments: object,
+        payload: Sequence[memoryview] = (),
+        seconds: float | None = None,
+    ) -> Any:
+        seconds = seconds or self._seconds
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(seconds):
                 return await self.client.call(
                     verb, self._name, *self._author, *arguments, payload=payload, fate=Fate.DROPPED
                 )
         except TimeoutError as error:
-            text = f"the node at {self.client.address} did not answer within {self._seconds:g} s"
+            text = f"the node at {self.client.address} did not answer within {seconds:g} s"
             raise StorageUnavailableError(text, outcome="unknown") from error
 
 

@@ -33,7 +33,8 @@ from walstore.files.directory import (
 )
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.files.locks import this_process
-from walstore.files.open_files import ActiveFile
+from walstore.files.open_files import SPARE_NAME, ActiveFile
+from walstore.files.segment_file import read_footer
 from walstore.format import checkpoint, segment
 from walstore.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.log.opening import enter_log, recover_end
@@ -230,6 +231,40 @@ class Replica:
             self._forget_hints()  # the checkpoint may say that the segment is there
             self._fs.remove(self._path(start))
             self._fs.sync_directory(self._directory)
+            self.end = self.end._replace(first=following)
+
+    def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
+        """Write a part of a sealed segment, the one before the oldest here. OSError.
+
+        The parts come in order; with the last one it gets its name, durably.
+        """
+        spare = self._directory / SPARE_NAME
+        if not position:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(spare)
+        with contextlib.closing(self._fs.open(spare, "r+" if position else "x")) as file:
+            file.pwrite([data], position)
+            if position + len(data) < extent.size:
+                return
+            file.datasync()
+        self._forget_hints()  # the checkpoint may say that the log begins later
+        self._fs.replace(spare, self._path(extent.start))
+        self._fs.sync_directory(self._directory)
+        self.end = self.end._replace(first=extent.start)
+
+    def check(self, start: int) -> None:
+        """CorruptionError unless all frames of a segment are whole. OSError."""
+        ends = [HEADER_BYTES, *(end for end, _ in frames_of(self._fs, self._path(start)))]
+        wanted = self.end.place.position
+        if start != self.end.place.segment or self._is_sealed:
+            path = self._path(start)
+            with contextlib.closing(self._fs.open(path, "r")) as file:
+                footer = read_footer(file, start, path)
+            wanted = 0 if footer is None else footer[0].data_bytes
+        if ends[-1] != wanted:
+            raise CorruptionError(
+                "a segment is damaged", path=str(self._path(start)), position=ends[-1]
+            )
 
     def close(self) -> None:
         """Make all durable and close the files; OSError. The directory stays locked."""
@@ -274,7 +309,7 @@ class Replica:
         self._file = ActiveFile(self._fs, path, file, position, _RESERVED_BYTES)
         place = Place(header.start, header.created_us, position)
         self._has_failed = False
-        return CopyEnd(found.epoch, place, found.limit, found.log_id)
+        return CopyEnd(found.epoch, place, found.limit, found.log_id, self._first())
 
     def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
         """Begin a segment behind the last one, or in its place if it is begun again."""
@@ -306,7 +341,11 @@ class Replica:
             place._replace(position=len(data)),
             max(self.end.limit, header.start),
             header.log_id,
+            self.end.first or header.start,
         )
+
+    def _first(self) -> int:
+        return pick_segments(self._directory, self._fs.list(self._directory))[0]
 
     def _forget_hints(self) -> None:
         """Remove checkpoint and cell, durably."""

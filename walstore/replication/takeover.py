@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.ports import FileSystem
-from walstore.replication.copies import LocalCopy, catch_up
+from walstore.replication.copies import LocalCopy, catch_up, complete
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
@@ -41,6 +41,11 @@ class _Promised(NamedTuple):
     is_whole: bool
     copy: RemoteCopy | None
     """None for the primary's own."""
+
+    @classmethod
+    def of(cls, end: CopyEnd, is_whole: bool, copy: RemoteCopy | None) -> _Promised:  # noqa: FBT001
+        """Return it. One that has no file of the log, and had, decides nothing: its files were removed."""
+        return cls(end, is_whole and bool(end.log_id), copy)
 
 
 async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lane) -> int:
@@ -79,13 +84,13 @@ async def _try_epoch(
     own_end = await own.obey(
         epoch, primary.tag, generation=settings.generation, joined=settings.joined_here
     )
-    promised = [_Promised(own_end, own.is_whole, None)]
+    promised = [_Promised.of(own_end, own.is_whole, None)]
     errors: list[WalError] = []
 
     async def ask(copy: RemoteCopy) -> None:
         try:
             await copy.client.connect()
-            promised.append(_Promised(*await copy.obey(), copy))
+            promised.append(_Promised.of(*await copy.obey(), copy))
         except WalError as error:
             errors.append(error)
 
@@ -163,6 +168,12 @@ async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is
         assert best.copy is not None
         logger.info("%s is continued from the copy at %s", name, best.copy.client.address)
         await catch_up(best.copy, own, mine.end, log_id=best.end.log_id, replaces=mine.is_whole)
+    for one in sorted(counted, key=lambda one: one.end.first):
+        is_same = one.copy is not None and one.end.log_id == own.end.log_id
+        if is_same and own.end.log_id and one.end.first < own.end.first:
+            assert one.copy is not None
+            logger.warning("%s lacks its oldest segments here: they are copied", name)
+            await complete(one.copy, own)
     if is_new:
         for one in promised:
             if one.copy is not None:

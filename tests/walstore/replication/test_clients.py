@@ -28,6 +28,7 @@ from walstore import (
 )
 from walstore.cli.samples import open_samples
 from walstore.files.posix import PosixFileSystem
+from walstore.replication import follower
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem, ManualClock
 
@@ -90,7 +91,10 @@ async def test_what_a_look_at_a_primary_shows(cluster: Cluster) -> None:
         assert notes[f"copy at {away}"].startswith("not there, ")
 
 
-async def test_a_primary_that_was_passed_over_sends_its_clients_on(cluster: Cluster) -> None:
+async def test_a_primary_that_was_passed_over_sends_its_clients_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_BEAT_SECONDS", 60)  # it does not learn of it by itself
     async with leading(cluster, 0), leading(cluster, 1) as (wal, _):
         # It still answers, and does not know yet; whoever saw the new one does not go back.
         remote = await connect(places(cluster)[:1])

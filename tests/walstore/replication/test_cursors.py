@@ -38,6 +38,7 @@ from walstore.cursors.kept import decode_register, encode_register
 from walstore.files.directory import PROMISE_NAME
 from walstore.groups.group import Group
 from walstore.groups.journal import EntryKind, entry
+from walstore.replication import follower
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem
 
@@ -196,8 +197,11 @@ async def test_known_cursors_are_read_without_other_copies(cluster: Cluster) -> 
     await wal.aclose()
 
 
-async def test_a_primary_that_was_passed_over_commits_nothing(cluster: Cluster) -> None:
-    old = await cluster.primary(0)
+async def test_a_primary_that_was_passed_over_commits_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "_BEAT_SECONDS", 60)  # it does not learn of it by itself
+    old = await cluster.primary(0, patience_seconds=20)
     await old.append_many([b"v"] * 2000)
     cursor = await old.cursor("c")
     new = await cluster.primary(1)

@@ -1,0 +1,159 @@
+"""Damage at one copy, by a disk or by hand: it does not spread, and does not decide what was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from tests.walstore.replication.cluster import Cluster, values
+from tests.walstore.replication.test_replication import caught_up, forget
+from walstore import CorruptionError, StorageUnavailableError, Wal, WalError
+from walstore.testing import FaultyFileSystem
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as made:
+        yield made
+
+
+async def fill(wal: Wal, count: int = 160) -> list[bytes]:
+    """Append records of several segments; return all values."""
+    await asyncio.gather(*(wal.append(b"%d" % at + b"." * 900) for at in range(count)))
+    return await values(wal)
+
+
+async def stop(cluster: Cluster) -> None:
+    for machine in cluster.machines:
+        await machine.stop()
+
+
+async def start(cluster: Cluster) -> None:
+    for machine in cluster.machines:
+        await machine.start()
+
+
+def segments(cluster: Cluster, number: int) -> list[Path]:
+    return sorted((cluster.machines[number].path / "orders").glob("*.wal"))
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_first_segments_that_one_copy_lost_come_from_another(
+    cluster: Cluster, lost: int
+) -> None:
+    wal = await cluster.primary(0)
+    before = await fill(wal)
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    await stop(cluster)
+    for path in segments(cluster, 1)[:lost]:
+        path.unlink()
+    await start(cluster)
+    damaged = await cluster.primary(1)
+    assert damaged.head == 1
+    assert await values(damaged) == before
+    await damaged.append(b"more")
+    await damaged.aclose()
+    await cluster.machines[1].start()
+    assert cluster.files(1).keys() >= cluster.files(0).keys()
+    sound = await cluster.primary(0)
+    assert await values(sound) == [*before, b"more"]
+    await sound.aclose()
+
+
+async def test_what_no_other_copy_has_is_not_called_durable(cluster: Cluster) -> None:
+    disk = cluster.machines[0].fs = FaultyFileSystem()
+    wal = await cluster.primary(0, patience_seconds=10.0)
+    await wal.append(b"one")
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+    async with asyncio.TaskGroup() as group:
+        levels = [group.create_task(_failed(wal, level)) for level in ("replicated", None)]
+        changing = group.create_task(_failed_change(wal))
+        await until(lambda: wal.durable_limit == 4)  # on this disk alone
+        disk.fail("*", times=None)
+        with suppress(WalError):
+            await wal.append(b"three", durability="disk")
+    assert [task.result() for task in (*levels, changing)] == ["unknown"] * 3
+    with suppress(WalError):
+        await wal.aclose()
+    for number in (1, 2):
+        await cluster.machines[number].start()
+    following = await cluster.primary(1)
+    assert await values(following) == [b"one"]
+    await following.aclose()
+
+
+async def _failed(wal: Wal, level: str | None) -> str | None:
+    with pytest.raises(WalError) as caught:
+        await wal.append(b"two", durability=level)  # type: ignore[arg-type]
+    return caught.value.outcome
+
+
+async def _failed_change(wal: Wal) -> str | None:
+    with pytest.raises(WalError) as caught:
+        async with wal.transaction(update={"a": "1"}):
+            pass
+    return caught.value.outcome
+
+
+async def test_a_new_disk_does_not_count_with_damage(cluster: Cluster) -> None:
+    """Nor does a sound copy become less: what is damaged at the leader is still there."""
+    wal = await cluster.primary(0)
+    before = await fill(wal)
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    await stop(cluster)
+    first = segments(cluster, 0)[0]
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 1
+    first.write_bytes(data)
+    forget(cluster.machines[1])
+    await start(cluster)
+    wal = await cluster.primary(0)
+    await wal.append(b"more")  # with machine 2
+    for _ in range(3):
+        await wal.append(b"more")
+    assert not next(one for one in wal.statistics().copies if "m1" in one.address).is_present
+    await wal.aclose()
+    await cluster.machines[0].stop()
+    with pytest.raises(StorageUnavailableError, match="1 more are new"):
+        await cluster.primary(1, patience_seconds=0.5)  # it does not count
+    await cluster.machines[1].start()
+    await cluster.machines[0].start()
+    sound = await cluster.primary(2)
+    assert (await values(sound))[: len(before)] == before
+    await sound.aclose()
+
+
+@pytest.mark.parametrize("has_promise", [True, False])
+async def test_a_copy_without_files_does_not_decide(cluster: Cluster, has_promise: bool) -> None:
+    """The leader is down, and the third machine was away: nobody knows what was acknowledged."""
+    wal = await cluster.primary(0)
+    await wal.append(b"first")
+    await caught_up(cluster, wal, 1, 2)
+    await cluster.machines[2].stop()
+    before = await fill(wal, 30)
+    await caught_up(cluster, wal, 1)
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    for path in segments(cluster, 1):
+        path.unlink()
+    if not has_promise:
+        forget(cluster.machines[1])
+    await cluster.machines[1].start()
+    await cluster.machines[2].start()
+    with pytest.raises((StorageUnavailableError, CorruptionError)):
+        await cluster.primary(2, patience_seconds=0.5)
+    await cluster.machines[2].start()
+    await cluster.machines[0].start()  # it is back
+    sound = await cluster.primary(0)
+    assert await values(sound) == before
+    await sound.aclose()
