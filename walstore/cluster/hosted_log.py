@@ -222,9 +222,30 @@ class HostedLog:
             closing = group.create_task(wal.wait_closing())
             publishing = group.create_task(keeping)
             moving = group.create_task(self._view.wait(lambda: self._is_over(wal, spec)))
-            await asyncio.wait((closing, moving), return_when=asyncio.FIRST_COMPLETED)
-            for task in (closing, publishing, moving):
+            alone = group.create_task(self._others_could_lead(wal))
+            ends = (closing, moving, alone)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (publishing, *ends):
                 task.cancel()
+
+    async def _others_could_lead(self, wal: Wal) -> None:
+        """Return once this leader has lost its copies, while enough of their machines are there.
+
+        It rests then, so that another one may try.
+        """
+        member = self._member
+        while True:
+            await member.clock.sleep(_LOOK_SECONDS)
+            spec = self._spec
+            if spec is None or wal.statistics().replication_trouble is None:
+                continue
+            others = [one for one in spec.copies if one != member.address]
+            if sum(one in self._view.members for one in others) >= spec.needed:
+                logger.warning(
+                    "%s has lost its copies here, and their machines are there", self.name
+                )
+                self._rests_until = member.clock.monotonic() + _LONGEST_REST_SECONDS
+                return
 
     def _is_over(self, wal: Wal, opened: LogSpec) -> bool:
         """Return whether another machine is to lead the log, or it is to be opened again."""

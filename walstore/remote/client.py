@@ -44,6 +44,9 @@ _LOOK_SECONDS: Final = 1.0
 """The same with several addresses, and how often the others are asked while there is no answer. Also how
 often is looked whether what was asked has left this program, behind what was sent before it."""
 
+_LONG_SECONDS: Final = 2.0
+"""How long a write has no answer until other addresses are asked whether the log is led there now."""
+
 Answer = tuple[Any, memoryview]
 """Head and payload of an answer."""
 
@@ -66,7 +69,7 @@ READ_SERVICE: Final = "read"
 class PendingRequest:
     """A request that has no answer yet."""
 
-    __slots__ = ("fate", "future", "is_sent", "is_write", "kind", "message", "number")
+    __slots__ = ("fate", "future", "is_sent", "is_write", "kind", "message", "number", "since")
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class PendingRequest:
         fate: Fate,
         *,
         is_write: bool,
+        since: float,
     ) -> None:
+        self.since = since
+        """When it was asked."""
         self.number = number
         self.kind = kind
         self.message = message
@@ -215,7 +221,8 @@ class Client:
                 "do it in parts",
                 limit=most_bytes,
             )
-        request = PendingRequest(number, kind, message, fate, is_write=is_write)
+        since = self._clock.monotonic()
+        request = PendingRequest(number, kind, message, fate, is_write=is_write, since=since)
         self._requests[number] = request
         if self._link is not None:
             request.is_sent = True
@@ -357,15 +364,15 @@ class Client:
         while self._failure is None:
             await self._clock.sleep(left if left > 0 else pause)
             left = pause
+            if has_others and (self._is_doubtful or self._waits_long()):
+                self._is_doubtful = False
+                await self._look_elsewhere()
             now, link = self._clock.monotonic(), self._link
             if question is not None and question.is_settled(link):
                 question = None
-            if has_others and self._is_doubtful:
-                self._is_doubtful = False
-                await self._look_elsewhere()
-            elif link is None:
+            if link is None:
                 continue
-            elif question is None:
+            if question is None:
                 left = link.heard_at + pause - now
                 if left <= 0 and (has_others or self._requests):
                     asked = ["limits", []]
@@ -379,6 +386,11 @@ class Client:
                     await self._look_elsewhere()
             if question is not None and (has_others or not question.has_left):
                 left = _LOOK_SECONDS
+
+    def _waits_long(self) -> bool:
+        """Whether a write has no answer yet, of a server that answers else: its copies may be lost to it."""
+        oldest = next((one for one in self._requests.values() if one.is_write), None)
+        return oldest is not None and self._clock.monotonic() - oldest.since > _LONG_SECONDS
 
     def _leave(self, link: ServerConnection, why: str) -> None:
         link.abort()

@@ -21,6 +21,7 @@ from walstore import (
 from walstore.cluster.member import ClusterMember
 from walstore.files.directory import PROMISE_NAME
 from walstore.topology.documents import PREFIX
+from walstore.wire.address import parse_address
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -287,3 +288,24 @@ async def test_fewer_copies(tmp_path: Path) -> None:
             await machines.led()
             await producer.append(b"three")
             assert await read(machines) == [b"one", b"two", b"three"]
+
+
+async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None:
+    """It has etcd, and they have; but it does not reach them. Another one leads, and clients go on."""
+    async with Machines(tmp_path, patience_seconds=0.5) as machines:
+        await machines.apply()
+        leader = await machines.led()
+        async with await machines.connect() as remote:
+            producer = remote.producer("p")
+            await producer.append(b"one")
+            wal = leader.led()
+            assert wal is not None
+            replicator = wal._engine.replicator
+            assert replicator is not None
+            for follower in replicator._followers:  # type: ignore[attr-defined]
+                follower.address = parse_address("tcp://127.0.0.1:9")
+                follower._failure = StorageUnavailableError("cut off")
+                follower._wake.set()
+            await until(lambda: machines.leader() not in (None, leader), seconds=30)
+            await producer.append(b"two")
+            assert await read(machines) == [b"one", b"two"]
