@@ -140,6 +140,7 @@ class LogState:
         self.durable = Watermark(durable_limit, loop)
         self.replicated = Watermark(durable_limit, loop) if is_replicated else None
         """What is on enough machines; None if the log is not replicated."""
+        self._replicated_to_come = 0
         self._shows_written = shows_written and not is_replicated
         self.visible = Watermark(durable_limit, loop) if self._shows_written else self.durable
         """Where readers stop: the durable limit, the written limit if syncing is left to the system, or
@@ -201,6 +202,20 @@ class LogState:
             self.on_sync(commit.limit)
         else:
             self.durable.advance(commit.durable_limit)
+            self._show_replicated()
+
+    def on_replicated(self, limit: int) -> None:
+        """Adopt that enough machines have everything below ``limit``.
+
+        The copies may be faster than this machine's own commit, whose segments and registers count only once
+        it is adopted: nothing is shown or acknowledged before.
+        """
+        self._replicated_to_come = max(self._replicated_to_come, limit)
+        self._show_replicated()
+
+    def _show_replicated(self) -> None:
+        if self.replicated is not None:
+            self.replicated.advance(min(self._replicated_to_come, self.durable.value))
 
     def on_sync(self, durable_limit: int) -> None:
         """Adopt a sync: everything written so far is durable, up to this limit."""
@@ -208,6 +223,7 @@ class LogState:
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
         self.durable.advance(durable_limit)
+        self._show_replicated()
         self.settled.advance(self._unsettled)
         if self.appended_bytes >= self._due_bytes:
             self._wake_shipping()

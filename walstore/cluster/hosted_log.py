@@ -29,6 +29,9 @@ _PAUSE_SECONDS: Final = 0.5
 _FIRST_REST_SECONDS: Final = 1.0
 _LONGEST_REST_SECONDS: Final = 10.0
 """After a takeover that failed: the other candidates come first meanwhile."""
+_FIRST_YIELD_SECONDS: Final = 30.0
+_LONGEST_YIELD_SECONDS: Final = 3600.0
+"""How long a preferred machine that could not lead the log, for want of its tier perhaps, is left alone."""
 _OPENED_WITH: Final = ("generation", "quorum", "tier", "settings")
 """Fields of a spec for which a log is opened again when they change."""
 _LOOK_SECONDS: Final = 0.25
@@ -51,6 +54,8 @@ class HostedLog:
         self._failures = 0
         self._yields_to = ""
         """The machine that this one left the log to, until one leads it."""
+        self._yielded = "", 0.0, 0
+        """The preferred machine that it was left to last, when, and how often in vain."""
 
     async def run(self) -> None:
         """Follow and lead until the member closes, or has no copy of the log; a log that is led is closed."""
@@ -89,8 +94,11 @@ class HostedLog:
     async def _may_lead(self, changed: asyncio.Event) -> bool:
         """Wait for a change; return True if it is this machine's turn to try to lead."""
         await self._remove_stale_claim()
-        if self.name in self._view.leaders:
+        leader = self._view.leaders.get(self.name)
+        if leader is not None:
             self._yields_to, self._vacant_since = "", None
+            if leader.address == self._yielded[0] and leader.epoch:
+                self._yielded = "", 0.0, 0  # it can
         if not self._is_candidate():
             await changed.wait()
             return False
@@ -222,22 +230,29 @@ class HostedLog:
             closing = group.create_task(wal.wait_closing())
             publishing = group.create_task(keeping)
             moving = group.create_task(self._view.wait(lambda: self._is_over(wal, spec)))
-            alone = group.create_task(self._others_could_lead(wal))
+            alone = group.create_task(self._others_could_lead(claim, wal))
             ends = (closing, moving, alone)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in (publishing, *ends):
                 task.cancel()
 
-    async def _others_could_lead(self, wal: Wal) -> None:
+    async def _others_could_lead(self, claim: Leadership, wal: Wal) -> None:
         """Return once this leader has lost its copies, while enough of their machines are there.
 
-        It rests then, so that another one may try.
+        It rests then, so that another one may try. If one has claimed the log already, the two would refuse
+        each other's requests; then it makes room at once.
         """
         member = self._member
         while True:
             await member.clock.sleep(_LOOK_SECONDS)
             spec = self._spec
-            if spec is None or wal.statistics().replication_trouble is None:
+            if spec is None:
+                continue
+            leader, there = self._view.leaders.get(self.name), 1 + len(_present(wal))
+            if leader is not None and leader.tag != claim.tag and there < spec.needed:
+                logger.warning("%s has lost its copies here, and is claimed elsewhere", self.name)
+                return
+            if wal.statistics().replication_trouble is None:
                 continue
             others = [one for one in spec.copies if one != member.address]
             if sum(one in self._view.members for one in others) >= spec.needed:
@@ -254,12 +269,23 @@ class HostedLog:
             return True
         if any(getattr(spec, field) != getattr(opened, field) for field in _OPENED_WITH):
             return True
-        if spec.preferred and spec.preferred not in (own, self._yields_to):
-            is_there = spec.preferred in _present(wal) and spec.preferred in self._view.members
-            if is_there:
-                self._yields_to = spec.preferred
-            return is_there
-        return False
+        if spec.preferred in ("", own, self._yields_to):
+            return False
+        if spec.preferred not in _present(wal) or spec.preferred not in self._view.members:
+            return False
+        return self._yield_to(spec.preferred)
+
+    def _yield_to(self, preferred: str) -> bool:
+        """Return whether to make room for the preferred machine now: not again soon if it could not lead."""
+        now = self._member.clock.monotonic()
+        if self._yielded[0] != preferred:
+            self._yielded = preferred, 0.0, 0
+        _, since, times = self._yielded
+        if times and now - since < min(_FIRST_YIELD_SECONDS * 2**times, _LONGEST_YIELD_SECONDS):
+            return False
+        self._yielded = preferred, now, times + 1
+        self._yields_to = preferred
+        return True
 
 
 def _present(wal: Wal) -> list[str]:

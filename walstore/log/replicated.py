@@ -64,9 +64,7 @@ class EngineSource:
 
     def on_replicated(self, limit: int) -> None:
         """As the port says."""
-        replicated = self._engine.state.replicated
-        if replicated is not None:
-            replicated.advance(limit)
+        self._engine.state.on_replicated(limit)
 
     def on_too_few(self, error: WalError) -> None:
         """As the port says."""

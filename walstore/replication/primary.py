@@ -43,6 +43,8 @@ logger = logging.getLogger("walstore")
 _T = TypeVar("_T")
 _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.1
+_LAST_SECONDS: Final = 1.0
+"""How long closing waits for copies that are not there."""
 
 
 class Primary:
@@ -223,7 +225,10 @@ class Primary:
         """As of :class:`walstore.ports.Replicator`."""
         self.written.take_told()
         waiter = self._replicated.waiter(self.written.serial)
-        deadline = self.clock.monotonic() + self.settings.patience_seconds
+        seconds = self.settings.patience_seconds
+        if not self.has_quorum:  # another program may wait for this one to make room
+            seconds = min(seconds, _LAST_SECONDS)
+        deadline = self.clock.monotonic() + seconds
         while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()

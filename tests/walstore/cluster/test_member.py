@@ -20,8 +20,8 @@ from walstore import (
 )
 from walstore.cluster.member import ClusterMember
 from walstore.files.directory import PROMISE_NAME
+from walstore.serve import Server
 from walstore.topology.documents import PREFIX
-from walstore.wire.address import parse_address
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -291,21 +291,42 @@ async def test_fewer_copies(tmp_path: Path) -> None:
 
 
 async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None:
-    """It has etcd, and they have; but it does not reach them. Another one leads, and clients go on."""
+    """It has the store, and their machines have; but it does not reach them, and cannot acknowledge."""
     async with Machines(tmp_path, patience_seconds=0.5) as machines:
         await machines.apply()
         leader = await machines.led()
+        others = [machine for machine in machines.all if machine is not leader]
         async with await machines.connect() as remote:
             producer = remote.producer("p")
             await producer.append(b"one")
-            wal = leader.led()
-            assert wal is not None
-            replicator = wal._engine.replicator
-            assert replicator is not None
-            for follower in replicator._followers:  # type: ignore[attr-defined]
-                follower.address = parse_address("tcp://127.0.0.1:9")
-                follower._failure = StorageUnavailableError("cut off")
-                follower._wake.set()
-            await until(lambda: machines.leader() not in (None, leader), seconds=30)
+            for machine in others:
+                assert machine.server is not None
+                await machine.server.aclose()
+            await until(lambda: leader.led() is None)
+            for machine in others:
+                socket = machine.path / "s.sock"
+                machine.server = await Server.open(None, cluster=machine.member, unix=socket)
+            await machines.led()
             await producer.append(b"two")
+            assert await read(machines) == [b"one", b"two"]
+
+
+async def test_a_leader_without_a_quorum_makes_room_for_another_claim(tmp_path: Path) -> None:
+    """One machine is away. Two that both want to lead would refuse each other until a patience is over."""
+    async with Machines(tmp_path, patience_seconds=20) as machines:
+        await machines.apply()
+        leader = await machines.led()
+        away = next(machine for machine in machines.all if machine is not leader)
+        async with await machines.connect() as remote:
+            producer = remote.producer("p")
+            await producer.append(b"one")
+            await away.stop()
+            assert leader.member is not None
+            lease = leader.member.session.lease
+            leader.keys.cut_off = True  # while another one takes its place
+            machines.store.revoke(lease)
+            await until(lambda: machines.store.get(f"{PREFIX}leaders/orders") is not None)
+            leader.keys.cut_off = False
+            async with asyncio.timeout(10):
+                await producer.append(b"two")
             assert await read(machines) == [b"one", b"two"]

@@ -125,3 +125,30 @@ def test_specs_that_are_refused(fields: dict[str, Any]) -> None:
 
 def test_all_other_settings_may_be_a_logs_own() -> None:
     assert {"retention_bytes", "segment_bytes", "compression"} <= SETTING_NAMES
+
+
+async def test_a_preferred_machine_that_cannot_lead_is_not_asked_again_soon(tmp_path: Path) -> None:
+    """It has no tier. The log is handed over once or twice in vain, and then led on."""
+    async with Machines(tmp_path, tier=tier) as machines:
+        without = Machine(tmp_path / "plain", machines.store.client())
+        await without.start()
+        try:
+            copies = (machines.all[0].address, machines.all[1].address, without.address)
+            spec = LogSpec(tier=(tmp_path / "store" / "orders").as_uri()).with_copies(copies)
+            await machines.apply(**spec._asdict())
+            await machines.led()
+            async with await machines.connect() as remote:
+                producer = remote.producer("p")
+                await producer.append(b"one")
+                await machines.apply(preferred=without.address)
+                for number in range(200):
+                    await producer.append(b"%d" % number)
+                leader = await machines.led()
+                wal = leader.led()
+                assert wal is not None
+                assert wal.statistics().epoch <= 6
+                for number in range(200):
+                    await producer.append(b"%d" % number)
+                assert leader.led() is wal
+        finally:
+            await without.stop()

@@ -444,3 +444,27 @@ async def test_a_node_that_is_silent_is_missed_while_there_is_always_more_to_sen
             proxy.lose()
         with suppress(WalError):
             await wal.aclose()
+
+
+async def test_what_is_acknowledged_can_be_read_at_once(cluster: Cluster) -> None:
+    """Copies may be faster than the commit of the primary: its segments and registers come first."""
+    async with await cluster.primary(0) as wal:
+
+        async def append(number: int) -> None:
+            for at in range(60):
+                value = b"%d %d " % (number, at) + b"." * 3000
+                span = await wal.append_many([value], update={f"r{number}": str(at)})
+                assert wal.registers[f"r{number}"] >= str(at) or len(str(at)) < 2
+                assert wal.durable_limit >= span.stop
+                async with wal.reader(span.start, stop=span.stop, follow=False) as reader:
+                    assert [record.value async for record in reader] == [value]
+
+        async def follow() -> None:
+            async with wal.reader() as reader:
+                for _ in range(8 * 60):
+                    await anext(reader)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow())
+            for number in range(8):
+                group.create_task(append(number))
