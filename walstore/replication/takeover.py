@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
-from walstore.ports import FileSystem
+from walstore.ports import Clock, FileSystem
 from walstore.replication.copies import LocalCopy, catch_up, complete
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
@@ -85,30 +85,28 @@ async def _try_epoch(
         epoch, primary.tag, generation=settings.generation, joined=settings.joined_here
     )
     promised = [_Promised.of(own_end, own.is_whole, None)]
-    errors: list[WalError] = []
-
-    async def ask(copy: RemoteCopy) -> None:
-        try:
-            await copy.client.connect()
-            promised.append(_Promised.of(*await copy.obey(), copy))
-        except WalError as error:
-            errors.append(error)
+    refused: dict[RemoteCopy, WalError] = {}
 
     def are_enough() -> bool:
         whole = sum(one.is_whole for one in promised)
         return whole >= settings.needed_to_take_over and len(promised) >= settings.needed
 
     def is_decided() -> bool:
-        return are_enough() or any(isinstance(error, FencedError) for error in errors)
+        return are_enough() or any(isinstance(one, FencedError) for one in refused.values())
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            asking = {tasks.create_task(ask(primary.copy_at(client, epoch))) for client in clients}
+            asking = {
+                tasks.create_task(
+                    _ask(primary.copy_at(client, epoch), promised, refused, primary.clock)
+                )
+                for client in clients
+            }
             await _until(is_decided, asking, deadline - primary.clock.monotonic())
             for task in asking:
                 task.cancel()
         if not are_enough() and not _is_new(promised, settings.copies):
-            return _too_few(primary, promised, errors)
+            return _too_few(primary, promised, list(refused.values()))
         try:
             await _adopt(primary.name, own, promised, is_new=not are_enough())
         except StorageUnavailableError as error:
@@ -117,6 +115,28 @@ async def _try_epoch(
     finally:
         for client in clients:
             await client.aclose()
+
+
+async def _ask(
+    copy: RemoteCopy,
+    promised: list[_Promised],
+    refused: dict[RemoteCopy, WalError],
+    clock: Clock,
+) -> None:
+    """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
+    while True:
+        try:
+            if not copy.client.is_connected:
+                await copy.client.connect()
+            promised.append(_Promised.of(*await copy.obey(), copy))
+        except WalError as error:
+            refused[copy] = error
+            if isinstance(error, FencedError) or not error.retriable:
+                return
+            await clock.sleep(_PAUSE_SECONDS)
+        else:
+            refused.pop(copy, None)
+            return
 
 
 def _is_new(promised: Sequence[_Promised], copies: int) -> bool:
