@@ -23,7 +23,7 @@ from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView, removed_spec
-from walstore.errors import ContentionError, LogNotFoundError
+from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.locks import this_process
 from walstore.files.posix import PosixFileSystem
@@ -379,7 +379,8 @@ async def _change(
             if old is None and not makes:
                 raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
             before = old or await removed_spec(keys, name) or LogSpec()
-            new[name] = _checked(before, change(before))
+            new[name] = _checked(change(before))
+            await _check_tier(before, new[name])
         for name, spec in new.items():
             if spec == view.specs.get(name):
                 continue
@@ -391,13 +392,36 @@ async def _change(
         return [_fields(view, name) for name in new if name in view.specs]
 
 
-def _checked(before: LogSpec, spec: LogSpec) -> LogSpec:
+async def _check_tier(before: LogSpec, spec: LogSpec) -> None:
+    """Refuse a tier that cannot be reached, or has a log already, and the change of one that is used."""
+    if spec.tier == before.tier:
+        return
+    if before.tier and await _is_used(before.tier, may_be_wrong=True):
+        raise UsageError(
+            f"the log ships to {before.tier}, which may have records that no copy has any more; "
+            "that cannot be changed"
+        )
+    if spec.tier and await _is_used(spec.tier):
+        raise UsageError(f"there is a log at {spec.tier} already; give a prefix of its own")
+
+
+async def _is_used(url: str, *, may_be_wrong: bool = False) -> bool:
+    """Return whether there is a log at a URL. Raises what the store raises, also for a URL that is none."""
+    from uploader import CloudLog
+
     try:
-        if before.tier not in ("", spec.tier):
-            raise UsageError(
-                f"the log ships to {before.tier}, which has records that no copy has any more; "
-                "that cannot be changed"
-            )
+        async with CloudLog.open(url):
+            return True
+    except LogNotFoundError:
+        return False
+    except InvalidSettingsError:
+        if not may_be_wrong:
+            raise
+        return False
+
+
+def _checked(spec: LogSpec) -> LogSpec:
+    try:
         return spec.check()
     except TypeError as error:
         raise UsageError(str(error)) from None

@@ -241,8 +241,7 @@ class ClusterMember:
 
     async def _make(self, name: str, spec: LogSpec) -> bool:
         swap = await self.keys.swap(self.view.key(LOGS, name), spec.encode(), expected=0)
-        if swap.happened:
-            await self.view.wait(lambda: self.view.revision >= swap.revision)
+        await self.view.wait(lambda: self.view.revision >= swap.revision)
         return swap.happened
 
     async def wait_closing(self) -> None:
@@ -288,6 +287,7 @@ class ClusterMember:
                 "a cluster has many logs; name one: connect(address, log=NAME)"
             )
         check_log_name(name)
+        self._check_joined()
 
         def is_decided() -> bool:
             is_known = self._where(name) is not None
@@ -306,6 +306,25 @@ class ClusterMember:
         raise LogNotFoundError(
             f"the cluster has no log {name!r}; make it with 'walstore logs apply'", location=name
         )
+
+    def check_has_copy(self, name: str | None) -> None:
+        """LogNotFoundError unless this machine has a copy of a log: files of an earlier time are none."""
+        if name is None:
+            return
+        self._check_joined()
+        spec = self.view.specs.get(name)
+        if spec is None or self.address not in spec.copies:
+            why = "the cluster has no such log" if spec is None else "copies are on other machines"
+            raise LogNotFoundError(f"{name!r} is not here: {why}", location=name)
+
+    def _check_joined(self) -> None:
+        if self._task is None:
+            raise StorageUnavailableError("this machine is starting, and knows no logs yet")
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it takes part, and knows the logs of the cluster."""
+        return self._task is not None
 
     async def moved(self, name: str, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

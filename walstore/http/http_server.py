@@ -217,7 +217,8 @@ class HttpServer:
         from walstore.http.server_log import ServerLog
 
         if isinstance(self._logs, MemberLogs):
-            self._proxy = Proxy(self._logs.member.tls)
+            live = max(self.settings.event_seconds, self.settings.poll_seconds)
+            self._proxy = Proxy(self._logs.member.tls, live_seconds=live)
 
         @web.middleware
         async def answer(

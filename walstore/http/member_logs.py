@@ -32,8 +32,8 @@ class MemberLogs:
 
     @property
     def is_closing(self) -> bool:
-        """Whether this machine leaves the cluster."""
-        return self.member.is_closing
+        """Whether this machine is no part of the cluster, not yet or not any more."""
+        return self.member.is_closing or not self.member.is_joined
 
     def opened(self) -> Mapping[str, Wal]:
         """Return the logs that are led here."""
@@ -44,7 +44,9 @@ class MemberLogs:
         return sorted(self.member.view.specs)
 
     async def exists(self, name: str) -> bool:
-        """Return whether the cluster has a log of this name."""
+        """Return whether the cluster has a log of this name. RefusedError with 503 before it is known."""
+        if not self.member.is_joined:
+            raise RefusedError(503, "this machine is starting, and knows no logs yet", _LATER)
         return name in self.member.view.specs
 
     async def wal(self, name: str) -> Wal:
@@ -62,7 +64,7 @@ class MemberLogs:
         RefusedError with 503 if there is a leader without one.
         """
         view = self.member.view
-        if name not in view.specs:
+        if not await self.exists(name):
             return None
         try:
             found = await self.member.find(name)

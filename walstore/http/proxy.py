@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
 import aiohttp
 from aiohttp import hdrs, web
+from yarl import URL
 
 from walstore.http.protocol import RefusedError
 
 PASSED_ON: Final = "Walstore-Passed-On"
 """Header of a request that was passed on once; it is not passed on again."""
 _CONNECT_SECONDS: Final = 5.0
+_ANSWER_SECONDS: Final = 60.0
+"""How much longer than with a long-poll or an event stream the other server may send nothing."""
+_LAST_SECONDS: Final = 2.0
+"""How long it has for its answer once another machine leads the log."""
 _NOT_ASKED: Final = frozenset(
     {
         hdrs.HOST,
@@ -40,15 +45,18 @@ _SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 class Proxy:
     """Connections to the HTTP servers of other machines. Belongs to the event loop of its server."""
 
-    def __init__(self, trust: ssl.SSLContext | None) -> None:
-        """``trust``: for servers with TLS; the system's if None."""
+    def __init__(self, trust: ssl.SSLContext | None, *, live_seconds: float = 0.0) -> None:
+        """``trust``: for servers with TLS; the system's if None. Live answers may be silent so long."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=True if trust is None else trust, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=_CONNECT_SECONDS, sock_read=live_seconds + _ANSWER_SECONDS
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
         self._live: set[asyncio.Timeout] = set()
+        self._is_ending = False
 
     async def aclose(self) -> None:
         """End all connections."""
@@ -56,6 +64,7 @@ class Proxy:
 
     def end_all(self) -> None:
         """End the answers to reading requests; those that change something are finished."""
+        self._is_ending = True
         for passing in self._live:
             _end(passing)
 
@@ -77,7 +86,7 @@ class Proxy:
                 self._while(request, moved),
                 self._session.request(
                     request.method,
-                    base + request.raw_path,
+                    URL(base + request.url.raw_path_qs, encoded=True),
                     headers=_kept(request.headers, _NOT_ASKED, {PASSED_ON: "1"}),
                     data=request.content if request.body_exists else None,
                     allow_redirects=False,
@@ -85,6 +94,9 @@ class Proxy:
                 ) as found,
             ):
                 headers = _kept(found.headers, _NOT_ANSWERED, {})
+                if hdrs.LOCATION in found.headers:
+                    here = str(request.url.with_query(None))
+                    headers = [*_kept(dict(headers), {hdrs.LOCATION}, {}), (hdrs.LOCATION, here)]
                 answer = web.StreamResponse(status=found.status, headers=headers)
                 await answer.prepare(request)
                 async for piece in found.content.iter_any():
@@ -103,6 +115,8 @@ class Proxy:
                 if request.transport is not None:
                     request.transport.abort()
                 return answer
+            if self._is_ending and request.method in _SAFE:
+                raise RefusedError(503, "the server is stopping", {"Retry-After": "1"}) from None
             why = f"the machine that leads the log gave no answer ({type(error).__name__}: {error})"
             if request.method in _SAFE:
                 raise RefusedError(502, why, {"Retry-After": "1"}) from None
@@ -117,7 +131,7 @@ class Proxy:
         moving = loop.create_task(moved(), name="walstore http leader")
         try:
             async with asyncio.timeout(None) as passing:
-                ended = partial(_end, passing)
+                ended = partial(_end, passing, _LAST_SECONDS)
                 moving.add_done_callback(ended)
                 if request.method in _SAFE:
                     self._live.add(passing)
@@ -130,13 +144,14 @@ class Proxy:
             moving.cancel()
 
 
-def _end(passing: asyncio.Timeout, _: object = None) -> None:
-    passing.reschedule(asyncio.get_running_loop().time())
+def _end(passing: asyncio.Timeout, seconds: float = 0.0, _: object = None) -> None:
+    passing.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def _kept(
-    headers: Mapping[str, str], without: frozenset[str], more: Mapping[str, str]
+    headers: Mapping[str, str], without: Collection[str], more: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    lowered = {name.lower() for name in without}
+    named = headers.get(hdrs.CONNECTION, "").split(",")
+    lowered = {name.strip().lower() for name in (*without, *named)}
     kept = [(name, value) for name, value in headers.items() if name.lower() not in lowered]
     return [*kept, *more.items()]

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self
 
+from walstore.format.packed import MOST_OFFSET
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.remote.appenders import TAG_BYTES
 from walstore.remote.client import READ_SERVICE, Client
 from walstore.remote.remote_wal import check_places
-from walstore.remote.server_search import epoch_of
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening, warn_unclosed
@@ -59,6 +59,15 @@ def connect_readonly(
         return RemoteReadonlyWal(client)
 
     return Opening(connect_it)
+
+
+class CopySource(RemoteSource):
+    """What a reader of a copy reads from. The copy may lack what the caller knows of: it comes."""
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned, which a copy does not know."""
+        return MOST_OFFSET
 
 
 class RemoteReadonlyWal:
@@ -125,7 +134,7 @@ class RemoteReadonlyWal:
     ) -> Reader:
         """Return a reader; options as :meth:`walstore.Wal.reader`. It goes on when the server is replaced."""
         self.client.check_home()
-        source = RemoteSource(self.client, self._mirror, "durable")
+        source = CopySource(self.client, self._mirror, "durable")
         return Reader(
             source,
             start=start,
@@ -169,4 +178,5 @@ class RemoteReadonlyWal:
         return f"<RemoteReadonlyWal {self.client.address} [{seen.head}, {seen.visible_limit})>"
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
-        self._mirror.begin(welcome["log"]["limits"], epoch_of(welcome))
+        # What is replicated stays so in any epoch: no limit goes back.
+        self._mirror.hear(welcome["log"]["limits"])

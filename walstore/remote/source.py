@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from walstore.batches.batch import Batch
-from walstore.errors import StorageUnavailableError
+from walstore.errors import OffsetTrimmedError, StorageUnavailableError
 from walstore.records import Durability
 from walstore.remote.client import Client, Fate
 from walstore.wire.message import Kind, ProtocolViolationError
@@ -14,6 +14,8 @@ from walstore.wire.records import unpack_batches
 
 _WAIT_SECONDS: Final = 30.0
 """How long the server waits for records before it answers without any."""
+_BEHIND_SECONDS: Final = 5.0
+"""How long a copy has to get records that the client has heard of."""
 _READ_BYTES: Final = 1 << 20
 
 
@@ -132,8 +134,13 @@ class RemoteSource:
         """Return consecutive batches from exactly ``position``; at least one record."""
         arrived, self._arrived = self._arrived, []
         while not arrived or arrived[0].start != position:
-            # The records are there, so the server answers at once.
-            arrived = await self._request(position, limit, max_bytes, _WAIT_SECONDS)
+            # The records are there, so the server answers at once; unless it has a copy that lacks them.
+            arrived = await self._request(position, limit, max_bytes, _BEHIND_SECONDS)
+            if not arrived:
+                raise StorageUnavailableError(
+                    f"the copy at {self._client.address} has less of the log than another one had; "
+                    "read again later, or elsewhere"
+                )
         return [
             batch if batch.limit <= limit else batch.slice(batch.start, limit)
             for batch in arrived
@@ -151,7 +158,11 @@ class RemoteSource:
     ) -> list[Batch]:
         head = [position, stop, max_bytes, seconds, self._visibility]
         request = self._client.send(Kind.READ, head, fate=Fate.REPEATED)
-        answer, payload = await self._client.wait(request)
+        try:
+            answer, payload = await self._client.wait(request)
+        except OffsetTrimmedError as error:
+            self._mirror.head = max(self._mirror.head, error.head)
+            raise
         match answer:
             case [list(intervals), limits, int(visible)]:
                 pass

@@ -19,6 +19,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
 )
+from walstore.files.directory import PROMISE_NAME
 from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import FileSystem
@@ -113,12 +114,14 @@ class ReplicaNode:
             path = self.directory / name
             loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(None, self._fs.list, path)
+                names = await loop.run_in_executor(None, self._fs.list, path)
             except (FileNotFoundError, NotADirectoryError):
-                text = f"this machine has no copy of the log {name!r}"
-                raise LogNotFoundError(text, location=str(path)) from None
+                names = []
             except OSError as error:
                 raise describe_open(error, path) from error
+            if PROMISE_NAME not in names:
+                text = f"this machine has no copy of the log {name!r}"
+                raise LogNotFoundError(text, location=str(path))
         found = (await self._find(name)).log
         await found.begin()
         return found

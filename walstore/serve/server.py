@@ -220,9 +220,11 @@ class Server:
 
     async def readable(self, name: str | None) -> Wal | CopyLog:
         """Return a log that can be read here: a copy, or the log itself. As :meth:`log` raises."""
-        led = None if self._cluster is None else self._cluster.led.get(str(name))
-        if led is not None:
-            return led
+        if self._cluster is not None:
+            led = None if name is None else self._cluster.led.get(name)
+            if led is not None:
+                return led
+            self._cluster.check_has_copy(name)
         if self._replicas is None or self._logs is not None:
             found = await self.log(name)
             assert not isinstance(found, Address)

@@ -33,6 +33,7 @@ _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 _WEB: Final = re.compile(r"https?://[^/\s?#@]{1,300}")
+_TIER: Final = re.compile(r"[a-z][a-z0-9+]*://[^\s]*[^\s:/][^\s]*")
 _MOST_LABELS: Final = 64
 SETTING_NAMES: Final = frozenset(one.name for one in dataclasses.fields(Settings)) - {
     "durability",
@@ -111,8 +112,10 @@ class LogSpec(NamedTuple):
                 )
         if len(self.labels) > _MOST_LABELS:
             raise InvalidSettingsError(f"a log has at most {_MOST_LABELS} labels")
-        if as_text(self.tier, "tier") and "://" not in self.tier:
-            raise InvalidSettingsError(f"tier must be a URL such as s3://bucket/{self.tier[:100]}")
+        if as_text(self.tier, "tier") and not _TIER.fullmatch(self.tier):
+            raise InvalidSettingsError(
+                f"tier must be a URL such as s3://bucket/prefix or file:///directory, not {self.tier[:200]!r}"
+            )
         self.over(Settings())
         return self
 

@@ -13,6 +13,7 @@ import pytest
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 from tests.walstore.replication.cluster import Cluster
+from uploader import CloudTier
 from walstore import Wal
 from walstore.cli import cluster
 from walstore.topology.documents import Leader, LogSpec, Member
@@ -58,34 +59,55 @@ def test_a_log_is_made_and_changed(cli: Cli, store: MemoryKeyValues) -> None:
     assert store.revision == revision  # nothing to change
 
 
-def test_a_log_has_a_tier_and_settings_of_its_own(cli: Cli, store: MemoryKeyValues) -> None:
+def test_a_log_has_a_tier_and_settings_of_its_own(
+    cli: Cli, store: MemoryKeyValues, tmp_path: Path
+) -> None:
+    url = (tmp_path / "store" / "orders").as_uri()
     assert "needs a store URL" in cli("logs", "apply", "orders", "--tier", "bucket").error
-    done = cli("logs", "apply", "orders", "--tier", "s3://b/orders",
+    done = cli("logs", "apply", "orders", "--tier", url,
                "--set", "retention_bytes=1000000", "--set", "compression=zstd")  # fmt: skip
     assert (done.code, done.lines[5:]) == (
         0,
-        [
-            "tier             s3://b/orders",
-            "retention_bytes  1000000",
-            "compression      zstd",
-        ],
+        [f"tier             {url}", "retention_bytes  1000000", "compression      zstd"],
     ), done.out
     own = {"retention_bytes": 1000000, "compression": "zstd"}
-    assert (spec(store).tier, spec(store).settings) == ("s3://b/orders", own)
+    assert (spec(store).tier, spec(store).settings) == (url, own)
     assert cli("logs", "apply", "orders", "--set", "compression=", "--label", "a=b").code == 0
-    assert (spec(store).tier, spec(store).settings) == (
-        "s3://b/orders",
-        {"retention_bytes": 1000000},
-    )
+    assert (spec(store).tier, spec(store).settings) == (url, {"retention_bytes": 1000000})
     for wrong in ("no=1", "durability=disk", "segment_bytes=1", "segment_bytes=many"):
         refused = cli("logs", "apply", "orders", "--set", wrong)
         assert (refused.code, wrong.partition("=")[0] in refused.error) == (1, True), refused.error
-    assert "cannot be changed" in cli("logs", "apply", "orders", "--tier", "s3://b/other").error
     (row,) = cli("logs", "list", "--json").json["logs"]
-    assert (row["tier"], row["settings"]) == ("s3://b/orders", {"retention_bytes": 1000000})
-    without = json.dumps({**row, "tier": ""})
-    refused = cli("logs", "apply", "--from", "-", stdin=without.encode())
-    assert (refused.code, "cannot be changed" in refused.error) == (1, True)
+    assert (row["tier"], row["settings"]) == (url, {"retention_bytes": 1000000})
+
+
+def test_a_tier_is_changed_only_while_nothing_is_there(
+    cli: Cli, store: MemoryKeyValues, tmp_path: Path
+) -> None:
+    first, second, used = ((tmp_path / name).as_uri() for name in ("first", "second", "used"))
+
+    async def use(url: str) -> None:
+        async with Wal.open(tmp_path / "log", tier=CloudTier(url)) as wal:
+            await wal.append(b"v", durability="cloud")
+
+    asyncio.run(use(used))
+    for wrong, said in (("s3://", "must be a URL"), ("nope://x", "store URL"), (used, "is a log")):
+        refused = cli("logs", "apply", "orders", "--tier", wrong)
+        assert (refused.code, said in refused.error) == (1, True), refused.error
+    assert cli("logs", "apply", "orders", "--tier", first).code == 0
+    assert cli("logs", "apply", "orders", "--tier", second).code == 0  # nothing was shipped
+    assert spec(store).tier == second
+    put(store, "walstore/logs/orders", LogSpec(tier="nope://x").encode())
+    assert cli("logs", "apply", "orders", "--tier", first).code == 0  # nothing can be there
+    put(store, "walstore/logs/orders", LogSpec(tier=used).encode())
+    row = cli("logs", "list", "--json").json["logs"][0]
+    without = json.dumps({**row, "tier": ""}).encode()
+    for refused in (
+        cli("logs", "apply", "orders", "--tier", first),
+        cli("logs", "apply", "--from", "-", stdin=without),
+    ):
+        assert (refused.code, "cannot be changed" in refused.error) == (1, True)
+    assert spec(store).tier == used
 
 
 def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:

@@ -15,11 +15,20 @@ from aiohttp.test_utils import TestServer
 
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
-from walstore.errors import InvalidSettingsError
+from walstore import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    connect,
+    connect_readonly,
+)
+from walstore.cluster.member import ClusterMember
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import RefusedError
 from walstore.http.proxy import Proxy
+from walstore.serve import Server
 from walstore.topology.documents import check_web
+from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
 PATH = "/v1/stream/orders"
@@ -58,6 +67,7 @@ async def serving(
 async def create(cluster: Machines, client: aiohttp.ClientSession, by: int = 0) -> Machine:
     async with client.put(at(cluster.all[by]), headers=TEXT, data=b"one") as answer:
         assert answer.status == 201, await answer.text()
+        assert answer.headers["Location"] == at(cluster.all[by])
     return await cluster.led(by=cluster.all[by])
 
 
@@ -215,6 +225,57 @@ async def test_a_token_is_asked_for_at_each_machine(
                 assert answer.status == 401
             async with client.post(at(machine), headers=headers, data=b"x") as answer:
                 assert answer.status == 204
+
+
+async def test_a_stream_made_at_three_machines_at_once(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    for number in range(3):
+        path = f"/v1/stream/s{number}"
+        answers = await asyncio.gather(
+            *(client.put(at(machine, path), headers=TEXT) for machine in cluster.all)
+        )
+        assert {answer.status for answer in answers} <= {200, 201, 503}
+        assert 201 in {answer.status for answer in answers}
+
+
+async def test_before_it_has_joined_a_machine_is_not_ready(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    store = MemoryKeyValues()
+    async with (
+        ClusterMember.open(tmp_path, store.client()) as member,
+        HttpServer.open(None, "127.0.0.1:0", cluster=member) as server,
+        Server.open(None, cluster=member, unix=tmp_path / "s"),
+    ):
+        for path, status in (("/ready", 503), (PATH, 503), ("/health", 200)):
+            async with client.get(server.addresses[0] + path) as answer:
+                assert answer.status == status
+        for connecting in (connect, connect_readonly):
+            with pytest.raises(StorageUnavailableError, match="is starting"):
+                await connecting(f"unix://{tmp_path}/s", log="orders", connect_seconds=0.2)
+        await member.join(f"unix://{tmp_path}/s")
+        async with client.get(server.addresses[0] + "/ready") as answer:
+            assert answer.status == 200
+        async with client.get(server.addresses[0] + PATH) as answer:
+            assert answer.status == 404
+
+
+async def test_a_copy_of_an_earlier_time_is_not_read(cluster: Machines) -> None:
+    await cluster.apply(replicas=3)
+    await cluster.led()
+    async with await cluster.connect() as remote:
+        await remote.append(b"one")
+    await cluster.apply(replicas=2)
+    await until(lambda: len(cluster.spec().copies) == 2)
+    (given_up,) = (one for one in cluster.all if one.address not in cluster.spec().copies)
+    await until(lambda: "orders" not in given_up.member.node.logs)  # type: ignore[union-attr]
+    with pytest.raises(LogNotFoundError, match="on other machines"):
+        await connect_readonly(given_up.address, log="orders", connect_seconds=0.2)
+    async with connect_readonly([one.address for one in cluster.all], log="orders") as log:
+        assert (await anext(log.reader())).value == b"one"
+    with pytest.raises(LogNotFoundError, match="no such log"):
+        await connect_readonly(given_up.address, log="no", connect_seconds=0.2)
 
 
 async def test_a_machine_alone_makes_no_stream(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tests.walstore.replication.cluster import SMALL, Cluster, Machine
 from walstore import (
     AccessDeniedError,
@@ -20,6 +21,7 @@ from walstore import (
     connect,
     connect_readonly,
 )
+from walstore.remote import source
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.wire.message import Kind
@@ -209,8 +211,58 @@ async def test_names_that_are_not_there(cluster: Cluster) -> None:
     with pytest.raises(Exception, match="name the log"):
         await connect_readonly(machine.address, connect_seconds=0.5)
     (machine.path / "empty").mkdir()
-    with pytest.raises(StorageUnavailableError, match="nothing of the log yet"):
+    with pytest.raises(LogNotFoundError, match="no copy"):  # somebody else's
         await connect_readonly(machine.address, log="empty", connect_seconds=0.2)
+    assert not list((machine.path / "empty").iterdir())
+    (machine.path / "empty" / "PROMISE").write_bytes((await promise_of(cluster)).read_bytes())
+    assert machine.node is not None
+    with pytest.raises(StorageUnavailableError, match="nothing of the log yet"):
+        await machine.node.log("empty")
+
+
+async def promise_of(cluster: Cluster) -> Path:
+    """Make a copy; return its promise."""
+    await (await cluster.primary(0)).aclose()
+    return cluster.machines[2].path / "orders" / "PROMISE"
+
+
+async def test_a_copy_that_knows_less_than_was_heard(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node was started again, and no primary has spoken to it: an error or waiting; no limit falls."""
+    monkeypatch.setattr(source, "_BEHIND_SECONDS", 0.2)
+    wal = await cluster.primary(0)
+    await wal.append_many([b"%d" % number for number in range(100)])
+    machine = cluster.machines[1]
+    async with await copy_at(machine) as log:
+        await first(log, 100)
+        await wal.aclose()
+        await machine.stop()
+        await machine.start()
+        with pytest.raises(StorageUnavailableError, match="has less of the log"):
+            async for _ in log.reader(follow=False):
+                pass
+        assert not len(await log.reader(101).fetch(max_wait=0.2))
+        assert not len(await log.reader(200).fetch(max_wait=0.2))
+        assert log.limit == 101
+        await cluster.machines[0].start()
+        async with await cluster.primary(2) as after:
+            await after.append(b"more")
+            assert (await first(log, 101))[-1] == b"more"
+
+
+async def test_a_head_that_somebody_else_moved(cluster: Cluster) -> None:
+    async with await cluster.primary(0) as wal, await copy_at(cluster.machines[1]) as log:
+        for number in range(40):
+            await wal.append_many([b"%d" % number * 200] * 20)
+        await first(log, 800)
+        await wal.trim(600)
+        node = cluster.machines[1].node
+        assert node is not None
+        await until(lambda: node._held["orders"].log.head > 1)
+        with pytest.raises(OffsetTrimmedError):
+            await anext(log.reader("earliest"))
+        assert (await anext(log.reader("earliest"))).offset == log.head > 1
 
 
 async def test_a_log_that_is_not_replicated_is_read_in_the_same_way(tmp_path: Path) -> None:
