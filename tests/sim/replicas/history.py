@@ -324,7 +324,8 @@ class ReplicaHistory:
                 continue
             gone: Machine | None = (absent or [self.random.choice(doomed)])[0]
             new: Machine | None = self.random.choice(spare)
-            resizes = self.random.random() < self.plan.resizes
+            share = self.plan.resizes
+            resizes = share > 0 and self.random.random() < share
             if resizes and len(now.machines) > self.plan.copies:
                 new = None  # one copy less
             elif resizes and not absent:
