@@ -121,7 +121,7 @@ MUTANTS: Final = (
     Mutant(WRITER, "if self._linger_seconds and not self._stopping", "if self._linger_seconds"),
     Mutant(WRITER, "while self._tail.written_limit < limit:", "while self._tail.written_limit < limit - 1:"),
     Mutant(WRITER, 'return to_wal_error(cause, "unknown")', "return None"),
-    Mutant(WRITER, '"unknown" if outcome == "durable" else outcome', "outcome"),
+    Mutant(WRITER, '"unknown" if outcome == "durable" and may_be_cut else outcome', "outcome"),
     Mutant(CAS, "if found.data == self._data:", "if found.etag == self._data:"),
     Mutant(CAS, "self._was_open or (self._may_have_happened and is_old)", "self._was_open"),
     Mutant(CAS, 'if error.outcome == "not_written":', "if error.retriable:"),

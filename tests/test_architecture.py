@@ -146,6 +146,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/cursors/kept_queue.py KeptQueue._follow": "ends with the change; aclose() waits for it",
     "walstore/cursors/queue.py RequestQueue._wake": "ends when the queue is empty; aclose() waits for it",
     "walstore/http/http_server.py HttpServer._listen": "aclose() ends it",
+    "walstore/http/proxy.py Proxy._while": "its block ends it",
     "walstore/http/http_server.py HttpServer.aclose": "the closing itself; aclose() waits for it",
     "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",
     "walstore/remote/client.py Client._reconnect": "aclose() ends it",

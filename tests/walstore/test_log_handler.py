@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_dropped_and_told(
         for number in range(10):
             logger.info("%d", number)
         handler.flush()
-    assert handler.dropped >= 6
+    assert handler.dropped >= 4  # three may be in the queue, and three in the hands of the thread
     handler.flush_seconds = 20  # now it can
     handler.flush()
     logger.info("last")
