@@ -42,10 +42,15 @@ class _Promised(NamedTuple):
     copy: RemoteCopy | None
     """None for the primary's own."""
 
+    is_blank: bool = False
+    """Whether it counted, and has no file of the log: it never got one, or they were removed. It decides only
+    together with all others."""
+
     @classmethod
     def of(cls, end: CopyEnd, is_whole: bool, copy: RemoteCopy | None) -> _Promised:  # noqa: FBT001
-        """Return it. One that has no file of the log, and had, decides nothing: its files were removed."""
-        return cls(end, is_whole and bool(end.log_id), copy)
+        """Return what a copy has answered."""
+        has_log = bool(end.log_id)
+        return cls(end, is_whole and has_log, copy, is_whole and not has_log)
 
 
 async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lane) -> int:
@@ -89,6 +94,8 @@ async def _try_epoch(
 
     def are_enough() -> bool:
         whole = sum(one.is_whole for one in promised)
+        if len(promised) == settings.copies:  # nobody else could know more
+            whole += sum(one.is_blank for one in promised)
         return whole >= settings.needed_to_take_over and len(promised) >= settings.needed
 
     def is_decided() -> bool:
@@ -179,7 +186,7 @@ def _too_few(
 
 async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool) -> None:
     """Make the own copy equal to the one that has most, if that is another."""
-    counted = [one for one in promised if one.is_whole or is_new]
+    counted = [one for one in promised if one.is_whole or one.is_blank or is_new]
     best = max(counted, key=lambda one: (one.end.epoch, one.end.place))
     mine = promised[0]
     has_more = (best.end.epoch, best.end.place) > (mine.end.epoch, mine.end.place)
