@@ -175,10 +175,17 @@ class ClusterMember:
         )
 
     def log_options(self, name: str, spec: LogSpec) -> dict[str, Any]:
-        """Return what a log is opened with; InvalidSettingsError if it has a tier, and this machine none."""
+        """Return what a log is opened with; InvalidSettingsError if its tier cannot be made here."""
         if spec.tier and self._tier is None:
             raise InvalidSettingsError(f"{name} ships to {spec.tier}; this machine has no tier=")
-        tier = self._tier(name, spec.tier) if self._tier is not None and spec.tier else None
+        try:
+            tier = self._tier(name, spec.tier) if self._tier is not None and spec.tier else None
+        except (
+            Exception
+        ) as error:  # the caller's function: its mistake must not end the machine's part
+            raise InvalidSettingsError(
+                f"tier= made no tier of {spec.tier} for {name}: {error!r}"
+            ) from error
         return {**self._wal, "settings": spec.over(self._settings), "tier": tier}
 
     async def join(self, address: str, *, web: str = "") -> None:

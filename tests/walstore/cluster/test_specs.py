@@ -92,6 +92,24 @@ async def test_settings_of_a_log_are_those_of_every_leader(tmp_path: Path) -> No
                 pass
 
 
+def broken_tier(name: str, url: str) -> CloudTier:
+    raise KeyError(f"no credentials for {name}")
+
+
+async def test_a_machine_whose_tier_cannot_be_made_lets_others_lead(tmp_path: Path) -> None:
+    async with Machines(tmp_path, tier=tier) as machines:
+        broken = Machine(tmp_path / "broken", machines.store.client(), tier=broken_tier)
+        await broken.start()
+        try:
+            copies = (broken.address, machines.all[0].address, machines.all[1].address)
+            spec = LogSpec(tier=(tmp_path / "store" / "orders").as_uri()).with_copies(copies)
+            await machines.apply(**spec._asdict())
+            assert await machines.led() is not broken
+            assert broken.led() is None
+        finally:
+            await broken.stop()
+
+
 async def test_a_machine_without_stores_does_not_lead_a_log_that_ships(tmp_path: Path) -> None:
     async with Machines(tmp_path, tier=tier) as machines:
         without = Machine(tmp_path / "plain", machines.store.client())

@@ -68,6 +68,34 @@ async def test_first_segments_that_one_copy_lost_come_from_another(
     await sound.aclose()
 
 
+@pytest.mark.parametrize("happened", [False, True])
+@pytest.mark.parametrize("kind", ["pwrite", "datasync", "replace", "sync_directory", "remove"])
+async def test_copying_first_segments_may_fail_at_any_call(
+    cluster: Cluster, kind: str, happened: bool
+) -> None:
+    """Also by an error of what was done: it is tried again, and nothing is missing or twice."""
+    wal = await cluster.primary(0)
+    before = await fill(wal)
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    await stop(cluster)
+    for path in segments(cluster, 1)[:2]:
+        path.unlink()
+    for number in (0, 2):
+        await cluster.machines[number].start()
+    disk = cluster.machines[1].fs = FaultyFileSystem()
+    disk.fail(kind, nth=2, happened=happened)
+    damaged: Wal | None = None
+    while damaged is None:
+        with suppress(StorageUnavailableError):
+            damaged = await cluster.primary(1)
+    assert await values(damaged) == before
+    await damaged.aclose()
+    assert [path.name for path in segments(cluster, 1)] >= [
+        path.name for path in segments(cluster, 0)
+    ]
+
+
 async def test_what_no_other_copy_has_is_not_called_durable(cluster: Cluster) -> None:
     disk = cluster.machines[0].fs = FaultyFileSystem()
     wal = await cluster.primary(0, patience_seconds=10.0)
