@@ -356,7 +356,7 @@ class Tier(Protocol):
         ``is_replicated``: the copies of the log have made this directory its primary, and enough of them have
         what it has. ``claims`` are those that any primary of the log asked for, and ``remember`` makes them
         durable on enough machines. A new log (None) is refused where another log ships, ContentionError,
-        unless the tier was told to take it over.
+        unless the tier was made with ``take_over``.
         """
 
     async def run(self, source: TierSource) -> None:
@@ -392,7 +392,7 @@ class LogExtents(NamedTuple):
     segments: Sequence[Extent]
     """The files on this disk, oldest first; the last is the one that is written."""
     stored: Sequence[Extent]
-    """What the tier's manifest names, oldest first; empty without a tier, or one that does not tell."""
+    """What the tier's manifest names, oldest first; empty without a tier, or one that does not report it."""
     retention: Sequence[str]
     """What retention last found that should be deleted, and why it was kept if it was."""
     tier_url: str | None = None

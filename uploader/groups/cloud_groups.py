@@ -135,7 +135,7 @@ class CloudGroups:
         layout.group_path(name)
         place = self._group_place()
         used = (self._used_groups or {}).pop(name, None)
-        if used is not None:  # first, as one that is being made would be made anew
+        if used is not None:  # first, as one that is being made would be made again
             await used.end()
         return await remove(place, name, self.make_group_tag())
 
@@ -189,7 +189,7 @@ def _check_letters(letters: object) -> None:
             f"letters is {_LETTERS}, by 'async with' or 'await'; not {type(letters).__name__}"
         )
     if getattr(letters, "is_closing", False):
-        raise WalClosedError("letters= is closed; open it anew")
+        raise WalClosedError("letters= is closed; open it again")
 
 
 def _is_group(key: str) -> bool:

@@ -132,7 +132,7 @@ async def remove_cursor(place: GroupPlace, name: str, document: GroupDocument) -
 
 
 async def _delete_cursors(place: GroupPlace, name: str) -> None:
-    """Delete the cursors of all groups that had a name: a damaged one does not tell which is its own."""
+    """Delete the cursors of all groups that had a name: a damaged one does not show which is its own."""
     own = re.compile(rf"group_{name}_[A-Za-z0-9]+")
     for cursor in await place.cursors.list():
         if own.fullmatch(cursor.name):

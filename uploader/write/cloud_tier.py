@@ -202,7 +202,7 @@ class CloudTier:
         """Read the manifest of a replicated log again: its last primary went on while the copies decided.
 
         ContentionError if the log is new and another one ships here: then two logs have one prefix, or all
-        copies of one are lost, which only ``take_over`` tells apart.
+        copies of one are lost, which only ``take_over`` distinguishes.
         """
         root = self._root
         assert root is not None, "open the tier first"

@@ -331,7 +331,7 @@ def _open_locked(
 def _settle_side_files(
     fs: FileSystem, directory: Path, ledger: Ledger, *, is_ours: bool, is_replicated: bool
 ) -> Mapping[str, Found] | None:
-    """Make the files beside the log, cursors and journals of groups, say nothing that is not so any more.
+    """Make the files next to the log, cursors and journals of groups, say nothing that is not so any more.
 
     ``is_ours``: there is a checkpoint. A copy loses it before another primary's frames come in, so with one
     this directory was also the last to have the log open, and the journals are of that time. Without one they

@@ -116,7 +116,7 @@ class Client:
         self.on_welcome: Callable[[dict[str, Any]], None] = lambda _: None
         """Called with it for each connection."""
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when a connection is lost, after its requests were told."""
+        """Called when a connection is lost, after its requests have failed or wait."""
         self._addresses = addresses
         self._token = token
         self._tls = tls

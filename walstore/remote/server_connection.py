@@ -123,7 +123,7 @@ class ServerConnection(asyncio.Protocol):
     def moved(self) -> tuple[int, int]:
         """Numbers that change while something leaves this program, or reaches the other side.
 
-        The second one is for TLS, whose transport does not tell how much waits below it.
+        The second one is for TLS, whose transport does not report how much waits below it.
         """
         sock = None
         if self._transport is not None:

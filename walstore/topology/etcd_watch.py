@@ -31,7 +31,7 @@ class EtcdWatch:
     forgotten a deletion at the very revision that it is compacted to, and begins there without an error.
 
     A node is asked for the newest key whenever it was silent for ``request_seconds``. It is left if it does
-    not answer, and if it knows of a change that the watch does not tell.
+    not answer, and if it knows of a change that the watch does not report.
     """
 
     def __init__(self, gateway: EtcdGateway, prefix: str, after: int) -> None:
@@ -92,9 +92,11 @@ class EtcdWatch:
         return events
 
     async def _check(self, endpoint: str) -> None:
-        """Find out whether a silent node has nothing to tell."""
+        """Find out whether a silent node has nothing to report."""
         if self._is_behind:
-            raise EtcdEndpointError(f"{endpoint}: its watch does not tell all", is_open=False)
+            raise EtcdEndpointError(
+                f"{endpoint}: its watch does not report everything", is_open=False
+            )
         newest, revision = await self._gateway.ask_at(
             endpoint, "/v3/kv/range", messages.newest_body(self._prefix), messages.found_of
         )

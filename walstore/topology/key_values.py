@@ -116,7 +116,7 @@ class KeyValues(Protocol):
 
         LeaseLostError if there is no such lease. StorageUnavailableError only if nothing was written and
         nothing will be. OutcomeUnknownError if the request was sent, no answer came, and the key does not
-        tell whether it was executed. It may still be executed later, but not once the key, expected to be
+        show whether it was executed. It may still be executed later, but not once the key, expected to be
         there, has another revision: of several swaps with the same ``expected`` above 0 at most one is
         executed. So :meth:`get` the key, and swap again with the revision that is found.
         Cancelling leaves the outcome open in the same way.
