@@ -6,6 +6,9 @@ What was acknowledged, by copies or bucket, is in the log once, and the bucket h
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import itertools
 import json
 import random
 import signal
@@ -64,6 +67,37 @@ class ShippingMachine(Machine):
         command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
         self.process = subprocess.Popen([*command, url, shape], stderr=subprocess.DEVNULL)
 
+    def stop(self, bucket: Path) -> int:
+        """Stop the process, but not within the lock of the directory that stands for an object store.
+
+        Return how often it was within.
+        """
+        for count in itertools.count():
+            self.send(signal.SIGSTOP)
+            with (bucket / ".tmp/lock").open("a") as lock:
+                for _ in range(20):  # what the lock was asked for before the stop may take a moment
+                    with contextlib.suppress(BlockingIOError):
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        return count
+                    threading.Event().wait(0.005)
+            self.send(signal.SIGCONT)
+        raise AssertionError
+
+    def is_whole(self) -> bool:
+        """Whether the copy counts in a takeover."""
+        promise = self.path / "orders" / "PROMISE"
+        return promise.exists() and bool(json.loads(promise.read_text())["whole"])
+
+
+def can_lose_a_disk(leader: ShippingMachine, third: ShippingMachine) -> bool:
+    """Wait until both count; two that do not are too few to take over. False if the leader ends."""
+    assert leader.process is not None
+    while not (leader.is_whole() and third.is_whole()):
+        if leader.process.poll() is not None:
+            return False
+        threading.Event().wait(0.01)
+    return True
+
 
 @pytest.mark.parametrize("shape", ["swap", "chain"])
 def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, shape: Any) -> None:
@@ -85,7 +119,10 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
             old, leader = leader, chance.choice(others)
             fault = chance.choice(["kill", "stop", "new disk"] if turn else ["kill"])
             happened[fault] += 1
-            old.send(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+            if fault == "stop":
+                happened["within the lock"] += old.stop(tmp_path / "bucket")
+            else:
+                old.send(signal.SIGKILL)
             leader.kill()
             leader.ship([one for one in machines if one is not leader], story, url, shape)
             if fault == "stop":
@@ -96,8 +133,9 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
             elif fault == "new disk":
                 wait_for_more(story, 20, leader)
                 old.kill()
-                for path in (old.path / "orders").iterdir():
-                    path.unlink()
+                if can_lose_a_disk(leader, *(one for one in others if one is not leader)):
+                    for path in (old.path / "orders").iterdir():
+                        path.unlink()
             else:
                 old.kill()
             old.serve()

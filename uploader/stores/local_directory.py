@@ -2,8 +2,9 @@
 
 * Create: write a temporary file, fsync it, link(2) it to its name (which fails if the name is taken),
   fsync the directory.
-* Swap: under an exclusive flock, compare the hash of the content, write and fsync a temporary file,
-  rename it over the old one, fsync the directory.
+* Swap: write and fsync a temporary file; under an exclusive flock, compare the hash of the content and
+  rename the file over the old one; fsync the directory. A process that is stopped while it has the lock
+  holds others up: after ten seconds they raise, with nothing written.
 * A read returns only durable content: a writer may have been killed between its link and the fsync of
   the directory, so a read makes up for an fsync that this store has not seen. Without it an uploader
   could build on a fragment that is lost in a power cut.
@@ -29,6 +30,7 @@ import hashlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -54,6 +56,9 @@ from walstore.ports import Clock
 
 _TEMPORARY = ".tmp"
 _STALE_US = 3_600_000_000
+# A swap has the lock for a comparison and a rename: milliseconds on a busy disk.
+_LOCK_SECONDS = 10.0
+_LONGEST_PAUSE_SECONDS = 0.02
 # Coarser than the time stamps of any file system with hard links.
 _STAMP_GRAIN_NS = 2_000_000_000
 _PIECE_BYTES = 1 << 20
@@ -136,7 +141,7 @@ class Directory:
         with (
             self._translated(target, "not_written"),
             self._temporary(data) as temporary,
-            self._locked(),
+            self._locked("not_written"),
         ):
             if _etag(target) != etag:
                 raise PreconditionFailedError(f"the object was changed in {self._root}", key=key)
@@ -151,7 +156,7 @@ class Directory:
             target = self._target(key)
             with self._translated(target, "unknown"), contextlib.suppress(FileNotFoundError):
                 # The lock keeps a swap from bringing back what was deleted under it.
-                with self._locked():
+                with self._locked("unknown"):
                     os.unlink(target)
                 changed.add(target.parent)
         for directory in changed:
@@ -205,15 +210,30 @@ class Directory:
                 os.unlink(path)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, outcome: Outcome) -> Iterator[None]:
         self._prepare()
         path = self._root / _TEMPORARY / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._lock(descriptor, outcome)
             yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, descriptor: int, outcome: Outcome) -> None:
+        deadline, pause = time.monotonic() + _LOCK_SECONDS, 0.001
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StorageUnavailableError(
+                        f"another process has had the lock of {self._root} for {_LOCK_SECONDS:g} seconds,"
+                        " as one does that is stopped: continue or end it",
+                        outcome=outcome,
+                    ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _prepare(self) -> None:
         """Create the directories and remove left-overs, once."""

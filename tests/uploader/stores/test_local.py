@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -337,6 +338,31 @@ async def test_left_overs_of_killed_writers_are_removed_when_old(root):
         assert (temporary / "old").exists()
         await store.put_if_absent("a", b"")
     assert {path.name for path in temporary.iterdir()} == {"young", "lock"}
+
+
+async def test_a_process_that_keeps_the_lock_is_named_and_not_waited_for_without_end(
+    store, root, monkeypatch
+):
+    monkeypatch.setattr("uploader.stores.local_directory._LOCK_SECONDS", 0.05)
+    etag = await store.put_if_absent("a", b"1")
+    with (root / ".tmp/lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        with pytest.raises(
+            StorageUnavailableError, match="another process has had the lock"
+        ) as raised:
+            await store.put_if_match("a", b"2", etag)
+        assert (raised.value.retriable, raised.value.outcome) == (True, "not_written")
+        with pytest.raises(
+            StorageUnavailableError, match="another process has had the lock"
+        ) as raised:
+            await store.delete(["a"])
+        assert raised.value.outcome == "unknown"
+        assert (await store.get("a")).data == b"1"
+        monkeypatch.undo()
+        waiting = asyncio.ensure_future(store.put_if_match("a", b"3", etag))
+        await asyncio.sleep(0)
+    assert await waiting
+    assert (await store.get("a")).data == b"3"
 
 
 async def test_etags_name_the_content(store, root):
