@@ -25,6 +25,9 @@ REPAIR_NAME: Final = "repair.wal"
 """File of a repair in progress. Its name ends like a segment's, so that the log does not open."""
 PROMISE_NAME: Final = "PROMISE"
 """File of a copy of a replicated log (``walstore.replication.promise``)."""
+SYNCED_NAME: Final = "SYNCED"
+"""How far a copy of a replicated log was synced here: laid out as the durable cell, which only the writer of
+a log has. It is no evidence once its segment was replaced, and is removed before the copy is cut."""
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000
@@ -127,14 +130,16 @@ def load_claims(fs: FileSystem, directory: Path) -> Claims:
     return found or Claims()
 
 
-def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
-    """Return the durable cell, or None if there is none or it stays damaged.
+def read_cell(
+    fs: FileSystem, directory: Path, name: str = checkpoint.CELL_FILE_NAME
+) -> DurableCell | None:
+    """Return the durable cell, or a file like it, or None if there is none or it stays damaged.
 
     A damaged cell is read again, since a writer may be half-way through an update.
     """
     for _ in range(_CELL_ATTEMPTS):
         try:
-            found = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
+            found = checkpoint.decode_cell(fs.read(directory / name))
         except FileNotFoundError:
             return None
         if found is not None:
@@ -148,9 +153,13 @@ def has_cell(fs: FileSystem, directory: Path) -> bool:
 
 
 def evidence_of(
-    start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
+    start: int,
+    salt: int | None,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+    synced: DurableCell | None = None,
 ) -> Evidence:
-    """Return what checkpoint and cell prove was synced of the segment ``start``.
+    """Return what checkpoint and cell, and :data:`SYNCED_NAME`, prove was synced of the segment ``start``.
 
     A segment without records may be replaced by another of the same name, so the salt must match, too.
     """
@@ -159,7 +168,7 @@ def evidence_of(
         durable_position=max(
             (
                 found.tail_position
-                for found in (hint, cell)
+                for found in (hint, cell, synced)
                 if found is not None and (found.tail_start, found.tail_salt) == (start, salt)
             ),
             default=0,

@@ -90,6 +90,10 @@ class ActiveFile:
         """CRC of the last frame of the segment before, as the file's header has it."""
         return segment.decode_header(self._file.pread(segment.HEADER_BYTES, 0), "").previous_crc
 
+    def read(self, position: int, size: int) -> bytes:
+        """Return bytes of the file."""
+        return self._file.pread(size, position)
+
     @property
     def has_unsynced(self) -> bool:
         """Whether frames were written since the last sync."""

@@ -109,6 +109,9 @@ class Evidence:
     own_epoch: int = 0
     """Frames of earlier epochs were copied from another machine: their information about syncs applies
     there."""
+    is_strict: bool = False
+    """Whether a log that ends before ``durable_position`` is damaged, whatever the bytes look like: a copy
+    of a replicated log, which must not take part with less than it acknowledged."""
 
 
 def judge(
@@ -124,6 +127,11 @@ def judge(
     ``rest`` extends from byte ``position`` of the segment to the last nonzero byte; ``header`` is
     the segment's, None for one of version 1.
     """
+    if evidence.is_strict and evidence.durable_position > position:
+        return Verdict.CORRUPT, (
+            f"batches from offset {chain.next_offset} on, up to byte {evidence.durable_position}, were "
+            "synced here, and are damaged or gone"
+        )
     if not any_nonzero(rest):
         return Verdict.END, "no bytes after the last batch"
     salt = None if header is None else header.salt

@@ -29,6 +29,7 @@ from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
+    SYNCED_NAME,
     evidence_of,
     load_checkpoint,
     load_claims,
@@ -63,6 +64,7 @@ BROKEN_SUFFIX: Final = ".broken"
 MOST_BROKEN: Final = 8
 """How many copies of torn tails are kept in a directory."""
 _CHUNK_BYTES: Final = 8 << 20
+_REMAKE: Final = "empty the directory of this copy to have it made again from the others"
 _NO_EPOCH: Final = 1 << 63
 """Above all epochs: no frame says anything of this disk."""
 
@@ -179,14 +181,27 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     """Cut a torn tail off a copy of a log, and make the rest durable; None if there is no log.
 
     A copy's frames are those of another machine, where what they say of syncs applied; only checkpoint and
-    cell speak of this disk. Raises as :func:`recover_log`.
+    cell, and the file ``SYNCED``, speak of this disk. CorruptionError also if it ends before what they say:
+    such a copy may lack what it acknowledged. Raises as :func:`recover_log`.
     """
     hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory)
-    known = hint if hint is not None and hint.is_of_copy else None
-    found = find_log(fs, directory, fs.list(directory), known, cell, Ledger())
+    synced = read_cell(fs, directory, SYNCED_NAME)
+    # A copy may have lost its oldest segments: they come from another one, so the head is left aside.
+    known = replace(hint, head=0) if hint is not None and hint.is_of_copy else None
+    headless = None if cell is None else cell._replace(head=0)
+    found = find_log(fs, directory, fs.list(directory), known, headless, Ledger())
     if found is None:
         return None
-    start = _recover(fs, directory, found, hint, cell, own_epoch=_NO_EPOCH)
+    if synced is not None and synced.tail_start > found.header.start:
+        raise CorruptionError(
+            f"the newest segments of the copy are gone; {_REMAKE}",
+            path=str(directory),
+            expected=segment.file_name(synced.tail_start),
+            found=segment.file_name(found.header.start),
+        )
+    evidence = evidence_of(found.header.start, found.header.salt, hint, cell, synced)
+    evidence = replace(evidence, own_epoch=_NO_EPOCH, is_strict=True)
+    start = _recover(fs, directory, found, hint, evidence)
     start.close()
     epoch = max(start.chain.epoch, found.header.epoch)
     position = found.position if start.active is None else start.active[2]
@@ -266,10 +281,9 @@ def _open_locked(
         chain = Chain(tier_limit, 0, tier_timestamp_us, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
     else:
-        log_id, start = (
-            found.log_id,
-            _recover(fs, directory, found, hint, cell, own_epoch=own_epoch or 0),
-        )
+        evidence = evidence_of(found.header.start, found.header.salt, hint, cell)
+        evidence = replace(evidence, own_epoch=max(evidence.own_epoch, own_epoch or 0))
+        log_id, start = found.log_id, _recover(fs, directory, found, hint, evidence)
     if start.chain.next_offset < tier_limit:
         start.close()
         raise ContentionError(
@@ -440,15 +454,11 @@ def _recover(
     directory: Path,
     found: ScannedLog,
     hint: Checkpoint | None,
-    cell: DurableCell | None,
-    *,
-    own_epoch: int,
+    evidence: Evidence,
 ) -> _Start:
     """Make the end of the log safe to append to."""
     header, chain = found.header, found.chain
     path = directory / segment.file_name(header.start)
-    evidence = evidence_of(header.start, header.salt, hint, cell)
-    evidence = replace(evidence, own_epoch=max(evidence.own_epoch, own_epoch))
     file = fs.open(path, "r+")
     try:
         if found.is_sealed:
@@ -503,8 +513,9 @@ def _cut_torn_tail(
     rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
     verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
     if verdict is Verdict.CORRUPT:
+        advice = _REMAKE if evidence.is_strict else "see 'walstore repair'"
         raise CorruptionError(
-            f"{why}; nothing was changed, see 'walstore repair'",
+            f"{why}; nothing was changed, {advice}",
             path=str(path),
             position=end,
             expected=chain.next_offset,

@@ -6,10 +6,11 @@ and every file that is replaced is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from crc32c import crc32c
 
+from walstore.files.directory import PROMISE_NAME, SYNCED_NAME
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.repair.damages import find_damages, general_notes, loss_notes
@@ -170,15 +171,7 @@ class RepairPlanner:
             text = f"begin the log again at offset {self._limit} with what the checkpoint remembers"
             self._step(RepairKind.REBUILD_HEADER, name, text)
         self._explain_loss()
-        paths = {damage.path for damage in damages}
-        for name, kind in (
-            (checkpoint.FILE_NAME, RepairKind.REBUILD_CHECKPOINT),
-            (checkpoint.CELL_FILE_NAME, RepairKind.REBUILD_CELL),
-        ):
-            if str(survey.path / name) in paths:
-                self._step(kind, name, f"write {name} again from the segments")
-            if name in survey.names:
-                self._move(name)
+        self._replace_side_files({damage.path for damage in damages})
         ledger, _ = self._ledger()
         hint = situation.hint
         return Actions(
@@ -194,6 +187,22 @@ class RepairPlanner:
             tier_url=survey.hint.tier_url if survey.hint else None,
             record_name=self._free_name(lambda number: f"repair-{number}.json"),
         )
+
+    def _replace_side_files(self, damaged: Container[str]) -> None:
+        """Write checkpoint and cell again; a copy of a replicated log loses what makes it count."""
+        survey = self._survey
+        for name, kind in (
+            (checkpoint.FILE_NAME, RepairKind.REBUILD_CHECKPOINT),
+            (checkpoint.CELL_FILE_NAME, RepairKind.REBUILD_CELL),
+        ):
+            if str(survey.path / name) in damaged:
+                self._step(kind, name, f"write {name} again from the segments")
+            if name in survey.names:
+                self._move(name)
+        for name in (PROMISE_NAME, SYNCED_NAME):
+            if name in survey.names:
+                why = "a repaired copy counts for nothing before it has caught up with the others"
+                self._set_aside(name, why)
 
     def _place(
         self, source: SegmentSurvey, run: FrameRun, timestamp_us: int, *, is_last: bool

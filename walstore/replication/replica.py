@@ -12,6 +12,9 @@ Invariants (tests/walstore/replication/test_replica.py)
       primary sent is kept only while everything that it describes is here, durably: it is gone first.
   P5  After a write or sync that failed nothing is taken, and nothing called durable, before the files have
       been looked at again: what the system keeps in memory is not what the disk has.
+  P6  After each sync the copy notes, in the file SYNCED, the end of the last frame that is durable. A copy
+      that ends before that is damaged, and obeys nobody: it may lack what it acknowledged. The note is gone,
+      durably, before frames that it speaks of are cut or begun again.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
+    SYNCED_NAME,
     has_cell,
     load_checkpoint,
     pick_segments,
@@ -33,17 +37,19 @@ from walstore.files.directory import (
 )
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.files.locks import this_process
-from walstore.files.open_files import SPARE_NAME, ActiveFile
+from walstore.files.open_files import SPARE_NAME, ActiveCell, ActiveFile
 from walstore.files.segment_file import read_footer
-from walstore.format import checkpoint, segment
+from walstore.format import checkpoint, frame, segment
+from walstore.format.checkpoint import DurableCell
 from walstore.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.log.opening import enter_log, recover_end
 from walstore.ports import Buffer, FileSystem
 from walstore.replication.position import NOTHING, CopyEnd, Place, SegmentExtent
 from walstore.replication.promise import Promise, keep_promise, load_promise
 
-_RESERVED_BYTES = 64 << 20
+_RESERVED_BYTES: Final = 64 << 20
 """Blocks are reserved ahead up to this size of a segment."""
+_SKIP_BYTES: Final = 4 << 10
 
 
 class Replica:
@@ -71,6 +77,11 @@ class Replica:
         self._is_sealed = False
         self._has_failed = self._has_written = False
         """Whether a write or sync failed since the files were looked at."""
+        self._note = ActiveCell(self._fs, self._directory / SYNCED_NAME, checkpoint.CELL_BYTES)
+        self._noted: Place | None = None
+        """What it says."""
+        self._frames_end = 0
+        """End of the last whole frame of the last segment that was looked for."""
         hint = load_checkpoint(self._fs, self._directory)
         self._has_sent_hint = hint is not None and hint.is_of_copy
         """Whether there is a checkpoint that a primary sent."""
@@ -180,6 +191,7 @@ class Replica:
         with self._noting_failure():
             if self._file is not None and self._file.has_unsynced:
                 self._file.sync()
+            self._note_synced()
         return self.end.place
 
     def keep_hint(self, place: Place, data: bytes) -> None:
@@ -210,6 +222,7 @@ class Replica:
     def cut(self, start: int, position: int) -> None:
         """Remove everything behind a byte of a segment, durably; with ``position`` 0 the segment, too."""
         self._forget_hints()
+        self._forget_note()
         self._close_file()
         starts = pick_segments(self._directory, self._fs.list(self._directory))
         for at in reversed(starts):
@@ -273,6 +286,7 @@ class Replica:
                 self.sync()
         finally:
             self._close_file()
+            self._note.close()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -309,6 +323,7 @@ class Replica:
         self._file = ActiveFile(self._fs, path, file, position, _RESERVED_BYTES)
         place = Place(header.start, header.created_us, position)
         self._has_failed = False
+        self._frames_end = found.position
         return CopyEnd(found.epoch, place, found.limit, found.log_id, self._first())
 
     def _begin(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
@@ -330,12 +345,16 @@ class Replica:
         if last is not None and header.start > last.start and not self._is_sealed:
             raise ContentionError(f"a segment at {place} behind one that is not sealed")
         self.sync()
-        if self._has_hints or (last is not None and header.start == last.start):
+        is_new = last is None or header.start == last.start
+        if self._has_hints or is_new:
             self._forget_hints()
+        if is_new:
+            self._forget_note()  # of a segment that is gone, or is begun again
         self._close_file()
         path = self._path(header.start)
         self._file = ActiveFile.create(self._fs, path, [data], _RESERVED_BYTES)
         self._header, self._is_sealed = header, seals
+        self._frames_end = HEADER_BYTES
         self.end = CopyEnd(
             max(self.end.epoch, header.epoch),
             place._replace(position=len(data)),
@@ -347,17 +366,50 @@ class Replica:
     def _first(self) -> int:
         return pick_segments(self._directory, self._fs.list(self._directory))[0]
 
+    def _note_synced(self) -> None:
+        """Note the end of the last frame that is durable; a note that cannot be written is removed."""
+        header, place = self._header, self.end.place
+        if self._file is None or header is None or header.salt is None or place == self._noted:
+            return
+        self._frames_end = _skip_frames(self._file, self._frames_end, place.position)
+        cell = DurableCell(0, 0, 0, header.start, self._frames_end, 0, header.salt)
+        self._note.store(checkpoint.encode_cell(cell))
+        self._noted = place
+
     def _forget_hints(self) -> None:
         """Remove checkpoint and cell, durably."""
-        if not self._has_hints and not self._has_sent_hint:
-            return
-        for name in (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME):
+        if self._has_hints or self._has_sent_hint:
+            self._remove(checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
+            self._has_hints = self._has_sent_hint = False
+
+    def _forget_note(self) -> None:
+        """Remove what says how far the copy was synced, durably."""
+        self._note.park()
+        self._noted = None
+        self._remove(SYNCED_NAME)
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(self._directory / name)
         self._fs.sync_directory(self._directory)
-        self._has_hints = self._has_sent_hint = False
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def _skip_frames(file: ActiveFile, position: int, limit: int) -> int:
+    """Return the end of the last frame that ends at or before a byte, by the lengths in their headers.
+
+    A piece that a primary sends may end within a frame.
+    """
+    while True:
+        view = memoryview(file.read(position, min(_SKIP_BYTES, limit - position)))
+        at = 0
+        while (header := frame.parse_header(view, at)) and position + header.end <= limit:
+            at = header.end
+        if not at:
+            return position
+        position += at

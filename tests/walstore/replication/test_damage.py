@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -185,3 +185,64 @@ async def test_a_copy_without_files_does_not_decide(cluster: Cluster, has_promis
     sound = await cluster.primary(0)
     assert await values(sound) == before
     await sound.aclose()
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(used(path))
+    data[-500] ^= 1
+    path.write_bytes(data)
+
+
+def cut_off_the_end(path: Path) -> None:
+    path.write_bytes(used(path)[:-500])
+
+
+def zero_the_end(path: Path) -> None:
+    path.write_bytes(used(path)[:-500] + bytes(1000))
+
+
+def used(path: Path) -> bytes:
+    """Return the bytes of a segment without the blocks that are reserved behind them."""
+    return path.read_bytes().rstrip(bytes(1))
+
+
+DAMAGES = [flip_a_bit, cut_off_the_end, zero_the_end, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("leads", [False, True])
+async def test_a_copy_that_lost_what_it_synced_takes_part_in_nothing(
+    cluster: Cluster, damage: Callable[[Path], None], leads: bool
+) -> None:
+    """The leader is gone and the third copy lacks the last records: only the damaged one had them."""
+    wal = await cluster.primary(0)
+    await fill(wal, 100)
+    await caught_up(cluster, wal, 1, 2)
+    await cluster.machines[2].stop()
+    before = await fill(wal, 20)
+    await caught_up(cluster, wal, 1)
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    directory = cluster.machines[1].path / "orders"
+    (directory / "CHECKPOINT").unlink(missing_ok=True)
+    damage(segments(cluster, 1)[-1])
+    for number in (1, 2):
+        await cluster.machines[number].start()
+    with pytest.raises((StorageUnavailableError, CorruptionError), match=r"copies|synced|gone"):
+        await cluster.primary(1 if leads else 2, patience_seconds=0.5)
+    for number in (0, 1 if leads else 2):
+        await cluster.machines[number].start()
+    sound = await cluster.primary(2)  # with the old leader
+    assert await values(sound) == before
+    assert not next(one for one in sound.statistics().copies if "m1" in one.address).is_present
+    await cluster.machines[1].stop()
+    for path in directory.iterdir():  # as the error says
+        path.unlink()
+    await cluster.machines[1].start()
+    await sound.append(b"more")
+    await caught_up(cluster, sound, 1)
+    await sound.aclose()
+    await cluster.machines[2].start()
+    again = await cluster.primary(1)
+    assert await values(again) == [*before, b"more"]
+    await again.aclose()

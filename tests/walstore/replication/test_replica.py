@@ -21,9 +21,10 @@ from walstore.errors import (
     StorageUnavailableError,
     WalLockedError,
 )
-from walstore.files.directory import PROMISE_NAME
+from walstore.files.directory import PROMISE_NAME, SYNCED_NAME, read_cell
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import HEADER_BYTES
+from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.replication.copies import LocalCopy, catch_up
 from walstore.replication.position import NOTHING, Place, SegmentExtent
 from walstore.replication.promise import Promise
@@ -348,3 +349,80 @@ class Until:
 
     async def read(self, place: Place, size: int) -> bytes:
         return await self._copy.read(place, size)
+
+
+async def test_a_piece_that_ends_within_a_frame_is_no_damage(
+    tmp_path: Path, worker: Worker
+) -> None:
+    """A machine may die between two pieces of what it copies; only whole frames are noted as synced."""
+    await fill(tmp_path / "a")
+    await worker.run(die_at_each_byte, tmp_path)
+
+
+def die_at_each_byte(path: Path) -> None:
+    source = Replica.open(FS, path / "a")
+    first = source.extents()[0]
+    ends = [HEADER_BYTES, *(end for end, _ in source.frames(first.start))][:4]
+    target = Replica.open(FS, path / "b")
+    target.obey(1, "p")
+    place = Place(first.start, first.created_us, 0)
+    target.write(place, [source.read(place, HEADER_BYTES)])
+    chance = random.Random(1)
+    for position in sorted(chance.sample(range(HEADER_BYTES + 1, ends[-1] + 1), 40)):
+        at = target.sync()
+        target.write(at, [source.read(at, position - at.position)])
+        target.sync()
+        target.release()  # as if the process had died
+        noted = read_cell(FS, path / "b", SYNCED_NAME)
+        assert noted is not None
+        assert noted.tail_position == max(end for end in ends if end <= position)
+        target = Replica.open(FS, path / "b")
+        assert target.end.place.position == noted.tail_position
+    for replica in (source, target):
+        replica.close()
+        replica.release()
+
+
+@pytest.mark.parametrize("kind", ["remove", "sync_directory", "truncate", "datasync", "open"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("position", [0, 4096])
+async def test_a_cut_that_ends_anywhere_leaves_a_copy_that_can_be_continued(
+    kind: str, nth: int, position: int, tmp_path: Path, worker: Worker
+) -> None:
+    """What was cut is not called damage, whatever was done of it."""
+    await fill(tmp_path / "a")
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    fs = FaultyFileSystem(FS)
+
+    def cut() -> None:
+        target = Replica.open(fs, tmp_path / "b")
+        target.obey(2, "p")
+        fs.fail(kind, nth=nth)
+        with contextlib.suppress(OSError):
+            target.cut(target.end.place.segment, position)
+        target.release()  # as if the process had died
+
+    await worker.run(cut)
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+async def test_a_repaired_copy_is_new(tmp_path: Path, worker: Worker) -> None:
+    await fill(tmp_path / "a")
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    last = max((tmp_path / "b").glob("*.wal"))
+    last.write_bytes(last.read_bytes().rstrip(bytes(1))[:-20])
+
+    def repair() -> None:
+        with pytest.raises(CorruptionError, match="synced here"):
+            Replica.open(FS, tmp_path / "b")
+        plan = plan_repair(tmp_path / "b", keep="before", fs=FS)
+        apply_repair(plan, fs=FS)
+        again = Replica.open(FS, tmp_path / "b")
+        assert again.promise == Promise()
+        again.close()
+        again.release()
+
+    await worker.run(repair)
+    await copy(worker, tmp_path / "a", tmp_path / "b")
+    assert await records(tmp_path / "b") == await records(tmp_path / "a")
