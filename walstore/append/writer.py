@@ -219,6 +219,10 @@ class Writer:
 
         await self._request(partial(self._run_alone, attach))
 
+    async def checkpoint(self) -> None:
+        """Write a checkpoint of everything written; durable when this returns. Raises as :meth:`attach`."""
+        await self._request(self._checkpoint)
+
     async def mark_epoch(self) -> None:
         """Write a frame of this opening's epoch; durable when this returns. Raises as :meth:`attach`."""
 

@@ -479,8 +479,13 @@ class Engine:
             await self.settle()
 
     async def _end_replication(self, replicator: Replicator) -> None:
-        """Let the copies get what is written, as far as they can, and stop copying."""
+        """Let the copies get what is written, as far as they can, and stop copying.
+
+        A checkpoint of it goes along, so that the next primary has nothing to read.
+        """
         try:
+            with contextlib.suppress(WalError):  # reported by the log itself
+                await self.writer.checkpoint()
             if self.writer.failure is None:
                 await replicator.drain()
         finally:

@@ -28,7 +28,8 @@ from walstore.runtime.error_mapping import copy_error, is_full
 from walstore.runtime.threads import Lane
 
 _T = TypeVar("_T")
-_COMPARED_BYTES: Final = 256 << 10
+_COMPARED_BYTES: Final = (16 << 10, 256 << 10)
+"""Of the end of a segment, before all of it."""
 READ_BYTES: Final = 1 << 20
 """What one message carries at most."""
 
@@ -315,13 +316,13 @@ async def _agreed(
     are compared first: a segment may have half a million.
     """
     size = min(extent.size for extent in (own, *extents) if extent.start == own.start)
-    for begin in (max(0, size - _COMPARED_BYTES), 0):
+    for begin in (*(max(0, size - compared) for compared in _COMPARED_BYTES), 0):
         ours = await source.frames(own.start, begin)
         theirs = await target.frames(own.start, begin)
         agreed = common_frames(ours, theirs)
         if agreed > HEADER_BYTES or begin == 0:
             return agreed
-    raise AssertionError("the second comparison is whole")
+    raise AssertionError("the last comparison is whole")
 
 
 async def _copy(

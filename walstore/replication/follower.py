@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from walstore.ports import Buffer
     from walstore.replication.primary import Primary
-    from walstore.replication.written import Piece
+    from walstore.replication.written import Piece, SentHint
 
 logger = logging.getLogger("walstore")
 
@@ -62,7 +62,11 @@ class Follower:
         self._is_watched = False
         """Whether it has readers."""
         self._durable = self._hinted = Place(0, 0, 0)
-        """Up to where the copy is durable, and has a checkpoint."""
+        """Up to where the copy is durable, and was sent a checkpoint."""
+        self._kept = Place(0, 0, 0)
+        """Of the checkpoint that it has."""
+        self._hint_kept = asyncio.Event()
+        """Set when that changes, or the copy is lost."""
 
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
@@ -71,6 +75,7 @@ class Follower:
         while True:
             error = await self._try_to_follow()
             was_present, self.is_present = self.is_present, False
+            self._hint_kept.set()
             # A newer primary that did not win takes its copy from this one, and no more.
             if isinstance(error, FencedError) and self._primary.is_passed_over(error):
                 return
@@ -90,7 +95,7 @@ class Follower:
 
     async def _follow(self) -> None:
         primary, self.serial, self._shown = self._primary, 0, 0
-        self._durable = self._hinted = Place(0, 0, 0)
+        self._durable = self._hinted = self._kept = Place(0, 0, 0)
         client = primary.client_of(self.address)
         client.on_lost = self._wake.set
         try:
@@ -184,12 +189,25 @@ class Follower:
 
     async def _send_hint(self, copy: RemoteCopy) -> None:
         """Let the copy keep the newest checkpoint, once it has everything that this describes."""
-        hint = self._primary.written.hint
-        if hint is None or not self._hinted < hint.place <= self._durable:
+        hint = self._hint_to_send()
+        if hint is None:
             return
         self._hinted = hint.place
         if len(hint.data) <= _MOST_HINT_BYTES:
             await copy.keep_hint(hint.place, hint.data)
+        self._kept = hint.place
+        self._hint_kept.set()
+
+    def _hint_to_send(self) -> SentHint | None:
+        hint = self._primary.written.hint
+        return hint if hint is not None and self._hinted < hint.place <= self._durable else None
+
+    async def until_hinted(self) -> None:
+        """Return when the copy has the newest checkpoint, or is lost."""
+        hint = self._primary.written.hint
+        while hint is not None and self.is_present and self._kept < hint.place:
+            self._hint_kept.clear()
+            await self._hint_kept.wait()
 
     def _send_recent(self, copy: RemoteCopy) -> Piece | None:
         """Send what follows, as far as it is in memory; return the next piece that has to be read."""
@@ -223,7 +241,8 @@ class Follower:
             self.show()
         except WalError as error:
             self._failure = error
-        if self._failure is not None or self._under_way + size >= _CREDIT_BYTES:
+        is_full = self._under_way + size >= _CREDIT_BYTES
+        if self._failure is not None or is_full or self._hint_to_send() is not None:
             self._wake.set()
 
     def _note(self, durable: Place) -> None:

@@ -43,6 +43,8 @@ logger = logging.getLogger("walstore")
 _T = TypeVar("_T")
 _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.1
+_HINT_SECONDS: Final = 0.5
+"""How long closing waits until the copies have the last checkpoint."""
 _LAST_SECONDS: Final = 1.0
 """How long closing waits for copies that are not there."""
 
@@ -232,6 +234,11 @@ class Primary:
         while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()
+        hinted = [self._loop.create_task(one.until_hinted()) for one in self._followers]
+        if hinted:
+            await asyncio.wait(hinted, timeout=_HINT_SECONDS)
+        for task in hinted:
+            task.cancel()
 
     async def aclose(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""

@@ -253,3 +253,16 @@ async def test_one_that_fails_is_not_tried_at_each_commit(cluster: Cluster) -> N
     assert 1 < fs.count("replace", name=checkpoint.FILE_NAME) - before <= 64 // 2
     fs.heal()
     await wal.aclose()
+
+
+async def test_a_primary_that_closes_leaves_nothing_to_read(tmp_path: Path) -> None:
+    """Its last checkpoint goes to the copies that are there; one that stands still delays it half a second."""
+    async with Cluster(tmp_path) as cluster:
+        wal = await cluster.primary(0)
+        await asyncio.gather(*(wal.append(b"%d" % number) for number in range(300)))
+        await wal.aclose()
+        await cluster.machines[0].start()
+        following = await cluster.primary(1)
+        assert following.recovery.scanned_bytes == 0
+        assert len(await values(following)) == 300
+        await following.aclose()
