@@ -368,6 +368,10 @@ class ClusterMember:
                         task = group.create_task(self._host(log))
                         hosted.add(task)
                         task.add_done_callback(hosted.discard)
+                # A primary that had not closed yet may have asked for a copy after it was given up.
+                for name in self.node.logs:
+                    if name not in self._hosted:
+                        await self._forget(name)
                 await changed.wait()
             if hosted:
                 await asyncio.wait(hosted)
@@ -378,9 +382,15 @@ class ClusterMember:
         """Follow and lead a log for as long as it has a copy here; then unlock the copy, whose files stay."""
         await self._guard(log.run, f"the log {log.name}")
         if not self.is_closing:
-            await self.node.forget(log.name)
+            await self._forget(log.name)
         self._hosted.pop(log.name, None)
         self.view.notify()  # it may be wanted again
+
+    async def _forget(self, name: str) -> None:
+        try:
+            await self.node.forget(name)
+        except WalError as error:  # its disk may have failed; it is unlocked
+            logger.warning("closing the copy of %s failed: %s", name, error)
 
     async def _guard(self, run: Callable[[], Any], what: str) -> None:
         """Run something until it returns; a defect ends none of the others."""

@@ -256,7 +256,7 @@ async def test_one_that_fails_is_not_tried_at_each_commit(cluster: Cluster) -> N
 
 
 async def test_a_primary_that_closes_leaves_nothing_to_read(tmp_path: Path) -> None:
-    """Its last checkpoint goes to the copies that are there; one that stands still delays it half a second."""
+    """Its last checkpoint goes to the copies that are there."""
     async with Cluster(tmp_path) as cluster:
         wal = await cluster.primary(0)
         await asyncio.gather(*(wal.append(b"%d" % number) for number in range(300)))
