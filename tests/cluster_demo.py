@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.etcd import CANNOT, CannotRunError, EtcdCluster, install, running
-from tests.histories import Append, History, Outcome, Read, problems
+from tests.histories import Append, Checker, History, Outcome, Read, problems
 from walstore import RemoteWal, WalError, connect
 
 WRONG = ("lost", "duplicated", "disordered", "reader_differs", "not_linearizable")
@@ -91,17 +91,21 @@ class Clients:
         producer = remote.producer(f"p{number}")
         while True:
             sequence, begin, offset = self.acknowledged[number] + 1, time.monotonic(), None
-            value = b"%d %d" % (number, sequence)
-            while offset is None:
-                try:
-                    offset = await producer.append(value, sequence=sequence)
-                except WalError as error:
-                    if not error.retriable and error.outcome != "unknown":
-                        raise
-                    self.failures.append(f"{type(error).__name__}: {error}")
-            self.acknowledged[number] = sequence
-            self.times.append(time.monotonic())
-            self.history.appends.append(Append(value, begin, self.times[-1], "ok", offset))
+            made = Append(b"%d %d" % (number, sequence), begin, begin, "unknown")
+            try:
+                while offset is None:
+                    try:
+                        offset = await producer.append(made.value, sequence=sequence)
+                    except WalError as error:
+                        if not error.retriable and error.outcome != "unknown":
+                            raise
+                        self.failures.append(f"{type(error).__name__}: {error}")
+                self.acknowledged[number] = sequence
+                self.times.append(time.monotonic())
+                made = replace(made, end=self.times[-1], outcome="ok", offset=offset)
+            finally:
+                # Also what was under way when the client was cancelled.
+                self.history.appends.append(made)
 
     async def compare_and_append(self, remote: RemoteWal) -> None:
         """Append on conditions, of a register or of the offset, and read; nothing is repeated."""
@@ -126,12 +130,11 @@ class Clients:
                 span = await remote.append_many([value], **conditions)
             except WalError as error:
                 outcome: Outcome = "refused" if error.outcome == "not_written" else "unknown"
-                self.history.appends.append(replace(made, end=time.monotonic(), outcome=outcome))
-                with contextlib.suppress(WalError):
-                    await remote.refresh()
+                made = replace(made, end=time.monotonic(), outcome=outcome)
             else:
-                ended = replace(made, end=time.monotonic(), outcome="ok", offset=span.start)
-                self.history.appends.append(ended)
+                made = replace(made, end=time.monotonic(), outcome="ok", offset=span.start)
+            finally:
+                self.history.appends.append(made)
             with contextlib.suppress(WalError):
                 await self.read(remote)
             await asyncio.sleep(0.01)
@@ -270,7 +273,9 @@ FAULTS = {
 }
 
 
-async def run(directory: Path, etcd: EtcdCluster, rounds: int, lease: int) -> dict[str, Any]:
+async def run(
+    directory: Path, etcd: EtcdCluster, rounds: int, lease: int, check: Checker = problems
+) -> dict[str, Any]:
     """Run the clients through all faults; return what was found."""
     cluster, clients = Cluster(directory, etcd, lease), Clients()
     gaps: dict[str, list[float]] = {name: [] for name in FAULTS}
@@ -291,10 +296,15 @@ async def run(directory: Path, etcd: EtcdCluster, rounds: int, lease: int) -> di
                 task.cancel()
         async with remote.reader(follow=False) as reader:
             log = {record.offset: record.value async for record in reader}
-    return judge(clients, log, gaps)
+    return judge(clients, log, gaps, check)
 
 
-def judge(clients: Clients, log: dict[int, bytes], gaps: dict[str, list[float]]) -> dict[str, Any]:
+def judge(
+    clients: Clients,
+    log: dict[int, bytes],
+    gaps: dict[str, list[float]],
+    check: Checker = problems,
+) -> dict[str, Any]:
     """Compare the log with what was acknowledged and what the reader saw."""
     found = list(log.values())
     conditional = (one.outcome for one in clients.history.appends if one.value[:1] == b"c")
@@ -309,7 +319,7 @@ def judge(clients: Clients, log: dict[int, bytes], gaps: dict[str, list[float]])
         "duplicated": len(found) - len(set(found)),
         "disordered": disordered,
         "reader_differs": found[: len(clients.seen)] != clients.seen,
-        "not_linearizable": problems(clients.history, log),
+        "not_linearizable": check(clients.history, log),
         "conditional": Counter(conditional),
         "repeated_appends": len(clients.failures),
         "longest_pause_seconds": {name: max(times) for name, times in gaps.items()},

@@ -58,7 +58,7 @@ BAD: dict[str, tuple[History, dict[int, bytes], str]] = {
     "against real time": (
         History([dataclasses.replace(OK, offset=2), dataclasses.replace(LATER, offset=1)]),
         {1: b"b", 2: b"a"},
-        "began after 2 was acknowledged",
+        "b'b' at 1 began after b'a' at 2 had ended",
     ),
     "two at one offset": (
         History([OK, dataclasses.replace(LATER, offset=1)]),
@@ -85,12 +85,28 @@ BAD: dict[str, tuple[History, dict[int, bytes], str]] = {
         {1: b"a", 2: b"b"},
         "expected '', it was 'x'",
     ),
-    "a stale read": (History([OK], [Read(1, [], 2, 3)]), {1: b"a"}, "missed 1"),
+    "nobody's": (History([OK]), {1: b"a", 2: b"b"}, "nobody appended it"),
+    "a hole": (History([OK]), {1: b"a", 3: b"c"}, "offsets are missing"),
+    "unknown, before it began": (
+        History([dataclasses.replace(OK, offset=2), Append(b"b", 2, 3, "unknown")]),
+        {1: b"b", 2: b"a"},
+        "b'b' at 1 began after b'a' at 2 had ended",
+    ),
+    "a stale read": (
+        History([OK], [Read(1, [], 2, 3)]),
+        {1: b"a"},
+        "a read up to 1 began after b'a' at 1",
+    ),
+    "a read that is behind the one before it": (
+        History([Append(b"a", 0, 9, "ok", 1)], [Read(1, [b"a"], 1, 2), Read(1, [], 3, 4)]),
+        {1: b"a"},
+        "a read up to 1 began after a read up to 2",
+    ),
     "a read of what was cut": (History([], [Read(1, [b"a"], 0, 1)]), {1: b"b"}, "is not there"),
     "a read of the future": (
         History([LATER, OK], [Read(1, [b"a", b"b"], 0, 1)]),
         {1: b"a", 2: b"b"},
-        "before it was appended",
+        "b'b' at 2 began after a read up to 3 had ended",
     ),
 }
 

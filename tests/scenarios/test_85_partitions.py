@@ -26,7 +26,7 @@ import pytest
 from tests import cluster_demo
 from tests.cluster_demo import LOG, WRONG, Clients, judge
 from tests.etcd import EtcdCluster, require_etcd, running
-from tests.histories import Append, Outcome
+from tests.histories import Append, Checker, Outcome
 from tests.partitions import (
     EVERYBODY,
     MACHINES,
@@ -106,8 +106,9 @@ class PinnedClient:
                 made = replace(made, end=time.monotonic(), outcome=outcome)
             else:
                 made = replace(made, end=time.monotonic(), outcome="ok", offset=offset)
-            self.made.append(made)
-            self._clients.history.appends.append(made)
+            finally:
+                self.made.append(made)
+                self._clients.history.appends.append(made)
             if remote.is_closing:
                 return
             await asyncio.sleep(0.005)
@@ -339,7 +340,7 @@ LOST: Final[list[Case]] = [
 ]
 
 
-async def run(stage: Stage, cases: list[Case]) -> dict[str, Any]:
+async def run(stage: Stage, cases: list[Case], check_history: Checker) -> dict[str, Any]:
     """Cut the network in all ways, one after the other; return what was found."""
     clients, gaps = stage.clients, {}
     async with stage.started() as remote:
@@ -362,7 +363,7 @@ async def run(stage: Stage, cases: list[Case]) -> dict[str, Any]:
                 task.cancel()
         async with remote.reader(follow=False) as reader:
             log = {record.offset: record.value async for record in reader}
-    return judge(clients, log, gaps)
+    return judge(clients, log, gaps, check_history)
 
 
 def check(stage: Stage, result: dict[str, Any]) -> None:
@@ -374,21 +375,21 @@ def check(stage: Stage, result: dict[str, Any]) -> None:
     assert result["acknowledged"] > 100
 
 
-async def play(directory: Path, make: Any, cases: list[Case]) -> None:
+async def play(directory: Path, make: Any, cases: list[Case], check_history: Checker) -> None:
     with running(1) as etcd:
         async with make(directory, etcd.address) as network:
             stage = Stage(directory, network, etcd)
-            check(stage, await run(stage, cases))
+            check(stage, await run(stage, cases, check_history))
 
 
-def test_the_network_of_namespaces_is_cut(tmp_path: Path) -> None:
+def test_the_network_of_namespaces_is_cut(tmp_path: Path, check_history: Checker) -> None:
     require_etcd()
     if why := problem():
         pytest.skip(why)
-    asyncio.run(play(tmp_path, namespaces, [*LOST, *HELD_OR_RESET]))
+    asyncio.run(play(tmp_path, namespaces, [*LOST, *HELD_OR_RESET], check_history))
 
 
-def test_the_network_of_proxies_is_cut(tmp_path: Path) -> None:
+def test_the_network_of_proxies_is_cut(tmp_path: Path, check_history: Checker) -> None:
     require_etcd()
     cases = [*LOST, *HELD_OR_RESET] if problem() else HELD_OR_RESET
-    asyncio.run(play(tmp_path, proxies, cases))
+    asyncio.run(play(tmp_path, proxies, cases, check_history))
