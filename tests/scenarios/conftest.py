@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.histories import Checker, History, problems
+from tests.porcupine import checker
 
 
 @pytest.fixture
@@ -17,3 +21,27 @@ def scratch(tmp_path: Path):
         return
     with tempfile.TemporaryDirectory(dir=memory, prefix="walstore-test-") as found:
         yield Path(found)
+
+
+@pytest.fixture(scope="session")
+def porcupine(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
+    """The program with Porcupine, or why there is none."""
+    try:
+        return checker.build(tmp_path_factory.mktemp("porcupine"))
+    except checker.CannotBuildError as error:
+        return f"no Porcupine here: {error}"
+
+
+@pytest.fixture
+def check_history(porcupine: Path | str) -> Checker:
+    """Return what is wrong with a history: what our checker finds, and Porcupine, where it is."""
+
+    def check(history: History, log: Mapping[int, bytes]) -> list[str]:
+        found = problems(history, log)
+        if isinstance(porcupine, Path):
+            said = checker.verdict(porcupine, history, log)
+            print(f"Porcupine: {said}")
+            found += [] if said == "Ok" else [f"Porcupine: {said}"]
+        return found
+
+    return check
