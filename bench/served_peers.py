@@ -91,9 +91,11 @@ async def open_appends(kind: str, place: str) -> AsyncIterator[list[Append]]:
             yield [post] * (HTTP_PRODUCERS // CLIENTS)
 
 
-async def client(kind: str, place: str, seconds: float) -> None:
+async def client(
+    kind: str, place: str, seconds: float, opener: Callable[[str, str], Any] = open_appends
+) -> None:
     """Wait for a line on stdin, append, and print the rate: what each client process runs."""
-    async with open_appends(kind, place) as appends:
+    async with opener(kind, place) as appends:
         await asyncio.gather(*(append(VALUE) for append in appends))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -101,9 +103,11 @@ async def client(kind: str, place: str, seconds: float) -> None:
         print(sum(await asyncio.gather(*rates)), flush=True)
 
 
-async def clients_rate(kind: str, place: str, seconds: float) -> float:
-    """Start the client processes, let them begin together, and add up their rates."""
-    command = [sys.executable, "-m", "bench.served_peers", "--client", kind, place]
+async def clients_rate(
+    kind: str, place: str, seconds: float, module: str = "bench.served_peers"
+) -> float:
+    """Start the client processes of a benchmark, let them begin together, and add up their rates."""
+    command = [sys.executable, "-m", module, "--client", kind, place]
     clients = [
         await asyncio.create_subprocess_exec(
             *command, "--seconds", str(seconds), stdin=subprocess.PIPE, stdout=subprocess.PIPE
