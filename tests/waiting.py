@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+
+_SPINS: Final = 1000
+_PAUSE_SECONDS: Final = 0.001
+"""Without it, the event loop takes the interpreter from the threads that are to change something."""
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
     """Let other tasks and threads run until ``condition()`` holds; TimeoutError if it never does."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the condition is about other threads, too
+        for _ in range(_SPINS):
+            if condition():
+                return
             await asyncio.sleep(0)
+        while not condition():  # noqa: ASYNC110 - the condition is about other threads, too
+            await asyncio.sleep(_PAUSE_SECONDS)
