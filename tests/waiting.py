@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-
 _SPINS: Final = 1000
 _PAUSE_SECONDS: Final = 0.001
 """Without it, the event loop takes the interpreter from the threads that are to change something."""

@@ -235,10 +235,12 @@ class Primary:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()
         hinted = [self._loop.create_task(one.until_hinted()) for one in self._followers]
-        if hinted:
-            await asyncio.wait(hinted, timeout=_HINT_SECONDS)
-        for task in hinted:
-            task.cancel()
+        try:
+            if hinted:
+                await asyncio.wait(hinted, timeout=_HINT_SECONDS)
+        finally:
+            for task in hinted:
+                task.cancel()
 
     async def aclose(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
