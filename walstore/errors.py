@@ -14,6 +14,7 @@ WalError
 ├ OutcomeUnknownError
 ├ ContentionError         another writer moved the manifest
 ├ LogSealedError          the log takes no more records, permanently
+├ LogSuspendedError       nobody leads the log of a cluster until it is resumed
 ├ CollectionRefusedError  a collection would remove too much
 ├ AccessDeniedError       a server refused the token
 ├ LogNotFoundError        no log, bucket or prefix at that location
@@ -270,6 +271,17 @@ class ContentionError(WalError):
 
 class LogSealedError(WalError):
     """The log was sealed permanently: no writer can append to it again. It can still be read."""
+
+    def __init__(self, message: str, *, location: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class LogSuspendedError(WalError):
+    """The log of a cluster is suspended: nobody leads it, and what was acknowledged stays with its copies.
+
+    Resume it with ``walstore logs resume NAME``, then call again. A client stays usable meanwhile.
+    """
 
     def __init__(self, message: str, *, location: str) -> None:
         super().__init__(message)

@@ -65,6 +65,16 @@ Examples:
   walstore logs move orders tls://10.0.0.2:7430
   walstore logs move orders tls://10.0.0.2:7430 --cluster etcd://10.0.0.1:2379
 """
+SUSPEND_EXAMPLES = """\b
+Examples:
+  walstore logs suspend orders
+  walstore logs suspend orders --cluster etcd://10.0.0.1:2379
+"""
+RESUME_EXAMPLES = """\b
+Examples:
+  walstore logs resume orders
+  walstore logs resume orders --cluster etcd://10.0.0.1:2379
+"""
 REMOVE_EXAMPLES = """\b
 Examples:
   walstore logs remove orders
@@ -115,7 +125,7 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
         [
             [
                 row["name"],
-                row["leader"] or "nobody",
+                row["leader"] or ("suspended" if row["suspended"] else "nobody"),
                 "–" if row["epoch"] is None else str(row["epoch"]),
                 f"{len(row['copies'])} of {row['replicas']}",
                 "–" if row["present"] is None else str(row["present"]),
@@ -230,6 +240,21 @@ def move(
     _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
 
 
+def suspend(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+    """Let nobody lead a log until it is resumed. Its leader closes it in order; its copies and files stay.
+
+    Appends and readers are refused meanwhile, and no machine has a file or a task for it.
+    """
+    wanted = {check_log_name(name): lambda spec: spec._replace(suspended=True)}
+    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+
+
+def resume(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+    """Let a log that was suspended be led again, with everything that was acknowledged."""
+    wanted = {check_log_name(name): lambda spec: spec._replace(suspended=False)}
+    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+
+
 def remove(
     name: Name, *, cluster: Cluster, confirm: Confirm = False, as_json: AsJson = False
 ) -> None:
@@ -298,6 +323,7 @@ def _spec_fields(name: str, spec: LogSpec) -> dict[str, Any]:
         "preferred": spec.preferred,
         "tier": spec.tier,
         "settings": dict(spec.settings),
+        "suspended": spec.suspended,
     }
 
 
@@ -336,7 +362,7 @@ def _value(text: str) -> Any:
 def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
     """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
     wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
-    allowed = {"replicas", "quorum", "labels", "preferred", "tier", "settings"}
+    allowed = {"replicas", "quorum", "labels", "preferred", "tier", "settings", "suspended"}
     placed = ("copies", "generation", "joined")
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -435,8 +461,8 @@ async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, A
             raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
         if is_confirmed:
             key, kept = view.key(LOGS, name), view.key(REMOVED, name)
-            # What is made again under this name goes on with the copies that there are.
-            value = view.specs[name].encode()
+            # What is made again under this name goes on with the copies that there are, and is led.
+            value = view.specs[name]._replace(suspended=False).encode()
             kept_swap = await keys.swap(kept, value, expected=view.revisions.get(kept, 0))
             swap = await keys.swap(key, None, expected=view.revisions[key])
             if not (kept_swap.happened and swap.happened):
@@ -475,6 +501,7 @@ def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 ["copies", " ".join(row["copies"]) or "to be chosen"],
                 ["preferred", row["preferred"] or "any"],
                 ["tier", row["tier"] or "none"],
+                *([["suspended", "yes"]] if row["suspended"] else []),
                 *([name, str(value)] for name, value in row["settings"].items()),
             ],
         )

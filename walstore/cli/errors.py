@@ -15,6 +15,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     LogSealedError,
+    LogSuspendedError,
     WalClosedError,
     WalError,
     WalLockedError,
@@ -27,7 +28,7 @@ FAILED: Final = 1
 CORRUPTION: Final = 2
 NOT_FOUND: Final = 3
 LOCKED: Final = 4
-"""The log is open for writing elsewhere, another owner took over, or it is sealed."""
+"""The log is open for writing elsewhere, another owner took over, or it is sealed or suspended."""
 
 
 class UsageError(InvalidSettingsError):
@@ -87,7 +88,10 @@ def exit_code(error: BaseException) -> int:
         LogNotFoundError | CollectionNotFoundError | FileNotFoundError | NotADirectoryError,
     ):
         return NOT_FOUND
-    if isinstance(error, WalLockedError | FencedError | ContentionError | LogSealedError):
+    if isinstance(
+        error,
+        WalLockedError | FencedError | ContentionError | LogSealedError | LogSuspendedError,
+    ):
         return LOCKED
     if isinstance(error, WalClosedError) and error.reason == "fenced":
         return LOCKED

@@ -28,7 +28,7 @@ def plan(
     members: Mapping[str, Member],
     lost: AbstractSet[str],
 ) -> list[CopiesChange]:
-    """Return the changes to make now, in the order of names.
+    """Return the changes to make now, in the order of names. A suspended log has none until it is resumed.
 
     ``lost`` are the addresses of machines that have been away so long that their copies are replaced.
     """
@@ -55,6 +55,8 @@ def _change(
     lost: AbstractSet[str],
     load: Mapping[str, int],
 ) -> LogSpec | None:
+    if spec.suspended:  # nobody can say which of its copies have caught up
+        return None
     if not spec.copies:
         return None if leader is not None else _begin(spec, members, load)
     if leader is None:

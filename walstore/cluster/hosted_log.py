@@ -19,6 +19,7 @@ from walstore.topology.leadership import Leadership
 
 if TYPE_CHECKING:
     from walstore.cluster.member import ClusterMember
+    from walstore.cluster.view import ClusterView
 
 logger = logging.getLogger("walstore")
 
@@ -36,6 +37,15 @@ _OPENED_WITH: Final = ("generation", "quorum", "tier", "settings")
 """Fields of a spec for which a log is opened again when they change."""
 _LOOK_SECONDS: Final = 0.25
 """How often a leader compares its copies with what it published."""
+
+
+def has_copy(view: ClusterView, name: str, address: str) -> bool:
+    """Return whether a machine keeps a copy of a log in use, or is to make one.
+
+    A suspended log stays in use until its leader has closed it, which needs the copies for that.
+    """
+    spec = view.specs.get(name)
+    return spec is not None and address in spec.copies and not view.is_idle(name)
 
 
 class HostedLog:
@@ -58,7 +68,7 @@ class HostedLog:
         """The preferred machine that it was left to last, when, and how often in vain."""
 
     async def run(self) -> None:
-        """Follow and lead until the member closes, or has no copy of the log; a log that is led is closed."""
+        """Follow and lead until the member closes or the copy here is unused; a log that is led is closed."""
         changed = self._view.subscribe()
         try:
             while not self._member.is_closing and self.is_wanted:
@@ -72,9 +82,13 @@ class HostedLog:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether this machine has a copy, or is to make one."""
+        """Whether this machine has a copy in use, or is to make one."""
+        return has_copy(self._view, self.name, self._member.address)
+
+    @property
+    def _is_suspended(self) -> bool:
         spec = self._spec
-        return spec is not None and self._member.address in spec.copies
+        return spec is not None and spec.suspended
 
     @property
     def _spec(self) -> LogSpec | None:
@@ -84,6 +98,7 @@ class HostedLog:
         spec = self._spec
         return (
             spec is not None
+            and not spec.suspended
             and len(spec.copies) > 1
             and self._member.address in spec.copies
             and self.name not in self._view.leaders
@@ -187,7 +202,7 @@ class HostedLog:
                 await self._close(wal)
 
     async def _open(self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]) -> Wal | None:
-        """Take the log over; None if that fails, or the member closes meanwhile."""
+        """Take the log over; None if that fails, or the member closes or the log is suspended meanwhile."""
         member = self._member
 
         async def open_it() -> Wal | None:
@@ -201,9 +216,11 @@ class HostedLog:
 
         async with asyncio.TaskGroup() as group:
             task = group.create_task(open_it())
-            closing = group.create_task(self._view.wait(lambda: member.is_closing))
-            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
-            closing.cancel()
+            giving_up = group.create_task(
+                self._view.wait(lambda: member.is_closing or self._is_suspended)
+            )
+            await asyncio.wait((task, giving_up), return_when=asyncio.FIRST_COMPLETED)
+            giving_up.cancel()
             task.cancel()
         return None if task.cancelled() else task.result()
 
@@ -263,9 +280,9 @@ class HostedLog:
                 return
 
     def _is_over(self, wal: Wal, opened: LogSpec) -> bool:
-        """Return whether another machine is to lead the log, or it is to be opened again."""
+        """Return whether another machine is to lead the log or none is, or it is to be opened again."""
         spec, own = self._spec, self._member.address
-        if self._member.is_closing or spec is None or own not in spec.copies:
+        if self._member.is_closing or spec is None or own not in spec.copies or spec.suspended:
             return True
         if any(getattr(spec, field) != getattr(opened, field) for field in _OPENED_WITH):
             return True

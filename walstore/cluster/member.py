@@ -8,6 +8,7 @@ are there, which logs they keep, which of them leads each log. For each log that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -16,11 +17,12 @@ from typing import Any, Final, Self
 
 from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
-from walstore.cluster.hosted_log import HostedLog
+from walstore.cluster.hosted_log import HostedLog, has_copy
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
+    LogSuspendedError,
     StorageUnavailableError,
     WalError,
 )
@@ -157,6 +159,7 @@ class ClusterMember:
         self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
+        node.check_used = self._check_used
 
     def make_tag(self) -> bytes:
         """Return bytes that no other program has."""
@@ -287,7 +290,8 @@ class ClusterMember:
     async def find(self, name: str | None) -> Wal | Address:
         """Return a log that is led here, or where it is led. Waits a while for a leader.
 
-        InvalidSettingsError without a name, LogNotFoundError, StorageUnavailableError if nobody leads it.
+        InvalidSettingsError without a name, LogNotFoundError, LogSuspendedError, StorageUnavailableError if
+        nobody leads it.
         """
         if name is None:
             raise InvalidSettingsError(
@@ -297,12 +301,15 @@ class ClusterMember:
         self._check_joined()
 
         def is_decided() -> bool:
-            is_known = self._where(name) is not None
-            return is_known or name not in self.view.specs or self.is_closing
+            spec = self.view.specs.get(name)
+            is_known = spec is None or spec.suspended or self._where(name) is not None
+            return is_known or self.is_closing
 
         try:
             async with asyncio.timeout(_FIND_SECONDS):
                 await self.view.wait(is_decided)
+                while await self._check_not_suspended(name):
+                    await self.view.wait(is_decided)
         except TimeoutError:
             raise StorageUnavailableError(f"nobody leads the log {name!r} now") from None
         found = self._where(name)
@@ -314,11 +321,37 @@ class ClusterMember:
             f"the cluster has no log {name!r}; make it with 'walstore logs apply'", location=name
         )
 
-    def check_has_copy(self, name: str | None) -> None:
-        """LogNotFoundError unless this machine has a copy of a log: files of an earlier time are none."""
+    async def _check_not_suspended(self, name: str) -> bool:
+        """LogSuspendedError if a log is suspended; return whether it was, as far as was known here.
+
+        The store is asked again: a client that connects after the log was resumed is not refused.
+        """
+        spec, key = self.view.specs.get(name), self.view.key(LOGS, name)
+        if spec is None or not spec.suspended:
+            return False
+        revision = self.view.revisions.get(key)
+        found = await self.keys.get(key)
+        if found is not None and LogSpec.decode(found.value, key).suspended:
+            raise LogSuspendedError(
+                f"the log {name!r} is suspended, and keeps what was acknowledged; "
+                f"resume it with 'walstore logs resume {name}'",
+                location=name,
+            )
+        await self.view.wait(lambda: self.view.revisions.get(key) != revision)
+        return True
+
+    async def check_has_copy(self, name: str | None) -> None:
+        """LogNotFoundError unless this machine has a copy of a log: files of an earlier time are none.
+
+        LogSuspendedError if nobody is to use the copies now.
+        """
         if name is None:
             return
         self._check_joined()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIND_SECONDS):
+                while await self._check_not_suspended(name):
+                    pass
         spec = self.view.specs.get(name)
         if spec is None or self.address not in spec.copies:
             why = "the cluster has no such log" if spec is None else "copies are on other machines"
@@ -360,14 +393,12 @@ class ClusterMember:
             while not self.is_closing:
                 changed.clear()
                 for name in self.view.specs:
-                    if name in self._hosted:
+                    if name in self._hosted or not has_copy(self.view, name, self.address):
                         continue
-                    log = HostedLog(self, name)
-                    if log.is_wanted:
-                        self._hosted[name] = log
-                        task = group.create_task(self._host(log))
-                        hosted.add(task)
-                        task.add_done_callback(hosted.discard)
+                    log = self._hosted[name] = HostedLog(self, name)
+                    task = group.create_task(self._host(log))
+                    hosted.add(task)
+                    task.add_done_callback(hosted.discard)
                 # A primary that had not closed yet may have asked for a copy after it was given up.
                 for name in self.node.logs:
                     if name not in self._hosted:
@@ -378,8 +409,17 @@ class ClusterMember:
             for task in helpers:
                 task.cancel()
 
+    def _check_used(self, name: str) -> None:
+        """StorageUnavailableError for a log whose files nobody is to open here now.
+
+        Its leader may have lost its lease, and the store, before the log was suspended. It cannot close it in
+        order then; what it acknowledged is safe, and it acknowledges nothing any more.
+        """
+        if self.view.is_idle(name):
+            raise StorageUnavailableError(f"the log {name!r} is suspended, as far as is known here")
+
     async def _host(self, log: HostedLog) -> None:
-        """Follow and lead a log for as long as it has a copy here; then unlock the copy, whose files stay."""
+        """Follow and lead a log while it has a copy in use here; then unlock the copy, whose files stay."""
         await self._guard(log.run, f"the log {log.name}")
         if not self.is_closing:
             await self._forget(log.name)

@@ -45,6 +45,11 @@ class ClusterView:
         """Return the key of a document."""
         return f"{self.prefix}{folder}{name}"
 
+    def is_idle(self, name: str) -> bool:
+        """Return whether a log is suspended, and its leader has closed it."""
+        spec = self.specs.get(name)
+        return spec is not None and spec.suspended and name not in self.leaders
+
     async def look(self) -> None:
         """Read everything again. Raises what the store raises."""
         snapshot = await self._keys.list(self.prefix)

@@ -17,6 +17,7 @@ from walstore.errors import (
     DiskFullError,
     InvalidSettingsError,
     LimitExceededError,
+    LogSuspendedError,
     OffsetError,
     OffsetTrimmedError,
     OutcomeUnknownError,
@@ -61,6 +62,7 @@ _STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
     (DiskFullError, 507),
     (OutcomeUnknownError, 500),
     (InvalidSettingsError, 400),
+    (LogSuspendedError, 409),  # not 503, which clients repeat until an operator resumes it
     (WalClosedError, 503),
     (StorageUnavailableError, 503),
     (WalError, 500),

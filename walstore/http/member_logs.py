@@ -107,6 +107,7 @@ class MemberLogs:
             "replicas": spec.replicas,
             "quorum": spec.needed,
             "labels": dict(spec.labels),
+            "suspended": spec.suspended,
             "copies": list(spec.copies),
             "leader": leader.address if leader is not None and is_led else None,
             "epoch": leader.epoch if leader is not None and is_led else None,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from walstore.errors import (
     LimitExceededError,
+    LogSuspendedError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalClosedError,
@@ -441,10 +442,11 @@ class Client:
             try:
                 server = await self._new_link(self._connect_seconds)
             except WalError as error:
-                if not error.retriable:
+                is_suspended = isinstance(error, LogSuspendedError)  # it may be resumed later
+                if not error.retriable and not is_suspended:
                     self._fail(error)
                     return
-                if self._clock.monotonic() >= deadline:
+                if is_suspended or self._clock.monotonic() >= deadline:
                     self._give_up(error)
                     return
             else:
@@ -472,6 +474,8 @@ class Client:
                 f"the connection was lost before the answer, so it may or may not have happened ({why}); "
                 "read before submitting anything again, or use a producer"
             )
+        elif isinstance(cause, LogSuspendedError):
+            return copy_error(cause)
         elif self._failure is not None and not self._failure.retriable:
             error = copy_error(self._failure)
         else:

@@ -30,6 +30,8 @@ class ServedLog(NamedTuple):
     """Of a log of a cluster, the address of the machine that leads it; None if none does now."""
     epoch: int | None = None
     """Of a log of a cluster that is led."""
+    suspended: bool = False
+    """Whether a log of a cluster is suspended: nobody leads it until it is resumed."""
 
 
 async def list_logs(
@@ -73,8 +75,14 @@ def _unpack(packed: Any) -> list[ServedLog]:
     found = []
     for one in packed if isinstance(packed, list) else [None]:
         match one:
-            case [str(name), dict(labels), str() | None as leader, int() | None as epoch]:
-                found.append(ServedLog(name, labels, leader, epoch))
+            case [
+                str(name),
+                dict(labels),
+                str() | None as leader,
+                int() | None as epoch,
+                bool(suspended),
+            ]:
+                found.append(ServedLog(name, labels, leader, epoch, suspended))
             case _:
                 raise StorageUnavailableError("the server's list of logs is none")
     return found

@@ -10,10 +10,12 @@ from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
     InvalidSettingsError,
+    LogSuspendedError,
     StorageUnavailableError,
     WalError,
 )
 from walstore.remote.server_connection import ServerConnection
+from walstore.runtime.error_mapping import copy_error
 from walstore.wire.address import Address
 
 _FINAL: Final = (AccessDeniedError, FormatVersionError, InvalidSettingsError)
@@ -47,7 +49,7 @@ async def find_server(
 
     Of several that answer at the same moment the one with the newest epoch. Raises the error of the only
     address. Of several it raises StorageUnavailableError with what each of them said, which is retriable
-    unless no takeover could change any of it.
+    unless no takeover could change any of it; LogSuspendedError if one of them said so.
     """
     if len(addresses) == 1:
         return await join(addresses[0])
@@ -104,6 +106,9 @@ async def _end(
 
 
 def _refused(refusals: Sequence[tuple[Address, WalError]]) -> WalError:
+    for _, one in refusals:
+        if isinstance(one, LogSuspendedError):  # the others wait in vain, or are away
+            return copy_error(one)
     said = "; ".join(f"{address}: {error}" for address, error in refusals)
     is_final = all(isinstance(error, _FINAL) for _, error in refusals)
     error = StorageUnavailableError(f"no server has the log: {said}", retriable=not is_final)

@@ -90,6 +90,8 @@ class ReplicaNode:
         self._led: set[str] = set()
         self._opening = asyncio.Lock()
         self._is_closed = False
+        self.check_used: Callable[[str], None] = lambda _: None
+        """Not for callers: raises for a log that is not to be opened."""
 
     @property
     def logs(self) -> list[str]:
@@ -192,6 +194,7 @@ class ReplicaNode:
             raise StorageUnavailableError(
                 f"this machine leads the log {name!r}, as far as it knows"
             )
+        self.check_used(name)
 
 
 # -- what a primary may ask for --------------------------------------------------------------

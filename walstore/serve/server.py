@@ -224,7 +224,7 @@ class Server:
             led = None if name is None else self._cluster.led.get(name)
             if led is not None:
                 return led
-            self._cluster.check_has_copy(name)
+            await self._cluster.check_has_copy(name)
         if self._replicas is None or self._logs is not None:
             found = await self.log(name)
             assert not isinstance(found, Address)
@@ -234,19 +234,20 @@ class Server:
         return await self._replicas.log(name)
 
     async def listed(self) -> list[list[Any]]:
-        """Return the logs that clients may name: name and labels; in a cluster also leader and epoch."""
+        """Return the logs that clients may name: name and labels; in a cluster also leader, epoch and
+        whether it is suspended."""
         if self._cluster is not None:
             view = self._cluster.view
             found = []
             for name, spec in sorted(view.specs.items()):
                 leader = view.leaders.get(name)
                 led = (leader.address, leader.epoch) if leader and leader.epoch else (None, None)
-                found.append([name, dict(spec.labels), *led])
+                found.append([name, dict(spec.labels), *led, spec.suspended])
             return found
         logs = self._logs
         if isinstance(logs, WalStore):
-            return [[name, {}, None, None] for name in sorted(await logs.logs())]
-        return [] if logs is None else [[logs.path.name, {}, None, None]]
+            return [[name, {}, None, None, False] for name in sorted(await logs.logs())]
+        return [] if logs is None else [[logs.path.name, {}, None, None, False]]
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

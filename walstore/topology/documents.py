@@ -85,6 +85,8 @@ class LogSpec(NamedTuple):
     """URL of the store to which its leader ships it; empty for none."""
     settings: Mapping[str, Any] = {}
     """Fields of :class:`walstore.Settings` by name, where they differ from those of the machines."""
+    suspended: bool = False
+    """Whether nobody leads it, and no machine has its files open; its copies stay."""
 
     def check(self) -> LogSpec:
         """Return it; TypeError, ValueError or InvalidSettingsError (one, too) if it cannot be."""
@@ -116,6 +118,8 @@ class LogSpec(NamedTuple):
             raise InvalidSettingsError(
                 f"tier must be a URL such as s3://bucket/prefix or file:///directory, not {self.tier[:200]!r}"
             )
+        if type(self.suspended) is not bool:
+            raise TypeError(f"suspended must be true or false, not {self.suspended!r:.100}")
         self.over(Settings())
         return self
 
@@ -173,11 +177,14 @@ class LogSpec(NamedTuple):
                 "joined": dict(joined),
                 "tier": str(tier),
                 "settings": dict(settings),
+                **later,
             }:
                 places = tuple(copies)
                 found = cls(
                     replicas, quorum, labels, places, preferred, generation, joined, tier, settings
                 )
+                # Specs of earlier versions have no such field.
+                found = found._replace(suspended=later.get("suspended", False))
                 return _checked(found, key)
         raise _no("spec", key)
 

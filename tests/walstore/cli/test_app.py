@@ -23,7 +23,7 @@ COLLECTION_VERBS = (
     *("create", "show", "read", "write", "materialize"),
     *("compact", "gc", "expire", "delete"),
 )
-LOGS_VERBS = ("list", "apply", "edit", "move", "remove", "reset-head")
+LOGS_VERBS = ("list", "apply", "edit", "move", "suspend", "resume", "remove", "reset-head")
 GROUPS = {"collection": COLLECTION_VERBS, "logs": LOGS_VERBS}
 
 

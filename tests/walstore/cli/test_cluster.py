@@ -17,7 +17,7 @@ from uploader import CloudTier
 from walstore import Wal
 from walstore.cli import cluster
 from walstore.topology.documents import Leader, LogSpec, Member
-from walstore.topology.key_values import KeyValues
+from walstore.topology.key_values import KeyValues, Swap
 from walstore.topology.memory import MemoryKeyValues
 
 
@@ -41,7 +41,7 @@ def spec(store: MemoryKeyValues, name: str = "orders") -> LogSpec:
     return LogSpec.decode(found.value, found.key)
 
 
-def put(store: MemoryKeyValues, key: str, value: bytes) -> None:
+def put(store: MemoryKeyValues, key: str, value: bytes | None) -> None:
     found = store.get(key)
     assert store.swap(key, value, 0 if found is None else found.revision, 0).happened
 
@@ -192,6 +192,56 @@ def test_a_log_is_moved(cli: Cli, store: MemoryKeyValues) -> None:
     missing = cli("logs", "move", "none", "tls://b:1")
     assert (missing.code, missing.error) == (3, "the cluster has no log 'none'")
     assert "not an address" in cli("logs", "move", "orders", "b").error
+
+
+def test_a_log_is_suspended_and_resumed(cli: Cli, store: MemoryKeyValues) -> None:
+    put(store, "walstore/logs/orders", LogSpec(copies=("tls://a:1", "tls://b:1")).encode())
+    put(store, "walstore/leaders/orders", Leader("tls://a:1", "00", 7).encode())
+    done = cli("logs", "suspend", "orders")
+    assert (done.code, done.lines[-1].split()) == (0, ["suspended", "yes"])
+    assert spec(store).suspended
+    assert cli("logs", "list").lines[1].split()[1] == "tls://a:1"  # it has not closed the log yet
+    put(store, "walstore/leaders/orders", None)
+    assert cli("logs", "list").lines[1].split()[1] == "suspended"
+    (row,) = cli("logs", "list", "--json").json["logs"]
+    assert (row["suspended"], row["leader"]) == (True, None)
+    assert cli("logs", "suspend", "orders").code == 0
+    assert cli("logs", "resume", "orders", "--json").json["logs"][0]["suspended"] is False
+    assert not spec(store).suspended
+    assert cli("logs", "apply", "--from", "-", stdin=json.dumps(row).encode()).code == 0
+    assert spec(store).suspended
+    for verb in ("suspend", "resume"):
+        missing = cli("logs", verb, "none")
+        assert (missing.code, missing.error) == (3, "the cluster has no log 'none'")
+    wrong = json.dumps({"name": "orders", "suspended": "no"}).encode()
+    refused = cli("logs", "apply", "--from", "-", stdin=wrong)
+    assert (refused.code, "suspended must be true or false" in refused.error) == (1, True)
+
+
+def test_a_suspended_log_that_is_made_again_is_led(cli: Cli, store: MemoryKeyValues) -> None:
+    copies = ("tls://a:1", "tls://b:1", "tls://c:1")
+    put(store, "walstore/logs/orders", LogSpec(copies=copies, suspended=True).encode())
+    assert cli("logs", "remove", "orders", "--confirm").code == 0
+    assert cli("logs", "apply", "orders").code == 0
+    assert spec(store) == LogSpec(copies=copies)
+
+
+def test_a_log_that_was_changed_meanwhile_is_not_suspended(
+    cli: Cli, store: MemoryKeyValues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies were changed, say. The call may be repeated."""
+    assert cli("logs", "apply", "orders").code == 0
+    swap = MemoryKeyValues.swap
+
+    def raced(self: MemoryKeyValues, key: str, value: bytes | None, at: int, lease: int) -> Swap:
+        monkeypatch.setattr(MemoryKeyValues, "swap", swap)
+        put(store, key, LogSpec(copies=("tls://a:1", "tls://b:1")).encode())
+        return self.swap(key, value, at, lease)
+
+    monkeypatch.setattr(MemoryKeyValues, "swap", raced)
+    refused = cli("logs", "suspend", "orders")
+    assert (refused.code, "call again" in refused.error) == (4, True)
+    assert spec(store) == LogSpec(copies=("tls://a:1", "tls://b:1"))
 
 
 def test_a_log_is_taken_out(cli: Cli, store: MemoryKeyValues) -> None:

@@ -14,6 +14,7 @@ CODES = {
     errors.WalLockedError("x", path="/p"): 4,
     errors.FencedError("x"): 4,
     errors.ContentionError("x"): 4,
+    errors.LogSuspendedError("x", location="orders"): 4,
     errors.FormatVersionError("x", path="/p", found=2, supported=1): 1,
     errors.StorageUnavailableError("x"): 1,
     errors.RecordTooLargeError("x", size_bytes=2, limit_bytes=1): 1,

@@ -41,6 +41,14 @@ def test_machines_have_as_many_copies_and_lead_as_many_logs() -> None:
     assert {firsts.count(name) for name in names} == {10}
 
 
+def test_a_suspended_log_keeps_its_machines() -> None:
+    there = members("b", "c", "d")
+    suspended = SPEC._replace(suspended=True)
+    for spec in (suspended, suspended._replace(replicas=2), LogSpec(3, suspended=True)):
+        assert plan({"x": spec}, {}, there, {"a"}) == []
+        assert plan({"x": spec}, {"x": leader(SPEC, "a")}, there, {"a"}) == []
+
+
 def test_zones_come_first() -> None:
     found = plan({"x": LogSpec(2)}, {}, members("a", "b", "c", zones="112"), set())
     assert "c" in found[0].spec.copies

@@ -228,6 +228,10 @@ async def test_a_cluster(tmp_path: Path) -> None:
             await tab.until("document.querySelector('#led .bad').innerText.endsWith('away')")
             third.keys.cut_off = False
             await tab.until("!document.querySelector('#led .bad')")
+            await machines.apply(suspended=True)
+            await tab.until(f"{led}.includes('suspended') && !document.querySelector('#led .bad')")
+            await machines.apply(suspended=False)
+            await tab.until(f"!{led}.includes('suspended') && !document.querySelector('#led .bad')")
             await tab.run("location.hash = '#log/orders'")
             await tab.until("document.querySelectorAll('#records tbody tr').length == 4")
             await tab.until("document.querySelectorAll('#copies tbody tr').length == 2")

@@ -95,6 +95,30 @@ async def test_a_stream_is_made_anywhere_and_used_everywhere(
             assert answer.status == 409
 
 
+async def test_a_suspended_log_is_refused_and_shown(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    """Not as a server that is away: whoever asks has to resume it."""
+    await create(cluster, client)
+    await cluster.apply(suspended=True)
+    await until(lambda: all(not one.led() and not one.member.node.logs for one in cluster.all))  # type: ignore[union-attr]
+    for machine in cluster.all:
+        for answered in (
+            client.post(at(machine), headers=TEXT, data=b"two"),
+            client.get(at(machine)),
+            client.put(at(machine), headers=TEXT),
+        ):
+            async with answered as answer:
+                assert (answer.status, "Retry-After" in answer.headers) == (409, False)
+                assert "walstore logs resume orders" in await answer.text()
+        async with client.get(at(machine, "/v1/look")) as answer:
+            (log,) = (await answer.json())["cluster"]["logs"]
+        assert (log["suspended"], log["leader"], log["present"]) == (True, None, [])
+    await cluster.apply(suspended=False)
+    async with client.get(at(cluster.all[1])) as answer:
+        assert (answer.status, await answer.text()) == (200, "one")
+
+
 async def test_an_idempotent_producer_through_two_machines(
     cluster: Machines, client: aiohttp.ClientSession
 ) -> None:

@@ -56,6 +56,7 @@ def specs(draw: st.DrawFn) -> LogSpec:
         settings={
             name: SETTINGS[name] for name in draw(st.sets(st.sampled_from(sorted(SETTINGS))))
         },
+        suspended=draw(st.booleans()),
     )
 
 
@@ -74,6 +75,12 @@ def test_what_is_encoded_comes_back(document: Document) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_unknown_fields_are_ignored(document: Document) -> None:
     assert document.decode(changed(document, later=[1, {"x": None}]), "k") == document
+
+
+def test_a_spec_of_an_earlier_version_is_not_suspended() -> None:
+    fields = json.loads(SPEC._replace(suspended=True).encode())
+    del fields["suspended"]
+    assert LogSpec.decode(json.dumps(fields).encode(), "k") == SPEC
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -270,13 +270,13 @@ function show_cluster(cluster) {
   const there = new Set(cluster.members.map((one) => one.address));
   const logs = cluster.logs.map((one) => {
     const copies = one.copies.map((copy) => {
-      const is_fine = one.present.includes(copy) && there.has(copy);
+      const is_fine = (one.suspended || one.present.includes(copy)) && there.has(copy);
       return make("div", is_fine ? {} : { class: "bad" }, is_fine ? copy : `${copy}, ${there.has(copy) ? "behind" : "away"}`);
     });
     const labels = Object.entries(one.labels).map(([name, value]) => `${name}=${value}`).join(" ");
     return [
       make("a", { href: `#log/${encodeURIComponent(one.name)}` }, one.name),
-      one.leader || make("span", { class: "bad" }, "nobody"), count(one.epoch),
+      one.leader || (one.suspended ? "suspended" : make("span", { class: "bad" }, "nobody")), count(one.epoch),
       `${one.copies.length} of ${one.replicas}`, make("div", {}, ...copies), labels,
     ];
   });
