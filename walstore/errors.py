@@ -237,7 +237,7 @@ class WrongLoopError(WalError, RuntimeError):
 
 
 class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know
-    """The channel is full; await ``append`` instead, or try again later."""
+    """The channel is full, or the log's rate is reached; await ``append`` instead, or try again later."""
 
     retriable = True
 

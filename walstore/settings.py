@@ -177,6 +177,13 @@ class Settings:
         fills; they work again once there is more. 0 disables this.""",
     )
 
+    max_append_bytes_per_second: int | None = optional_size(
+        """Bytes that the log accepts in a second, counted as for channel_bytes; above it 'append' waits, in
+        turn, and 'append_nowait' raises WouldBlock. What was not used is kept for one second, and an append
+        may be larger than the rate: the next one waits the longer. None for no limit.""",
+        low=1,
+    )
+
     max_timestamp_lead_seconds: float = seconds(
         86_400.0,
         """How far ahead of this machine's clock a caller's 'timestamp_us' may be. Timestamps never go back

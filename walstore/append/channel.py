@@ -7,7 +7,8 @@ Everything here belongs to the event loop; nothing blocks, and only room is awai
 Invariants (tests/walstore/append/test_channel.py)
   C1  Offsets leave ``take`` in order and without gaps.
   C2  Accepted and not released bytes stay within the budget, except for one group larger than it.
-  C3  Room is given in the order of the callers' requests; ``put`` never overtakes a waiting caller.
+  C3  Room is given in the order of the callers' requests; ``put`` never overtakes a waiting caller. Only
+      what has no records overtakes callers that wait for the log's rate, of which it takes nothing.
   C4  Conditions are checked when a request is accepted, against everything accepted before it; a
       request whose conditions fail takes no offset and changes nothing.
 """
@@ -20,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from threading import get_ident
 
+from walstore.append.append_rate import AppendRate
 from walstore.append.budgets import ChannelBudget
 from walstore.batches.batch_builder import (
     BATCH_RECORDS,
@@ -61,6 +63,7 @@ class Channel:
         "_max_record_bytes",
         "_monotonic",
         "_poked",
+        "_rate",
         "_ready",
         "_records_budget",
         "_refused",
@@ -89,6 +92,7 @@ class Channel:
         ledger: Ledger | None = None,
         *,
         budget: ChannelBudget | None = None,
+        rate: AppendRate | None = None,
         monotonic: Callable[[], float] | None = None,
         errors: ErrorCounts | None = None,
     ) -> None:
@@ -110,6 +114,7 @@ class Channel:
         # Batches stay well below a segment, so that segments stay near their size.
         self._batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._max_record_bytes = settings.max_record_bytes
+        self._rate = rate
         self.tail = next_offset
         """Next offset to be assigned."""
         self._released = next_offset
@@ -153,11 +158,13 @@ class Channel:
     def put(self, request: AppendRequest) -> int:
         """Accept a whole request and return its first offset; raise WouldBlock if there is no room."""
         self._check(request)
-        if self._admissions.waiting or not self._may_enter(request):
-            raise WouldBlock(
-                f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
-                "the disk; await append(), or try again later"
-            )
+        if not self._may_enter(request):
+            why = f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for the disk"
+            if self._waits_for_rate(request):
+                assert self._rate is not None
+                most = self._rate.bytes_per_second
+                why = f"the log takes {most} bytes a second, its max_append_bytes_per_second"
+            raise WouldBlock(f"{why}; await append(), or try again later")
         return self._accept(request)
 
     async def put_wait(self, request: AppendRequest) -> int:
@@ -167,7 +174,7 @@ class Channel:
         records are in the log although the caller sees the cancellation.
         """
         self._check(request)
-        if not self._admissions.waiting and self._may_enter(request):
+        if self._may_enter(request):
             return self._accept(request)
         try:
             return await self._admissions.wait(request)
@@ -230,6 +237,10 @@ class Channel:
             self._released = builders[-1].limit
         if self._share is not None:
             self._share.give(released_bytes)
+        self.admit()
+
+    def admit(self) -> None:
+        """Admit the callers that wait, as far as there is room and credit."""
         self._admissions.admit()
         self._serve_others()
 
@@ -399,8 +410,22 @@ class Channel:
         )
 
     def _may_enter(self, request: AppendRequest) -> bool:
+        """Return whether a request may be accepted at once, before those who wait."""
+        if self._rate is not None:
+            if self._waits_for_rate(request):
+                return False
+            if self._admissions.waiting and (_paid_bytes(request) or self._rate.credit_bytes > 0):
+                return False
+        elif self._admissions.waiting:
+            return False
         share = self._share
         return self._has_room(request) and (share is None or share.has_room(request.size_bytes))
+
+    def _waits_for_rate(self, request: AppendRequest) -> bool:
+        if self._rate is None:
+            return False
+        self._fold_room()  # what the fast path took
+        return _paid_bytes(request) > 0 and self._rate.credit_bytes <= 0
 
     def _accept(self, request: AppendRequest) -> int:
         """Accept a request, or raise the error of a failed condition; then it took no offset."""
@@ -433,8 +458,7 @@ class Channel:
         elif request.values:
             self._builder.extend(request)
         self._builder.size_bytes += request.size_bytes
-        if self._share is not None:
-            self._share.take(request.size_bytes)
+        self._take(request.size_bytes, _paid_bytes(request))
         self.tail = offset + request.count
         if request.spill is not None:
             self._close_builder()
@@ -479,8 +503,13 @@ class Channel:
             self._share.take(CONDITIONS_BYTES)
 
     def _admits(self, request: AppendRequest) -> bool:
-        """Return whether the first of those who wait may enter; else the share waits for its room."""
+        """Return whether the first of those who wait may enter; else the share waits for its room, or the
+        rate for credit."""
         if not self._has_room(request):
+            return False
+        if self._waits_for_rate(request):
+            assert self._rate is not None
+            self._rate.want()
             return False
         if self._share is not None and not self._share.has_room(request.size_bytes):
             self._share.wait(request.size_bytes)
@@ -514,8 +543,14 @@ class Channel:
             return
         self._builder.size_bytes += taken
         self._room_given = self.room
+        self._take(taken, taken)
+
+    def _take(self, size_bytes: int, paid_bytes: int) -> None:
+        """Take what was accepted of the store's budget, and of the log's rate."""
         if self._share is not None:
-            self._share.take(taken)
+            self._share.take(size_bytes)
+        if self._rate is not None:
+            self._rate.take(paid_bytes)
 
     def _set_room(self) -> None:
         self._fold_room()
@@ -535,6 +570,8 @@ class Channel:
         )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
+        if self._rate is not None:
+            room = min(room, int(self._rate.credit_bytes))
         is_watched = self._admissions.waiting or self.accepted.has_waiters
         if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
@@ -569,6 +606,12 @@ class Channel:
         sleeper, self._sleeper = self._sleeper, None  # once is enough
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
+
+
+def _paid_bytes(request: AppendRequest) -> int:
+    """Return what a request takes of the log's rate: nothing for a change without records."""
+    spilled = 0 if request.spill is None else request.spill.size_bytes
+    return request.size_bytes + spilled
 
 
 def _finish(future: asyncio.Future[None]) -> None:

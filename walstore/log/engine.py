@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, Final
 
+from walstore.append.append_rate import make_rate
 from walstore.append.channel import Channel
 from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
@@ -98,12 +99,14 @@ class Engine:
             shows_written=settings.sync == "os",
             is_replicated=replicator is not None,
         )
+        self._rate = make_rate(settings, clock)
         self.channel = Channel(
             tail.durable_limit,
             settings,
             loop,
             tail.ledger.copy(),
             budget=resources.channel,
+            rate=self._rate,
             monotonic=clock.monotonic,
             errors=self.state.errors,
         )
@@ -516,6 +519,8 @@ class Engine:
             yield self.writer.run_age_limit
         if not isinstance(self.settings.sync, str):
             yield self.writer.run_sync_interval
+        if self._rate is not None:
+            yield partial(self._rate.run, self.channel.admit)
 
     async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a helper of the writer; a defect in it fails the log."""

@@ -177,9 +177,9 @@ def optional_seconds(meaning: str) -> float | None:
     return _field(None, Rule(meaning, "seconds", above=True, optional=True))
 
 
-def optional_size(meaning: str) -> int | None:
+def optional_size(meaning: str, *, low: int = 0) -> int | None:
     """Return the field of a number of bytes, or None, which is the default."""
-    return _field(None, Rule(meaning, "bytes", optional=True))
+    return _field(None, Rule(meaning, "bytes", low, optional=True))
 
 
 def choice(default: Any, rule: Rule) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,26 @@ async def test_settings_of_a_log_are_those_of_every_leader(tmp_path: Path) -> No
 
             while not await takes_it():
                 pass
+
+
+async def test_a_log_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    """Its clients wait until it is lifted; those of other logs do not."""
+    async with Machines(tmp_path) as machines:
+        await machines.apply(settings={"max_append_bytes_per_second": 1000})
+        await machines.apply("other")
+        await machines.led("other")
+        leader = await machines.led()
+        async with await machines.connect() as remote, await machines.connect("other") as other:
+            producer = remote.producer("p")
+            await producer.append(bytes(60_000))  # at once; the next waits a minute
+            waiting = [asyncio.ensure_future(producer.append(b"v")) for _ in range(3)]
+            wal = leader.led()
+            assert wal is not None
+            await until(lambda: wal.statistics().blocked_appends > 0)
+            await other.append_many([bytes(30_000)] * 3)
+            assert not any(one.done() for one in waiting)
+            await machines.apply(settings={})
+            assert await asyncio.gather(*waiting) == [2, 3, 4]
 
 
 def broken_tier(name: str, url: str) -> CloudTier:
