@@ -52,7 +52,7 @@ PRIVATE = {
         _running _start _stop _stopping_on_signal _take _watch""",
     "what must be released: threads, tasks, descriptors, bytes, entries": """
         _admissions _ahead _batches _builder _busy _cached_bytes _closed _descriptor _fd _filling _groups
-        _held _idle _inherited _listening _ordered _others _partials _pending _plans _pool _process
+        _held _hosted _idle _inherited _listening _ordered _others _partials _pending _plans _pool _process
         _producers _records _references _segments""",
     "an optional library or a bound of the module under test": """
         _MAGIC _Package _Standard _endpoint_url _fold _from_lanes _library _may_plan""",
