@@ -289,7 +289,7 @@ class LogSuspendedError(WalError):
 
 
 class AccessDeniedError(WalError):
-    """A server that serves a log refused this client's token, or has none for it; nothing was done."""
+    """A server refused this client's token, has none for it, or only reads the log; nothing was done."""
 
 
 class CollectionRefusedError(WalError):

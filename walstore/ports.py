@@ -41,6 +41,10 @@ class File(Protocol):
     def size(self) -> int:
         """Return the length in bytes."""
 
+    def is_alone(self, *, names: int = 1) -> bool:
+        """Return whether the file has so many names and nobody else has it open; False if that is not
+        known."""
+
     def close(self) -> None:
         """Release the descriptor; twice is allowed."""
 

@@ -340,7 +340,7 @@ class BlockingReader:
     def __iter__(self) -> Iterator[Record]:
         """Yield records; :attr:`position` is then after those fetched together, up to 500."""
         while batch := self.fetch():
-            yield from batch.records()
+            yield from batch
 
     @property
     def position(self) -> int:

@@ -73,12 +73,13 @@ class Cache:
         size = 0
         for batch in islice(self._batches, first, first + MOST_BATCHES):
             assert batch is not None
-            if batch.start >= limit or (found and size + batch.nbytes > max_bytes):
+            start, end, nbytes = batch.start, batch.limit, batch.nbytes
+            if start >= limit or (found and size + nbytes > max_bytes):
                 break
-            if batch.limit > position:
+            if end > position:
                 # A view: columns decoded by readers are not counted here, so they must not stay here.
-                found.append(batch.view(max(position, batch.start), min(limit, batch.limit)))
-                size += batch.nbytes
+                found.append(batch.view(max(position, start), min(limit, end)))
+                size += nbytes
         if found:
             self.hits += 1
             if self._budget is not None:

@@ -15,44 +15,38 @@ Invariants (tests/walstore/append/test_tail.py, tests/scenarios)
       log.
   T7  Work that the data does not depend on (checkpoints, the cell, removing files) may fail without
       failing the log, and is retried.
+  T8  The file of a removed segment is written to, or freed in parts, only after its old name is gone
+      durably, and if nobody else has it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
+from walstore.append.active_segment import ActiveSegment
 from walstore.append.state import Commit, Reached, TailError
+from walstore.append.upkeep import Upkeep
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.batches.framer import Framer, Spot
 from walstore.errors import WalError
-from walstore.files.directory import write_hint
-from walstore.files.open_files import ActiveCell, ActiveFile
+from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
-from walstore.format import checkpoint, frame, segment
+from walstore.files.unlinked_file import UnlinkedFile
+from walstore.format import segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
+from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import Buffer, Clock, File, FileSystem, Lock, SegmentTee
 from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
-
-_LEDGER_SHARE: Final = 4
-"""A segment is at least this many times the size of its initial ledger, regardless of ``segment_bytes``."""
-_REPLICATED_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
-_REPLICATED_CHECKPOINT_WRITES: Final = 1024
-"""Frames are walked in 20 µs each, several times in a takeover; a checkpoint takes two syncs."""
-_RETRY_SHARE: Final = 8
-"""After a failed checkpoint the next one is due once this share of what is between two was written."""
 
 
 class Tail:
@@ -85,12 +79,10 @@ class Tail:
         """
         assert chain.ledger is not None
         # Set once at open.
-        self._fs = fs
         self._clock = clock
-        self._settings = settings
         self._directory = directory
         self._log_id = log_id
-        self._cell = cell
+        self._upkeep = Upkeep(fs, directory, settings, cell, given_up)
         self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
         self.tee: SegmentTee | None = None
@@ -102,30 +94,32 @@ class Tail:
         self._framer = Framer(chain, compress=settings.compression is not None)
         self.ledger = chain.ledger
         self._sealed = list(sealed)
-        self._given_up = list(given_up)
-        self._since_checkpoint_bytes = self._since_checkpoint_writes = 0
-        self._checkpointed: tuple[int, ...] = ()
         self.head = max(head, self.ledger.head)
         self.uploaded_limit = uploaded_limit
         self.tier_url = tier_url
         limit = chain.next_offset
         self._reached = Reached(limit, limit, limit, 0, 0, 0)
-        self._is_announced = False
+        self._is_announced = self._is_epoch_written = False
         self._failure: TailError | None = None
-        self._is_noted_closed = is_as_checkpointed
+        self._segment = ActiveSegment(
+            fs,
+            directory,
+            log_id=log_id,
+            segment_bytes=settings.segment_bytes,
+            chain=chain,
+            framer=self._framer,
+        )
         if active is None:
             self._begin_segment()
         else:
-            self.active, file, position = active
-            self._first_position = segment.HEADER_BYTES
-            self._file = ActiveFile(fs, self.active.path, file, position, settings.segment_bytes)
+            self._segment.adopt(*active)
         if is_as_checkpointed:
-            self._checkpointed = self._place_of_checkpoint()
+            self._upkeep.note_checkpoint(self._state(), is_closed=True)
             return
         try:
             self._begin()
         except BaseException:
-            self._file.close()
+            self._segment.file.close()
             raise
 
     @property
@@ -134,9 +128,14 @@ class Tail:
         return self._chain.epoch
 
     @property
+    def active(self) -> Segment:
+        """The active segment, as readers see it."""
+        return self._segment.found
+
+    @property
     def is_empty(self) -> bool:
         """Whether the active segment holds no record yet."""
-        return self._chain.next_offset == self.active.start
+        return self._segment.is_empty
 
     @property
     def reached(self) -> Reached:
@@ -154,26 +153,19 @@ class Tail:
         return self._chain.next_offset
 
     @property
+    def written_position(self) -> int:
+        """Where the frames in the active segment's file end."""
+        return self._segment.file.position
+
+    @property
     def has_unsynced(self) -> bool:
         """Whether there are writes since the last sync."""
-        return self._file.has_unsynced
+        return self._segment.file.has_unsynced
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether enough was written since the last checkpoint.
-
-        Of a replicated log less is enough: a takeover, which everybody waits for, reads what follows it.
-        """
-        if self._since_checkpoint_bytes >= self._checkpoint_bytes:
-            return True
-        return (
-            self.tee is not None and self._since_checkpoint_writes >= _REPLICATED_CHECKPOINT_WRITES
-        )
-
-    @property
-    def _checkpoint_bytes(self) -> int:
-        enough = self._settings.checkpoint_bytes
-        return enough if self.tee is None else min(enough, _REPLICATED_CHECKPOINT_BYTES)
+        """Whether enough was written since the last checkpoint."""
+        return self._upkeep.is_checkpoint_due(is_replicated=self.tee is not None)
 
     def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
         """Write the builders and, with ``sync``, make them durable.
@@ -216,7 +208,7 @@ class Tail:
         A checkpoint that cannot be written does not fail the log: that is logged and retried soon.
         """
         with _Failing(self):
-            if self._file.has_unsynced:
+            if self._segment.file.has_unsynced:
                 self._sync()
             try:
                 self._checkpoint()
@@ -245,44 +237,57 @@ class Tail:
         follows, which shows it again, call this again with the present head.
         """
         with _Failing(self):
-            return self._cell.store(self._cell_data(limit))
+            return self._upkeep.store_cell(self._cell(limit))
 
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, then the active one as sealing would now record it."""
-        return [*self._sealed, self._summary()]
+        return [*self._sealed, self._segment.summary()]
 
-    def remove(self, starts: Sequence[int]) -> None:
-        """Delete segments that :meth:`advance_head` gave up. Never raises: a file that cannot be deleted
-        now is deleted later, at the latest when the log is opened again."""
-        self._given_up += starts
-        self._remove_given_up()
+    def give_up(self, starts: Sequence[int]) -> None:
+        """Let the next :meth:`remove` delete segments that :meth:`advance_head` gave up."""
+        self._upkeep.give_up(starts)
+
+    def remove(self, starts: Sequence[int], *, in_parts: bool = True) -> list[UnlinkedFile]:
+        """Delete segments that :meth:`advance_head` gave up; as :meth:`Upkeep.remove`."""
+        self._upkeep.give_up(starts)
+        return self._upkeep.remove(self._cell(), self.tee, in_parts=in_parts)
+
+    def remove_left(self) -> None:
+        """Delete all segments that were given up, at once; never raises."""
+        self._upkeep.remove_left(self._cell(), self.tee)
+
+    @property
+    def is_removing(self) -> bool:
+        """Whether :meth:`remove` has more to delete."""
+        return self._upkeep.is_removing
 
     def park(self) -> None:
         """Close the files until the next call that needs them; never raises.
 
         In a store, another log's thread may call it between two calls of this one.
         """
-        self._file.park()
-        self._cell.park()
+        self._segment.file.park()
+        self._upkeep.park()
 
     def close(self, *, clean: bool) -> None:
         """Release the file; OSError. A clean close also truncates the reserved space and checkpoints,
         unless the tail has failed."""
         try:
             if clean and self._failure is None:
-                if self._file.has_unsynced:
+                if self._segment.file.has_unsynced:
                     self._sync()
-                self._file.trim()
-                if not self._is_noted_closed or self._checkpointed != self._place_of_checkpoint():
+                self._segment.file.trim()
+                self._upkeep.drop_spare()
+                if not self._upkeep.is_noted_closed(self._state()):
                     try:
                         self._checkpoint(is_closed=True)
                     except OSError as error:
                         self._put_off_checkpoint(error)
         finally:
             try:
-                self._file.close()
+                self._segment.file.close()
             finally:
-                self._cell.close()
+                self._upkeep.close()
 
     # -- committing --------------------------------------------------------------------------
 
@@ -294,14 +299,14 @@ class Tail:
         written = pending = serial = 0
         has_new_registers = False
         for builder in builders:
-            if self._is_full(builder, pending):
+            if self._segment.is_full(builder.size_bytes, pending):
                 written += self._write(frames, serial)
                 if self.is_empty:
                     self._renew_segment()
                 else:
                     sealed.append(self._rotate())
                 frames, pending = [], 0
-            batch = self._frame(builder, now_us, self._file.position + pending, frames)
+            batch = self._frame(builder, now_us, self._segment.file.position + pending, frames)
             pending += len(frames[-1])
             serial = max(serial, builder.serial)
             if batch is not None:
@@ -320,7 +325,7 @@ class Tail:
         """Commit a large transaction: its file becomes the next sealed segment."""
         spill = builder.spill
         assert spill is not None
-        if self._file.has_unsynced:
+        if self._segment.file.has_unsynced:
             self._sync()
         if builder.marks is not None:
             self.ledger.apply(builder.marks)
@@ -328,8 +333,8 @@ class Tail:
         sealed = []
         if self.is_empty:
             # Its file has the name that the transaction's file gets; its ledger is replaced, too.
-            self._chain.previous_crc = self._header.previous_crc
-            self._file.close()
+            self._chain.previous_crc = self._segment.header.previous_crc
+            self._segment.file.close()
         else:
             sealed.append(self._seal())
         try:
@@ -355,7 +360,7 @@ class Tail:
             footer = segment.encode_footer(placed.summary, placed.index)
             self._tell_sealed(placed.header, placed.summary.data_bytes + len(footer))
         # Before the next segment, which may fail: other processes see what is reported to the caller.
-        self._cell.store(self._cell_of(placed.summary, placed.header))
+        self._upkeep.store_cell(self._cell_of(placed.summary, placed.header))
         self._begin_segment()
         self._store_cell()
         has_new_registers = builder.marks is not None and bool(builder.marks.registers)
@@ -374,7 +379,7 @@ class Tail:
             batches=batches,
             limit=self._chain.next_offset,
             durable_limit=self.durable_limit,
-            is_synced=not self._file.has_unsynced,
+            is_synced=not self._segment.file.has_unsynced,
             serial=serial,
             sealed=sealed,
             active=self.active,
@@ -384,51 +389,42 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _is_full(self, builder: BatchBuilder, pending_bytes: int) -> bool:
-        """Whether the builder belongs in the next segment."""
-        end = self._file.position + pending_bytes
-        most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
-        return end + builder.size_bytes > most and end > self._first_position
-
     def _frame(
         self, builder: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
         """Frame a builder at ``position``; None if it contains only marks."""
-        assert self.active.index is not None
+        index = self._segment.index
         data, base_us, batch = self._framer.frame(builder, now_us, self._spot(position))
-        self.active.index.add(builder.start, position, base_us)
+        index.add(builder.start, position, base_us)
         frames.append(data)
         if builder.marks is not None:
             self.head = max(self.head, self.ledger.head)
         if batch is not None and builder.streams is not None:
-            self.active.index.streams.add(batch.stream_names)
+            index.streams.add(batch.stream_names)
         return batch
 
     def _spot(self, position: int) -> Spot:
-        return Spot(
-            frame.place(self._header.salt, position),
-            self._reached.durable_limit,
-            self._file.durable_position,
-        )
+        return self._segment.spot(position, self._reached.durable_limit)
 
     def _write(self, frames: Sequence[bytearray], serial: int) -> int:
         """Write frames up to :attr:`written_limit`, which contain the changes up to ``serial``."""
         try:
-            size = self._file.write(frames)
+            size = self._segment.file.write(frames)
         except OSError:
-            if self._file.is_dirty:
+            self._upkeep.drop_spare()  # the disk may be full
+            if self._segment.file.is_dirty:
                 self._note_written(serial)
             raise
         self._note_written(serial)
-        self._since_checkpoint_bytes += size
-        self._since_checkpoint_writes += 1
+        self._upkeep.note_write(size)
         if size:
-            self._tell_written(self._file.position - size, frames)
+            self._is_epoch_written = True
+            self._tell_written(self._segment.file.position - size, frames)
         return size
 
     def _tell_written(self, position: int, pieces: Sequence[Buffer]) -> None:
         if self.tee is not None:
-            header = self._header
+            header = self._segment.header
             limit = self._chain.next_offset
             self.tee.wrote(header.start, header.created_us, position, pieces, limit)
 
@@ -441,7 +437,7 @@ class Tail:
     def _sync(self) -> float:
         """Sync the active segment; return the seconds it took."""
         began = self._clock.monotonic()
-        self._file.sync()
+        self._segment.file.sync()
         seconds = self._clock.monotonic() - began
         self._note_synced()
         self._store_cell()
@@ -459,12 +455,6 @@ class Tail:
 
     # -- segments ----------------------------------------------------------------------------
 
-    @property
-    def _header(self) -> SegmentHeader:
-        """Header of the active segment."""
-        assert self.active.header is not None
-        return self.active.header
-
     def _rotate(self) -> Segment:
         finished = self._seal()
         self._begin_segment()
@@ -473,56 +463,20 @@ class Tail:
 
     def _seal(self) -> Segment:
         """Seal the active segment, which contains records."""
-        if self._file.has_unsynced:
+        if self._segment.file.has_unsynced:
             self._sync()  # else a crash might keep the footer and lose frames that it covers
-        assert self.active.index is not None
-        summary = self._summary()
-        footer = segment.encode_footer(summary, self.active.index)
-        self._file.seal(footer)
-        self._tell_sealed(self._header, summary.data_bytes + len(footer))
-        self._sealed.append(summary)
-        return Segment(
-            self.active.path, self.active.start, summary, self.active.index, header=self._header
-        )
-
-    def _summary(self) -> SegmentSummary:
-        return SegmentSummary(
-            self.active.start,
-            self._chain.next_offset,
-            self._file.position,
-            self._chain.previous_crc,
-            self._chain.timestamp_us,
-        )
+        finished, size = self._segment.seal()
+        assert finished.summary is not None
+        self._tell_sealed(self._segment.header, size)
+        self._sealed.append(finished.summary)
+        return finished
 
     def _begin_segment(self) -> None:
         """Make the next segment, which begins with the ledger. If that fails, nothing has changed."""
-        before = self._chain.previous_crc
-        try:
-            self._make_segment()
-        except BaseException:
-            self._chain.previous_crc = before
-            raise
-
-    def _make_segment(self) -> None:
-        chain = self._chain
-        header = SegmentHeader(
-            self._log_id,
-            chain.next_offset,
-            chain.epoch,
-            self._created_us(),
-            chain.previous_crc,
-            segment.make_salt(),
-        )
-        pieces: list[bytes | bytearray] = [segment.encode_header(header)]
-        index = SegmentIndex(SegmentStreams())
-        if not self.ledger.is_empty:
-            at = frame.place(header.salt, segment.HEADER_BYTES)
-            pieces.append(self._framer.frame_ledger(Spot(at, chain.next_offset, 0)))
-            index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
-        path = self._directory / segment.file_name(chain.next_offset)
-        self._first_position = sum(map(len, pieces))
-        self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
-        self.active = Segment(path, chain.next_offset, None, index, header=header)
+        created_us, recycled = self._created_us(), self._upkeep.take_spare()
+        filled_us = self._segment.age_us(created_us)
+        pieces = self._segment.make(created_us, self.ledger, recycled)
+        self._upkeep.filled_us = filled_us
         self._tell_written(0, pieces)
         if self.tee is not None:
             self.tee.synced()
@@ -532,14 +486,14 @@ class Tail:
         now_us = self._clock.now_us()
         if self.tee is None or self._chain.next_offset != self.active.start:
             return now_us
-        return max(now_us, self._header.created_us + 1)
+        return max(now_us, self._segment.header.created_us + 1)
 
     def _renew_segment(self) -> None:
         """Replace a segment that contains only marks by one with the ledger, which is smaller."""
-        if self._file.has_unsynced:
+        if self._segment.file.has_unsynced:
             self._sync()
-        outdated = self._file
-        self._chain.previous_crc = self._header.previous_crc
+        outdated = self._segment.file
+        self._chain.previous_crc = self._segment.header.previous_crc
         self._begin_segment()
         outdated.close()
         self._note_synced()  # its file is synced with the whole ledger before it gets its name
@@ -548,7 +502,7 @@ class Tail:
     # -- head, checkpoint, cell --------------------------------------------------------------
 
     def _advance_head(self, limit: int) -> list[int]:
-        if self._file.has_unsynced:
+        if self._segment.file.has_unsynced:
             self._sync()
         dropped = [summary for summary in self._sealed if summary.limit <= limit]
         kept = self._sealed[len(dropped) :]
@@ -579,12 +533,12 @@ class Tail:
         before = chain.next_offset, chain.previous_crc, chain.timestamp_us
         frames: list[bytearray] = []
         builder = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
-        data, _, _ = self._framer.frame(builder, 0, self._spot(self._file.position))
+        data, _, _ = self._framer.frame(builder, 0, self._spot(self._segment.file.position))
         frames.append(data)
         try:
             self._write(frames, 0)
         except OSError as error:
-            if self._file.is_dirty or not is_full(error):
+            if self._segment.file.is_dirty or not is_full(error):
                 raise
             chain.next_offset, chain.previous_crc, chain.timestamp_us = before
             self.ledger.head = ledger_head
@@ -602,10 +556,10 @@ class Tail:
         try:
             self._announce()
         except OSError as error:
-            if not is_full(error) or self._header.salt is None:
+            if not is_full(error) or self._segment.header.salt is None:
                 raise
             self._put_off_checkpoint(error)
-        if self._header.salt is None:
+        if self._segment.header.salt is None:
             if self.is_empty:
                 self._renew_segment()
             else:
@@ -621,47 +575,40 @@ class Tail:
 
     def _checkpoint(self, *, is_closed: bool = False) -> None:
         """Write the checkpoint durably; everything written is synced already. OSError."""
-        assert self.active.index is not None
-        data = checkpoint.encode_checkpoint(
-            Checkpoint(
-                log_id=self._log_id,
-                epoch=self._chain.epoch,
-                head=self.head,
-                sealed=tuple(self._sealed),
-                tail_start=self.active.start,
-                tail_position=self._file.durable_position,
-                tail_index=self.active.index,
-                next_offset=self.durable_limit,
-                previous_crc=self._chain.previous_crc,
-                timestamp_us=self._chain.timestamp_us,
-                uploaded_limit=self.uploaded_limit,
-                tier_url=self.tier_url,
-                ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
-                tail_salt=self._header.salt,
-                own_epoch=self._own_epoch,
-                is_closed=is_closed,
-            )
+        found = Checkpoint(
+            log_id=self._log_id,
+            epoch=self._chain.epoch,
+            head=self.head,
+            sealed=tuple(self._sealed),
+            tail_start=self.active.start,
+            tail_position=self._segment.file.durable_position,
+            tail_index=self._segment.index,
+            next_offset=self.durable_limit,
+            previous_crc=self._chain.previous_crc,
+            timestamp_us=self._chain.timestamp_us,
+            uploaded_limit=self.uploaded_limit,
+            tier_url=self.tier_url,
+            ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
+            tail_salt=self._segment.header.salt,
+            own_epoch=self._own_epoch,
+            is_closed=is_closed,
+            is_epoch_written=self.tee is not None and self._is_epoch_written,
         )
-        write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
+        data = self._upkeep.write_checkpoint(found, self._state())
         if self.tee is not None:
-            position = self._file.durable_position
-            self.tee.checkpointed(self._header.start, self._header.created_us, position, data)
-        self._since_checkpoint_bytes = self._since_checkpoint_writes = 0
-        self._is_noted_closed = is_closed
-        self._checkpointed = self._place_of_checkpoint()
-        self._remove_given_up()
+            position = self._segment.file.durable_position
+            self.tee.checkpointed(
+                self._segment.header.start, self._segment.header.created_us, position, data
+            )
+        if is_closed or not self.is_removing:
+            self._upkeep.remove_left(self._cell(), self.tee)
 
     def _put_off_checkpoint(self, error: OSError) -> None:
-        """Retry the checkpoint after some more writes; without it only opening takes longer."""
-        logger.warning("the checkpoint in %s is postponed: %s", self._directory, error)
-        enough = self._checkpoint_bytes
-        self._since_checkpoint_bytes = enough - enough // _RETRY_SHARE
-        writes_left = _REPLICATED_CHECKPOINT_WRITES // _RETRY_SHARE
-        self._since_checkpoint_writes = _REPLICATED_CHECKPOINT_WRITES - writes_left
+        self._upkeep.put_off_checkpoint(error, is_replicated=self.tee is not None)
 
-    def _place_of_checkpoint(self) -> tuple[int, ...]:
+    def _state(self) -> tuple[int, ...]:
         """Return the values that distinguish one checkpoint of this opening from the next."""
-        chain, file = self._chain, self._file
+        chain, file = self._chain, self._segment.file
         return (
             self.head,
             self.active.start,
@@ -670,53 +617,28 @@ class Tail:
             self.uploaded_limit,
         )
 
-    def _remove_given_up(self) -> None:
-        if not self._given_up:
-            return
-        try:
-            # A power failure must not bring back a cell that covers what is removed now.
-            self._cell.settle(self._cell_data())
-        except OSError as error:
-            logger.warning("segments of %s are deleted later: %s", self._directory, error)
-            return
-        starts, self._given_up = self._given_up, []
-        if self.tee is not None:
-            self.tee.removed(self.head)
-        for start in starts:
-            try:
-                self._fs.remove(self._directory / segment.file_name(start))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                logger.warning("segment %d is deleted later: %s", start, error)
-                self._given_up.append(start)
-        # If this fails, a crash may bring a file back, which is deleted again.
-        with contextlib.suppress(OSError):
-            self._fs.sync_directory(self._directory)
-
     def _store_cell(self) -> None:
         """Show other processes what is durable."""
-        self._cell.store(self._cell_data())
+        self._upkeep.store_cell(self._cell())
 
-    def _cell_data(self, head: int | None = None) -> bytes:
-        """Return the content of the durable cell, now or with another head."""
+    def _cell(self, head: int | None = None) -> DurableCell:
+        """Return what the durable cell says, now or with another head."""
         durable = self._reached.durable_limit
         written = self._chain.next_offset if self._shows_written else durable
-        cell = DurableCell(
+        return DurableCell(
             self.head if head is None else head,
             durable,
             self._chain.epoch,
             self.active.start,
-            self._file.durable_position,
+            self._segment.file.durable_position,
             written,
-            self._header.salt,
+            self._segment.header.salt,
         )
-        return checkpoint.encode_cell(cell)
 
-    def _cell_of(self, sealed: SegmentSummary, header: SegmentHeader | None) -> bytes:
+    def _cell_of(self, sealed: SegmentSummary, header: SegmentHeader | None) -> DurableCell:
         """Return what the durable cell says of a log that ends in a sealed segment."""
         assert header is not None
-        cell = DurableCell(
+        return DurableCell(
             self.head,
             sealed.limit,
             self._chain.epoch,
@@ -725,7 +647,6 @@ class Tail:
             sealed.limit,
             header.salt,
         )
-        return checkpoint.encode_cell(cell)
 
     def _refuse(self) -> None:
         """Raise the error that ended the tail, if any."""

@@ -15,7 +15,8 @@ Invariants (tests/walstore/append/test_writer.py)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from walstore.append.tail import Tail
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
+from walstore.files.unlinked_file import UnlinkedFile, free_at_once, free_blocks
 from walstore.ports import Clock, SegmentTee
 from walstore.runtime.error_mapping import copy_error, to_wal_error
 from walstore.runtime.statistics import UNOBSERVED, LogObserver
@@ -80,12 +82,14 @@ class Writer:
         settings: Settings,
         clock: Clock,
         worker: Lane,
+        freeing: Lane | None,
     ) -> None:
         self._tail = tail
         self._channel = channel
         self._listener = listener
         self._clock = clock
         self._worker = worker
+        self._freeing = freeing
         self._age_seconds = settings.segment_age_seconds
         self._linger_seconds = settings.linger_seconds
         self._syncs_always = settings.sync == "batch"
@@ -93,6 +97,9 @@ class Writer:
         # Owned by the writer task.
         self._aging_from = clock.monotonic()
         self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
+        self._unlinked: list[UnlinkedFile] = []
+        """Deleted segments whose blocks are not freed."""
+        self._removing = asyncio.Lock()
         self._stopping = False
         self._ended = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -194,8 +201,12 @@ class Writer:
         """Run ``decide`` on the writer's thread, between two commits, and remove the segments whose
         first offsets it returns; ``decide`` has made the head after them durable.
 
-        WalError if the log failed or closes. Cancelling does not stop it.
+        Their blocks are freed when this returns, which commits do not wait for; all at once if the caller
+        is cancelled, the log closes or no thread can be had.
+
+        WalError if the log failed or closes before. Cancelling does not stop it.
         """
+        is_left = False
 
         async def advance() -> None:
             starts = await self._run(decide, self._tail)
@@ -203,9 +214,46 @@ class Writer:
                 self._note_synced()
             self._listener.on_drop(starts, self._tail.head)
             if starts:
-                await self._run(self._tail.remove, starts)
+                await self._remove(starts)
+            if is_left:
+                self._free_at_once()
 
-        await self._request(advance)
+        try:
+            await self._request(advance)
+            with contextlib.suppress(WalError):  # the head has moved; the rest is only deletion
+                await self._free_removed()
+        finally:
+            is_left = True  # by a caller who is cancelled; the request may still be served
+            self._free_at_once()
+
+    async def _remove(self, starts: Sequence[int] = ()) -> None:
+        if self._unlinked:
+            await self._run(self._tail.give_up, starts)  # until those are freed
+            return
+        in_parts = self._freeing is not None
+        found = await self._run(partial(self._tail.remove, starts, in_parts=in_parts))
+        self._unlinked.extend(found)
+
+    async def _free_removed(self) -> None:
+        """Free the blocks of deleted files, and delete the rest, some between two commits."""
+        async with self._removing:
+            await self._free_unlinked()
+            while self._tail.is_removing:
+                await self._request(self._remove)
+                await self._free_unlinked()
+
+    async def _free_unlinked(self) -> None:
+        while self._unlinked and self._freeing is not None:
+            await free_blocks(self._unlinked[0], self._freeing)
+            self._unlinked = [file for file in self._unlinked if not file.is_freed]
+
+    def _free_at_once(self) -> None:
+        """Let threads free and delete what is left: nobody waits for it."""
+        if self._freeing is not None:
+            free_at_once(self._unlinked, self._freeing, self._worker)
+        if self._tail.is_removing and self.failure is None and not self._ended:
+            with contextlib.suppress(WalError):
+                self._worker.begin_through(self._tail.remove_left)
 
     async def attach(self, tee: SegmentTee, look: Callable[[], None]) -> None:
         """Let ``look()`` see the files, and tell ``tee`` what is written from then on.
@@ -252,6 +300,8 @@ class Writer:
 
     def close_tail(self) -> None:
         """Close the tail after :meth:`run` returned; blocking, for the writer's thread. OSError."""
+        for file in self._unlinked.copy():
+            file.close()
         self._tail.close(clean=self.failure is None and self._ended)
 
     def abandon(self, error: WalClosedError) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.files import spare_segment
 from walstore.files.segment_file import read_header
 from walstore.format import checkpoint, claims, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -76,6 +77,12 @@ def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
                 "a foreign file is named like a segment; move it away", path=str(directory / name)
             )
     return sorted(starts)
+
+
+def is_name_taken(fs: FileSystem, directory: Path, names: Iterable[str]) -> bool:
+    """Whether a directory has the name under which the next segment is made, which nothing else may have."""
+    name = spare_segment.NAME
+    return name in names and name in fs.list_directories(directory)
 
 
 def restore_interrupted(directory: Path) -> CorruptionError:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from walstore.files.segment_file import read_header, unreadable_batch
+from walstore.files.segment_file import peek_frame, read_header, unreadable_batch
 from walstore.format import frame, recovery, segment
 from walstore.format.frame import FrameHeader
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentIndex
+from walstore.format.segment import SegmentHeader, SegmentIndex
 from walstore.ports import File, FileSystem
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -88,6 +88,21 @@ def used_limit(file: File, position: int, end: int | None = None) -> int:
         if recovery.any_nonzero(memoryview(data)):
             used = at + len(data.rstrip(b"\0"))
     return used
+
+
+def unfinished_bytes(
+    file: File, position: int, limit: int, header: SegmentHeader | None, previous_crc: int
+) -> int:
+    """Return how many bytes from ``position`` to ``limit``, the last used one, may be of an unfinished batch.
+
+    In a recycled segment that is at most the length that the batch claims. 0 if it was not begun.
+    """
+    if header is None or not header.reuses_blocks:
+        return limit - position
+    first = peek_frame(file, position)
+    if first is None or first.previous_crc != previous_crc:
+        return 0
+    return min(first.length, limit - position)
 
 
 def frames_of(fs: FileSystem, path: Path, begin: int = 0) -> list[tuple[int, int]]:
@@ -231,16 +246,17 @@ class FrameScan:
         return self._view[low : low + size]
 
 
-def find_salt(file: File, end: int) -> int | None:
+def find_salt(file: File, end: int, start: int) -> int | None:
     """Return the salt of a segment whose header is lost, by its frames; None also for version 1.
 
     From any frame follows the salt with which it would be whole. If two frames agree, it is the segment's.
+    Frames of offsets before ``start``, that of the segment, are of an earlier use of the file.
     """
     scan = FrameScan(file, end, None)
     named: set[int] = set()
     for at in scan.candidates(segment.HEADER_BYTES):
         header, view = scan.frame_at(at)
-        if header is None or header.version == frame.UNPLACED_VERSION:
+        if header is None or header.version == frame.UNPLACED_VERSION or header.start < start:
             continue
         salt = frame.salt_of(view, header, at)
         if salt in named:

@@ -288,7 +288,7 @@ class LedgerView:
         self._start = 0
         self._position = 0
         self._chain: Chain | None = None
-        self._salt: int | None = None
+        self._header: SegmentHeader | None = None
 
     def look(self) -> Ledger:
         """Return the ledger of what is durable now. The caller must not change it; the next look updates it.
@@ -324,9 +324,10 @@ class LedgerView:
             return False
         try:
             is_known = self._chain is not None and cell.tail_start == self._start
-            salt = self._salt if is_known else read_header(file, path).salt
+            header = self._header if is_known else None
+            header = header or read_header(file, path)
             behind = file.pread(frame.HEADER_BYTES, cell.tail_position)
-            return salt == cell.tail_salt and not any(behind)
+            return header.salt == cell.tail_salt and not _goes_on(behind, header, cell)
         finally:
             file.close()
 
@@ -341,15 +342,26 @@ class LedgerView:
                 header = read_header(file, path)
                 self._chain = Chain(start, header.previous_crc, 0, header.epoch, Ledger())
                 self._start, self._position = start, segment.HEADER_BYTES
-                self._salt = header.salt
+                self._header = header
+            assert self._header is not None
             chain, self._chain = self._chain, None  # in case the next line raises
             self._position = walk_file(
-                file, path, chain, SegmentIndex(), self._position, self._salt, end
+                file, path, chain, SegmentIndex(), self._position, self._header.salt, end
             )
         if end is not None and self._position != end:
             return None
         self._chain = chain
         return chain.ledger
+
+
+def _goes_on(behind: bytes, header: SegmentHeader, cell: DurableCell) -> bool:
+    """Return whether a segment seems to have more than the cell says, by the bytes that follow."""
+    if not header.reuses_blocks:
+        return any(behind)
+    first = frame.parse_header(memoryview(behind), 0)
+    if first is None:
+        return behind.startswith(segment.FOOTER_MAGIC)
+    return first.start >= cell.durable_limit  # else of an earlier use of the file
 
 
 def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[int, int] | None:

@@ -23,12 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from walstore.files import spare_segment
 from walstore.format import segment
 from walstore.ports import Buffer, Cell, File, FileSystem
 
 logger = logging.getLogger("walstore")
 
-SPARE_NAME: Final = "next.tmp"
 _LEAST_STEP_BYTES: Final = 1 << 20
 _MOST_STEP_BYTES: Final = 1 << 24
 _NEVER: Final = 1 << 62
@@ -60,17 +60,26 @@ class ActiveFile:
 
     @classmethod
     def create(
-        cls, fs: FileSystem, path: Path, pieces: Sequence[Buffer], segment_bytes: int
+        cls,
+        fs: FileSystem,
+        path: Path,
+        pieces: Sequence[Buffer],
+        segment_bytes: int,
+        recycled: File | None = None,
     ) -> ActiveFile:
         """Make a file that begins with ``pieces``: under a temporary name, synced, then renamed.
 
-        A file of that name is replaced.
+        A file of that name is replaced. ``recycled`` is what :meth:`SpareSegment.take` returned just now; it
+        belongs to the active file, also if this fails.
         """
-        spare = path.parent / SPARE_NAME
-        with contextlib.suppress(FileNotFoundError):
-            fs.remove(spare)
-        file = fs.open(spare, "x")
+        spare = path.parent / spare_segment.NAME
+        file = recycled
+        if file is None:
+            with contextlib.suppress(FileNotFoundError):
+                fs.remove(spare)
+            file = fs.open(spare, "x")
         try:
+            reserved = file.size() if recycled is not None else 0
             file.pwrite(pieces, 0)
             file.datasync()
             fs.replace(spare, path)
@@ -78,7 +87,9 @@ class ActiveFile:
         except BaseException:
             file.close()
             raise
-        return cls(fs, path, file, sum(map(len, pieces)), segment_bytes)
+        made = cls(fs, path, file, sum(map(len, pieces)), segment_bytes)
+        made._reserved = max(made._reserved, reserved)
+        return made
 
     @property
     def durable_position(self) -> int:

@@ -3,7 +3,8 @@
 The file is a segment in the making: frames back to back, complete but for their headers, because offset,
 time and chain are known only at the commit. Then 80 bytes per frame are rewritten, a footer is added, and
 the file is renamed to a segment. That rename is the commit: a crash leaves all of the transaction or none,
-and no other append waits for a large one.
+and on one machine no other append waits for a large one. A replicated log copies it after the rename, and
+appends behind it wait for that (docs/replication.md).
 
 One thread at a time; no method may be called after ``discard`` or ``place``.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.batches.batch_builder import BatchBuilder, marks_column
-from walstore.errors import Outcome, WalClosedError
+from walstore.errors import CorruptionError, Outcome, WalClosedError
+from walstore.files import spare_segment
+from walstore.files.directory import is_name_taken
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.format.frame import Body
@@ -175,13 +178,21 @@ class Spill:
         self._give_place(found, chain, at, synced_limit)
 
 
-def remove_leftovers(fs: FileSystem, directory: Path, names: Iterable[str]) -> None:
-    """Delete the files of transactions that a crash interrupted, among the names in a directory."""
+def remove_leftovers(fs: FileSystem, directory: Path, names: Collection[str]) -> None:
+    """Delete what a crash left, among the names in a directory: files of transactions, a spare segment.
+
+    CorruptionError if no segment could be made beside what has the name of one.
+    """
     for name in names:
-        if name.startswith(PREFIX) and name.endswith(SUFFIX):
+        if (name.startswith(PREFIX) and name.endswith(SUFFIX)) or name == spare_segment.NAME:
             try:
                 fs.remove(directory / name)
             except FileNotFoundError:
                 continue
             except OSError as error:
+                if is_name_taken(fs, directory, names):
+                    raise CorruptionError(
+                        f"a directory is named like the next segment, {name}; move it away",
+                        path=str(directory / name),
+                    ) from error
                 logger.warning("%s in %s is deleted later: %s", name, directory, error)

@@ -78,6 +78,9 @@ class Checkpoint:
     here."""
     is_closed: bool = False
     """Whether it was written by a clean close: nothing was written, and nothing failed, since."""
+    is_epoch_written: bool = False
+    """Whether a frame before that position is known to be of :attr:`epoch`: a copy must not speak of an epoch
+    without one. Only said of replicated logs, by their primaries."""
 
     @property
     def is_of_copy(self) -> bool:
@@ -114,29 +117,30 @@ class DurableCell(NamedTuple):
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """Return the content of the file ``CHECKPOINT``."""
-    body: bytes = msgpack.packb(
-        {
-            "log_id": checkpoint.log_id,
-            "epoch": checkpoint.epoch,
-            "head": checkpoint.head,
-            "sealed": [
-                [s.start, s.limit, s.data_bytes, s.last_crc, s.max_timestamp_us]
-                for s in checkpoint.sealed
-            ],
-            "tail_start": checkpoint.tail_start,
-            "tail_position": checkpoint.tail_position,
-            "tail_index": checkpoint.tail_index.to_bytes(),
-            "next_offset": checkpoint.next_offset,
-            "previous_crc": checkpoint.previous_crc,
-            "timestamp_us": checkpoint.timestamp_us,
-            "uploaded_limit": checkpoint.uploaded_limit,
-            "tier_url": checkpoint.tier_url,
-            "ledger": checkpoint.ledger,
-            "tail_salt": checkpoint.tail_salt,
-            "own_epoch": checkpoint.own_epoch,
-            "is_closed": checkpoint.is_closed,
-        }
-    )
+    fields = {
+        "log_id": checkpoint.log_id,
+        "epoch": checkpoint.epoch,
+        "head": checkpoint.head,
+        "sealed": [
+            [s.start, s.limit, s.data_bytes, s.last_crc, s.max_timestamp_us]
+            for s in checkpoint.sealed
+        ],
+        "tail_start": checkpoint.tail_start,
+        "tail_position": checkpoint.tail_position,
+        "tail_index": checkpoint.tail_index.to_bytes(),
+        "next_offset": checkpoint.next_offset,
+        "previous_crc": checkpoint.previous_crc,
+        "timestamp_us": checkpoint.timestamp_us,
+        "uploaded_limit": checkpoint.uploaded_limit,
+        "tier_url": checkpoint.tier_url,
+        "ledger": checkpoint.ledger,
+        "tail_salt": checkpoint.tail_salt,
+        "own_epoch": checkpoint.own_epoch,
+        "is_closed": checkpoint.is_closed,
+    }
+    if checkpoint.is_epoch_written:  # left out else: earlier versions do not know it
+        fields["is_epoch_written"] = True
+    body: bytes = msgpack.packb(fields)
     data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
     return data + bytes(-len(data) % PADDING_BYTES)
 
@@ -249,6 +253,7 @@ _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     ),
     "own_epoch": require_number,
     "is_closed": lambda value, what: require(value, bool, what),
+    "is_epoch_written": lambda value, what: require(value, bool, what),
 }
 """The fields of a checkpoint and their parsers."""
 _REQUIRED: Final = frozenset(_FIELDS) - {
@@ -256,6 +261,7 @@ _REQUIRED: Final = frozenset(_FIELDS) - {
     "tail_salt",
     "own_epoch",
     "is_closed",
+    "is_epoch_written",
 }
 
 

@@ -111,6 +111,7 @@ _TWO_ENTRIES: Final = struct.Struct("<BBHIBBHI")
 _JOINED_PIECES: Final = 1 << 16
 _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
+_START_AT: Final = struct.calcsize("<IIII")
 _U32: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
 _MAGIC_BYTES: Final = _U32.pack(FRAME_MAGIC)
@@ -584,21 +585,24 @@ def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
 
 
 def whole_frames(
-    buffer: memoryview, position: int, salt: int | None = None, base: int = 0
+    buffer: memoryview, position: int, salt: int | None = None, base: int = 0, least_start: int = 0
 ) -> Iterator[FrameHeader]:
     """Yield the whole frames at or after ``position``, at any aligned position, none within another.
 
-    ``base`` is the position of the buffer in its file. Recovery uses this to search after a damaged
-    frame. Candidates are found by their magic, in one pass: the cost is a search over the bytes, and a
-    CRC for each candidate with a trailer at the end given by its header. LookalikesError if too many
-    such candidates overlap, which only happens with values made for that purpose.
+    ``base`` is the position of the buffer in its file. Frames of offsets before ``least_start`` are passed
+    over without a look at their bytes. Recovery uses this to search after a damaged frame. Candidates are
+    found by their magic, in one pass: the cost is a search over the bytes, and a CRC for each candidate with
+    a trailer at the end given by its header. LookalikesError if too many such candidates overlap, which
+    only happens with values made for that purpose.
     """
     data = bytes(buffer)
     budget = _CANDIDATE_BYTES + 4 * len(data)
     at = data.find(_MAGIC_BYTES, position)
     while at >= 0:
         following = at + 1
-        if at % ALIGNMENT == position % ALIGNMENT:
+        if at % ALIGNMENT == position % ALIGNMENT and (
+            int.from_bytes(data[at + _START_AT : at + _START_AT + 8], "little") >= least_start
+        ):
             header = parse_header(buffer, at)
             if header is not None and is_whole(buffer, header, place(salt, base + at)):
                 yield header

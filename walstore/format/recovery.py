@@ -145,16 +145,29 @@ def judge(
     try:
         testified = _testified(rest, chain, evidence, position, salt, first)
     except frame.LookalikesError as error:
-        return Verdict.CORRUPT, f"{error}: it is unclear whether the batch {where} was synced"
+        # In a file that is used again they may be in any value of earlier segments, not only in what is torn.
+        testified = False
+        if header is None or not (header.reuses_blocks and evidence.durable_position):
+            return Verdict.CORRUPT, f"{error}: it is unclear whether the batch {where} was synced"
+    # Batches of equal size begin at the same bytes in each use of a file.
+    is_earlier = header is not None and first is not None and _is_earlier(first, header, chain)
     is_noted = (
         evidence.durable_limit > chain.next_offset or evidence.durable_position > position
-    ) and _reaches_its_end(rest, first)
+    ) and (not is_earlier and _reaches_its_end(rest, first))
     if testified or is_noted:
         return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
-    seems_begun = first is not None and chain.follows(first)
+    seems_begun = first is not None and first.previous_crc == chain.previous_crc
     if header is not None and header.reuses_blocks and not seems_begun:
         return Verdict.END, "bytes of an earlier use of the file after the last batch"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
+
+
+def _is_earlier(first: frame.FrameHeader, header: SegmentHeader, chain: Chain) -> bool:
+    """Return whether a frame is of an earlier use of the file, and not one of ours with a flipped bit."""
+    is_linked = first.previous_crc == chain.previous_crc
+    return (
+        header.reuses_blocks and not is_linked and first.start > 0 and first.limit <= header.start
+    )
 
 
 def _testified(
@@ -171,7 +184,8 @@ def _testified(
         inside = frame.find_trailer(rest, 0) or 0
         if first is not None and _is_sound(first, chain):
             inside = max(inside, first.end)
-    for later in frame.whole_frames(rest, inside, salt, position):
+    least = 0 if salt is None else chain.next_offset
+    for later in frame.whole_frames(rest, inside, salt, position, least):
         if later.epoch < max(evidence.own_epoch, chain.epoch) or later.start < chain.next_offset:
             continue
         if later.synced_position > position or later.synced_limit > chain.next_offset:

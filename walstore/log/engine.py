@@ -120,6 +120,7 @@ class Engine:
             settings=settings,
             clock=clock,
             worker=self.worker,
+            freeing=resources.freeing,
         )
         self.pins = LogPins(fs, path, ReaderPins(tail.head), _kept(opened, replicator))
         self.retention = Retention(
@@ -216,6 +217,11 @@ class Engine:
                 await self._wait_copies()
         await self.wait(span.stop, level)
         return span
+
+    @property
+    def registers(self) -> Mapping[str, str]:
+        """The registers, those that the log keeps for itself among them."""
+        return self.state.registers
 
     async def change(self, conditions: AppendConditions) -> None:
         """Change registers or streams without a record; durable when this returns."""

@@ -29,6 +29,8 @@ class LogResources:
     """Lane that reads its files."""
     make_spilling: Callable[[], Lane]
     """Makes the lane for files of large transactions, on first use."""
+    freeing: Lane | None = None
+    """Lane that frees the blocks of deleted files in parts; None in a store, whose open files are bounded."""
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log
     defers_epoch: bool = False
     """Whether a cleanly closed log is opened without writing; see :func:`recover_log`."""
@@ -42,9 +44,11 @@ class LogResources:
     @classmethod
     def alone(cls) -> LogResources:
         """Return the resources of a log outside a store."""
+        reading = Worker("reader", threads=2)
         return cls(
             writing=Worker("writer"),
-            reading=Worker("reader", threads=2),
+            reading=reading,
+            freeing=reading,
             make_spilling=lambda: Worker("spill"),
         )
 

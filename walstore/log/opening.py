@@ -54,6 +54,7 @@ from walstore.format.ledger import Ledger
 from walstore.format.recovery import Chain, Evidence, Verdict
 from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.groups.journal import remove_journals
+from walstore.groups.kept_journal import restore_journals
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.runtime.error_mapping import is_full
 from walstore.settings import Settings
@@ -186,8 +187,10 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     """
     hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory)
     synced = read_cell(fs, directory, SYNCED_NAME)
-    # A copy may have lost its oldest segments: they come from another one, so the head is left aside.
-    known = replace(hint, head=0) if hint is not None and hint.is_of_copy else None
+    # Not one of an epoch that may have come to nothing. A copy may have lost its oldest segments: they come
+    # from another one, so the head is left aside.
+    is_usable = hint is not None and (hint.is_of_copy or hint.is_epoch_written)
+    known = replace(hint, head=0) if hint is not None and is_usable else None
     headless = None if cell is None else cell._replace(head=0)
     found = find_log(fs, directory, fs.list(directory), known, headless, Ledger())
     if found is None:
@@ -361,6 +364,7 @@ def _settle_side_files(
         return cursors_of_files(fs, directory)
     if not is_replicated:
         restore_files(fs, directory, ledger.registers)
+        restore_journals(fs, directory, ledger.registers)
     return None
 
 
@@ -520,6 +524,8 @@ def _cut_torn_tail(
             position=end,
             expected=chain.next_offset,
         )
+    if header.reuses_blocks:  # what follows the torn batch is of an earlier segment
+        rest = rest[: recovery.needed_bytes(memoryview(rest))]
     copy, torn = None, len(rest) if verdict is Verdict.TORN else 0
     if torn:
         copy = _keep(fs, path, rest)

@@ -255,8 +255,12 @@ class ReadonlyWal(CursorMixin):
                 self._files.read, position, limit, max_bytes, watch.tail_start, place, end_place
             )
         except OffsetTrimmedError as error:
+            if error.head > watch.limit:  # the writer got on without a cell that would show it
+                await self.refresh()
             watch.head = max(watch.head, error.head)
-            raise
+            raise OffsetTrimmedError(
+                requested=position, head=watch.head, tail=watch.limit
+            ) from error
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
         """Return an offset in ``[position, limit]`` with no record of the stream between ``position``

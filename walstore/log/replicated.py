@@ -16,6 +16,8 @@ from walstore.files.directory import load_claims, read_segment_header
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.format import segment
 from walstore.format.claims import Claims
+from walstore.groups.journal import read_journals, remove_journals
+from walstore.groups.kept_journal import adopting_journals, kept_names
 from walstore.ports import Replicator, Tier
 from walstore.runtime.error_mapping import copy_error
 
@@ -148,10 +150,23 @@ async def _keep_cursors(engine: Engine) -> None:
         await engine.change(adopting(found))
         if found:
             logger.info("%d cursors of %s are in the log now", len(found), path)
+    await _keep_journals(engine)
     try:
         await engine.reading.run(remove_cursors, fs, path)
+        await engine.reading.run(remove_journals, fs, path)
     except OSError as error:
         logger.warning("files of cursors in %s, which count no more, stay: %s", path, error)
+
+
+async def _keep_journals(engine: Engine) -> None:
+    """Let the log have what groups remembered in files until now. Those that count no more are gone by then.
+
+    Raises as :meth:`Engine.change`.
+    """
+    found = await engine.reading.run(read_journals, engine.fs, engine.path)
+    conditions = adopting_journals(found, engine.registers)
+    if conditions is not None:
+        await engine.change(conditions)
 
 
 async def restore_cursors(engine: Engine) -> None:
@@ -160,7 +175,10 @@ async def restore_cursors(engine: Engine) -> None:
     Closes the log if that fails; raises as :meth:`Engine.change`.
     """
     try:
-        await engine.change(giving_up(engine.state.registers))
+        conditions = giving_up(engine.state.registers)
+        assert conditions.update is not None
+        conditions.update |= dict.fromkeys(kept_names(engine.state.registers))
+        await engine.change(conditions)
     except BaseException:
         with contextlib.suppress(WalError):
             await engine.close()

@@ -194,6 +194,8 @@ class Wal(CursorMixin, OwnedGroups):
         self._loop = engine.channel.loop
         self._durability = engine.default_level
         self._followers: Followers[Reader] = Followers()
+        self._is_leaving = False
+        """Whether closing has begun, of which the engine does not know until its groups are closed."""
         # The registers, and those of them that users see: all, unless the log keeps cursors there.
         self._shown: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
@@ -587,7 +589,7 @@ class Wal(CursorMixin, OwnedGroups):
     @property
     def is_closing(self) -> bool:
         """Whether the log is closed, has failed, or is about to close: appends are refused."""
-        return self._engine.is_closing
+        return self._is_leaving or self._engine.is_closing
 
     async def wait_closing(self) -> None:
         """Return when the log begins to close: by :meth:`aclose`, or because it failed or was fenced.
@@ -605,6 +607,7 @@ class Wal(CursorMixin, OwnedGroups):
         can no longer commit.
         """
         self._engine.check_home()
+        self._is_leaving = True  # before members are told that the log is closed
         try:
             await self._close_groups()
         finally:
@@ -619,9 +622,10 @@ class Wal(CursorMixin, OwnedGroups):
     def _group_parts(self) -> GroupParts:
         engine = self._engine
         engine.check_home()
-        if engine.is_closing:
+        if self.is_closing:
             raise copy_error(engine.writer.failure or WalClosedError("the log is closed"))
-        return GroupParts(engine.fs, engine.clock, lambda: engine.spilling)
+        keeping = None if engine.replicator is None else engine
+        return GroupParts(engine.fs, engine.clock, lambda: engine.spilling, keeping)
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
+from operator import length_hint
 from threading import get_ident
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Final, Protocol, Self, runtime_checkable
 
-from walstore.batches.batch import Batch
+from walstore.batches.batch import Batch, iterate
 from walstore.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
@@ -21,6 +23,8 @@ _TURN_SECONDS = 0.002
 """After this much work on records that are not delivered, a reader yields to the event loop."""
 _TAKEN_APART_RECORDS = 4096
 """How many records of a batch are unpacked at once, which blocks the event loop."""
+_NO_RECORDS: Final[Iterator[Record]] = iter(())
+_NONE_LEFT: Final[tuple[Sequence[int], Iterator[object]]] = ((), iter(()))
 _NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
 _SETTLE_BYTES = 64 << 10
 """How much is read at once to find the first record for a start by time."""
@@ -90,6 +94,22 @@ class LaggingSource(Protocol):
         """Ask for the present limits."""
 
 
+@runtime_checkable
+class LocalSource(Protocol):
+    """An optional part of a source: it has the newest records in memory, so they are read without waiting."""
+
+    async def wait_limit(self, limit: int, deadline: float | None = None) -> None:
+        """As :meth:`ReadSource.wait_limit`; return at a time of the event loop in any case."""
+
+    def read_cached(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """As :meth:`ReadSource.read`, but empty if the position is not in memory, or in case of an error:
+        then reading raises it."""
+
+    def share_records(self, position: int, limit: int) -> list[Record] | None:
+        """Return all records of ``[position, limit)`` if other readers take the same ones now: made once
+        for all of them. None if not; then read them."""
+
+
 class Reader:
     """Reads records in offset order, each exactly once, and follows the log with ``follow=True``.
 
@@ -124,14 +144,17 @@ class Reader:
         self._stream = stream
         self._index = source if stream is not None and isinstance(source, StreamIndex) else None
         self._lagging = source if isinstance(source, LaggingSource) else None
+        self._local = source if isinstance(source, LocalSource) else None
         self._stop = None if stop is None else as_int(stop, "stop")
         self._follow = follow
         self._read_bytes = read_bytes
         self._time_us: int | None
         # Batches read and not yet delivered, the next one last; the first of them is at _position.
         self._batches: list[Batch] = []
-        # Records unpacked for ``async for`` and not yet delivered, the next one last.
-        self._records: list[Record] = []
+        # Records unpacked for ``async for`` and not yet delivered; each is made when it is delivered.
+        self._records = _NO_RECORDS
+        # Their offsets, with those delivered, and an iterator that has as many left as self._records.
+        self._offsets: tuple[Sequence[int], Iterator[object]] = _NONE_LEFT
         self._guard = guard or ReadGuard()
         # Size of the batches of other streams that the last read found instead.
         self._passed_bytes = 0
@@ -170,10 +193,8 @@ class Reader:
     def position(self) -> int:
         """Offset of the next record to be delivered. For a start by time: before the first read or
         ``async with``, the head; while no record is late enough, the next one to examine."""
-        try:  # metrics read it on another thread while records are delivered
-            return self._records[-1].offset
-        except IndexError:
-            return self._position
+        coming = self._first_unpacked()  # metrics read it on another thread meanwhile
+        return self._position if coming is None else coming
 
     @property
     def is_caught_up(self) -> bool:
@@ -197,7 +218,7 @@ class Reader:
         """
         self._position, self._time_us = self._resolve(start, "a place to seek")
         self._batches.clear()
-        self._records = []
+        self._records, self._offsets = _NO_RECORDS, _NONE_LEFT
 
     def __aiter__(self) -> Self:
         return self
@@ -206,19 +227,11 @@ class Reader:
         if get_ident() != self._guard.thread:
             self._guard.check()
             self._guard.thread = get_ident()
-        try:
-            return self._records.pop()
-        except IndexError:
-            pass
         while True:
-            batch = await self._next_batch(_TAKEN_APART_RECORDS)
-            if batch is None:
+            for record in self._records:
+                return record
+            if not await self._unpack():
                 raise StopAsyncIteration
-            records = list(batch.records())
-            if records:
-                records.reverse()
-                self._records = records
-                return records.pop()
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as they are stored, the cheapest way to read many records.
@@ -250,12 +263,20 @@ class Reader:
         self._guard.check()
         self._unread_records()
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        follow = self._follow or deadline is not None
         begin = self._begin()
         parts: list[Batch] = []
         count = size = 0
         while count < max_records and (not parts or size < max_bytes):
             if not self._batches:
-                if not await self._fill_more(parts, deadline):
+                if parts and self._lagging is None and self._position >= self._source.limit:
+                    break
+                filling = (
+                    self._fill_more(parts)
+                    if parts
+                    else self._fill(follow=follow, deadline=deadline)
+                )
+                if not await filling:
                     break
                 if not self._batches:  # there were only records of other streams
                     if parts:
@@ -276,35 +297,67 @@ class Reader:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _fill_more(self, parts: Sequence[Batch], deadline: float | None) -> bool:
-        """Continue a fetch that has gathered ``parts``; False if it should end with them."""
-        follow = not parts and (self._follow or deadline is not None)
+    async def _unpack(self) -> bool:
+        """Unpack the next records for ``async for``; False if there are none and the reader does not
+        follow."""
+        self._guard.check()
+        self._unread_records()
+        while not self._batches:
+            if self._local is None or self._stream is not None:
+                if not await self._fill(follow=self._follow):
+                    return False
+                continue
+            limit = await self._readable(follow=self._follow)
+            if limit is None:
+                return False
+            shared = self._local.share_records(self._position, limit)
+            if shared is not None:
+                taken = iter(shared)
+                self._records, self._offsets = taken, (range(self._position, limit), taken)
+                self._position = limit
+                return True
+            batches = self._cached(self._position, limit) or await self._source.read(
+                self._position, limit, self._read_bytes
+            )
+            batches.reverse()
+            self._batches = batches
+        batch = self._pop(_TAKEN_APART_RECORDS)
+        offsets = batch.offsets
+        coming = iter(offsets)
         try:
-            return await self._fill(follow=follow, deadline=deadline)
+            self._records = iterate(batch, coming)
+        except BaseException:
+            self._batches.clear()  # the position is still that of the batch
+            raise
+        self._offsets = (offsets, coming)
+        self._position = batch.limit
+        return True
+
+    async def _fill_more(self, parts: Sequence[Batch]) -> bool:
+        """Continue a fetch that has gathered ``parts``; False if it should end with them."""
+        try:
+            return await self._fill(follow=False)
         except WalError:
-            if not parts:
-                raise
             return False  # the next call begins there and gets the error again
         except BaseException:
-            if parts:
-                self.seek(parts[0].start)  # they were not delivered
+            self.seek(parts[0].start)  # they were not delivered
             raise
 
-    async def _next_batch(self, most_records: int | None = None) -> Batch | None:
+    async def _next_batch(self) -> Batch | None:
         self._guard.check()
         self._unread_records()
         begin = self._begin()
         while not self._batches:
             if not await self._fill(follow=self._follow):
                 return None
-        batch = self._pop(most_records)
+        batch = self._batches.pop()
         self._position = batch.limit
         return batch if begin is None else spanning(batch, begin, batch.limit)
 
-    def _pop(self, most_records: int | None) -> Batch:
+    def _pop(self, most_records: int) -> Batch:
         """Return the next batch, or ``most_records`` of it: unpacking blocks the event loop."""
         batch = self._batches.pop()
-        if most_records is None or len(batch) <= most_records:
+        if len(batch) <= most_records:
             return batch
         cut = batch.offsets[most_records]
         self._batches.append(batch.slice(cut, batch.limit))
@@ -316,10 +369,17 @@ class Reader:
 
     def _unread_records(self) -> None:
         """Put records unpacked for ``async for`` and not delivered back into the batches."""
-        if self._records:
-            self._position = self._records[-1].offset
+        coming = self._first_unpacked()
+        if coming is not None:
+            self._position = coming
             self._batches.clear()
-            self._records = []
+        self._records, self._offsets = _NO_RECORDS, _NONE_LEFT
+
+    def _first_unpacked(self) -> int | None:
+        """Return the offset of the next record unpacked for ``async for``; None if all are delivered."""
+        offsets, coming = self._offsets
+        left = length_hint(coming)
+        return offsets[-left] if left else None
 
     async def _fill(self, *, follow: bool, deadline: float | None = None) -> bool:
         """Read batches at the position; False if there are none and the caller does not wait.
@@ -327,29 +387,59 @@ class Reader:
         With a stream there may be no batch, if only other streams were found; then the position has
         moved past them.
         """
-        if not await self._settle(follow=follow, max_wait=_seconds_left(deadline)):
+        limit = await self._readable(follow=follow, deadline=deadline)
+        if limit is None:
             return False
-        source = self._source
-        if self._stop is not None and self._position >= self._stop:
-            return False
+        if self._stream is None:
+            batches = self._cached(self._position, limit) or await self._source.read(
+                self._position, limit, self._read_bytes
+            )
+        else:
+            batches = await self._read_stream(self._stream, limit)
+        batches.reverse()
+        self._batches = batches
+        return True
+
+    async def _readable(self, *, follow: bool, deadline: float | None = None) -> int | None:
+        """Return where reading at the position may end; None if there is nothing to read and the caller
+        does not wait."""
+        if self._time_us is not None and not await self._settle(
+            follow=follow, max_wait=_seconds_left(deadline)
+        ):
+            return None
+        source, stop = self._source, self._stop
+        if stop is not None and self._position >= stop:
+            return None
         if (
             self._lagging is not None
             and self._position >= source.limit
             and not (follow and deadline is None)
         ):
             await self._lagging.refresh()
-        if self._position > source.tail:
-            raise OffsetNotWrittenError(
-                requested=self._position,
-                head=source.head,
-                tail=source.tail,
-            )
-        if self._position >= source.limit:
+        limit = source.limit
+        if self._position >= limit:  # a thousand readers may pass here for each record
+            if self._position > source.tail:
+                raise OffsetNotWrittenError(
+                    requested=self._position,
+                    head=source.head,
+                    tail=source.tail,
+                )
             if not follow:
-                return False
-            if not await self._wait(self._position + 1, deadline):
-                return False
-            self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
+                return None
+            wanted = self._position + 1
+            if deadline is None:
+                await source.wait_limit(wanted)
+            elif self._local is not None:
+                await self._local.wait_limit(wanted, deadline)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await source.wait_limit(wanted)
+            limit = source.limit
+            if limit < wanted:
+                return None
+            if self._stream is not None:
+                self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
         if self._position < source.head:
             why = "the offset was removed from the log" if self._position > 0 else _NO_OFFSET
             raise OffsetTrimmedError(
@@ -358,26 +448,13 @@ class Reader:
                 head=source.head,
                 tail=source.tail,
             )
-        limit = source.limit if self._stop is None else min(source.limit, self._stop)
-        if self._stream is None:
-            batches = await source.read(self._position, limit, self._read_bytes)
-        else:
-            batches = await self._read_stream(self._stream, limit)
-        batches.reverse()
-        self._batches = batches
-        return True
+        return limit if stop is None else min(limit, stop)
 
-    async def _wait(self, limit: int, deadline: float | None) -> bool:
-        """Wait until records below ``limit`` are visible; False on timeout, or if none will come."""
-        if deadline is None:
-            await self._source.wait_limit(limit)
-            return self._source.limit >= limit
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._source.wait_limit(limit)
-        except TimeoutError:
-            return False
-        return self._source.limit >= limit
+    def _cached(self, position: int, limit: int) -> list[Batch]:
+        """Return batches from exactly ``position`` if they are in memory; else none."""
+        if self._local is None:
+            return []
+        return self._local.read_cached(position, limit, self._read_bytes)
 
     async def _read_stream(self, name: str, limit: int) -> list[Batch]:
         """Read at the position and return the stream's records; advance if there are none."""
@@ -387,7 +464,9 @@ class Reader:
         found: list[Batch] = []
         batches: list[Batch] = []
         if position == self._position:
-            found = await self._source.read(position, limit, self._read_bytes)
+            found = self._cached(position, limit) or await self._source.read(
+                position, limit, self._read_bytes
+            )
             batches = await self._select(found, name)
             position = found[-1].limit
         if not batches:

@@ -8,6 +8,7 @@ never come from the tier.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 from bisect import bisect_left
@@ -15,7 +16,7 @@ from typing import Final
 
 from walstore.append.channel import Channel
 from walstore.append.state import LogState
-from walstore.batches.batch import Batch
+from walstore.batches.batch import Batch, FrameBatch
 from walstore.errors import (
     CorruptionError,
     OffsetNotWrittenError,
@@ -30,13 +31,18 @@ from walstore.files.segment_file import (
     load_streams,
     read_batches,
 )
+from walstore.format.frame import ColumnKind
 from walstore.ports import FileSystem, Tier
 from walstore.read.reader import ReadGuard
+from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
 
+_SHARED_RECORDS: Final = 1024
+_SHARED_BYTES: Final = 256 << 10
+"""How much is made at once for all readers that follow the log; if there is more, each reads by itself."""
 _SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 """Temporary shortages of the system; the file may be intact."""
 
@@ -70,6 +76,9 @@ class TieredSource:
         self.healed_reads = 0
         """Reads served from the tier because a local file is damaged, including searches by time."""
         self._damaged = DamagedSegments()
+        # The interval that a reader wanted last, and its records and their size if several want it now.
+        self._wanted = (0, 0)
+        self._shared: tuple[list[Record] | None, int] | None = None
 
     @property
     def head(self) -> int:
@@ -89,11 +98,20 @@ class TieredSource:
         """Next offset to be assigned."""
         return self._channel.tail
 
-    async def wait_limit(self, limit: int) -> None:
-        """Return when the visible limit has reached ``limit``; raises when the log closes."""
-        while True:
+    async def wait_limit(self, limit: int, deadline: float | None = None) -> None:
+        """Return when the visible limit has reached ``limit``, or at the deadline, a time of the event
+        loop; raises when the log closes."""
+        visible = self._state.visible
+        while visible.value < limit:
+            future = visible.waiter(limit)
+            timer: asyncio.TimerHandle | None = None
+            if deadline is not None:
+                timer = asyncio.get_running_loop().call_at(deadline, _give_up, future)
             try:
-                await self._state.visible.wait(limit)
+                await future
+            except asyncio.CancelledError:
+                visible.note_abandoned()
+                raise
             except WalClosedError:
                 raise
             except WalError as error:
@@ -102,7 +120,52 @@ class TieredSource:
                 ):  # too few copies: those who append give up, readers wait for more
                     continue
                 raise WalClosedError(f"the log failed: {error}", reason="failed") from error
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if visible.value < limit:
+                visible.note_abandoned()
             return
+
+    def read_cached(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position`` if it is cached, else an empty list."""
+        if self._closed is not None:
+            return []
+        cached = self._state.cache.read(position, limit, max_bytes)
+        for batch in cached:
+            self.cache_read_bytes += batch.nbytes
+        return cached
+
+    def share_records(self, position: int, limit: int) -> list[Record] | None:
+        """Return all records of ``[position, limit)`` if they are few, cached, and wanted by other readers
+        at this moment; else None.
+
+        A thousand readers may follow a log, and each commit wakes them in one turn of the event loop.
+        What is made for them is forgotten in the next turn. Records with headers are not shared: a caller
+        might change the dict.
+        """
+        if limit - position > _SHARED_RECORDS or self._closed is not None:
+            return None
+        wanted, self._wanted = self._wanted, (position, limit)
+        if wanted != self._wanted:
+            self._shared = None
+            return None
+        if self._shared is None:
+            batches = self._state.cache.read(position, limit, _SHARED_BYTES)
+            records: list[Record] | None = None
+            if batches and batches[-1].limit == limit and all(map(_is_sharable, batches)):
+                records = [record for batch in batches for record in batch]
+            self._shared = records, _size(batches)
+            asyncio.get_running_loop().call_soon(self._forget_shared)
+        elif self._shared[0] is not None:
+            self._state.cache.hits += 1
+        records, size = self._shared
+        if records is not None:
+            self.cache_read_bytes += size
+        return records
+
+    def _forget_shared(self) -> None:
+        self._shared = None
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
@@ -331,6 +394,15 @@ def _latest_us(source: Segment) -> int:
     if source.summary is None:
         raise LookupError(source.start)
     return source.summary.max_timestamp_us
+
+
+def _give_up(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _is_sharable(batch: Batch) -> bool:
+    return isinstance(batch, FrameBatch) and not batch.has(ColumnKind.HEADERS)
 
 
 def _size(batches: list[Batch]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from walstore.files import spare_segment
 from walstore.format import checkpoint, segment
 from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import JOURNAL_NAME, Damage, Interval
@@ -13,6 +14,7 @@ from walstore.repair.runs import FrameRun, LogSurvey, SegmentSurvey, Situation, 
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",
+    spare_segment.NAME: "a directory is named like the next segment",
     "": "a foreign file is named like a segment",
 }
 

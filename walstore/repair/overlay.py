@@ -86,6 +86,10 @@ class Overlay:
         last = self._extents[-1]
         return last.position + last.size
 
+    def is_alone(self, *, names: int = 1) -> bool:
+        """False: it is no file."""
+        return False
+
     def close(self) -> None:
         """Do nothing: the caller owns the files."""
 

@@ -17,8 +17,14 @@ from typing import Final, NamedTuple
 
 from walstore.cursors.directory import list_cursors
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.directory import RESTORE_NAME, evidence_of, restore_interrupted
-from walstore.files.frame_walk import FrameScan, find_salt, walk_chunks
+from walstore.files import spare_segment
+from walstore.files.directory import (
+    RESTORE_NAME,
+    evidence_of,
+    is_name_taken,
+    restore_interrupted,
+)
+from walstore.files.frame_walk import FrameScan, find_salt, unfinished_bytes, walk_chunks
 from walstore.files.segment_file import (
     peek_frame,
     read_footer,
@@ -79,7 +85,7 @@ class SegmentWalk:
         self._hint = hint if hint is not None and hint.tail_start == found.start else None
         self._is_last = is_last
         self._end = found.footer.data_bytes if found.footer else found.size_bytes
-        found.salt = found.header.salt if found.header else find_salt(file, self._end)
+        found.salt = found.header.salt if found.header else find_salt(file, self._end, found.start)
         self._evidence = evidence_of(found.start, found.salt, hint, cell)
         if is_last:
             found.synced_position = self._evidence.durable_position
@@ -102,13 +108,16 @@ class SegmentWalk:
             if header is not None and not rest:
                 found.runs.append(FrameRun.none(found.start, header))
                 return found
+        is_over = False
         while at < self._end:
             whole = self._scan.whole_at(at)
             if whole is not None:
                 at, chain = self._follow(at, whole[0])
                 continue
-            if self._is_unfinished(at, chain):
-                found.torn_bytes = self._scan.used_limit(at) - at
+            if is_over := self._is_unfinished(at, chain):
+                found.torn_bytes = found.rest_bytes = unfinished_bytes(
+                    self._file, at, self._scan.used_limit(at), header, chain.previous_crc
+                )
                 break
             if self._mend(at, chain):
                 at = found.runs[-1].end
@@ -118,7 +127,8 @@ class SegmentWalk:
                 break
             at = following
             self._is_exact = False
-        found.rest_bytes = self._scan.used_limit(at) - at
+        if not is_over:
+            found.rest_bytes = self._scan.used_limit(at) - at
         if header is not None and self._held_no_records():
             found.runs.append(FrameRun.none(found.start, header))
         return found
@@ -378,13 +388,14 @@ def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
             one = SegmentWalk(file, path, start, hint, cell, marks, is_last=is_last).run()
         segments.append(one)
         following = one.header
+    taken = spare_segment.NAME if is_name_taken(fs, directory, names) else None
     return LogSurvey(
         path=directory,
         segments=sorted(segments, key=lambda one: (one.first_offset, one.name)),
         foreign=sorted(
             name
             for name, start in starts.items()
-            if start is None and name.endswith(segment.SUFFIX)
+            if start is None and (name.endswith(segment.SUFFIX) or name == taken)
         ),
         names=names,
         hint=hint,

@@ -244,13 +244,22 @@ class Lane:
         ``then(result)`` is called on the event loop one turn before the caller continues; its errors
         are raised here. For tasks whose work must not be left half done.
         """
-        job = self._start(call, args, then, _Uncancellable)
+        job = self.begin_through(call, *args, then=then)
         try:
             return await job
         except asyncio.CancelledError:
             # Delivered once the job is done, because the job refuses to be cancelled.
             on_cancel()
             return job.result()
+
+    def begin_through(
+        self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
+    ) -> asyncio.Future[_T]:
+        """As :meth:`run_through`, for callers that do not wait: the call is queued when this returns.
+
+        The future cannot be cancelled.
+        """
+        return self._start(call, args, then, _Uncancellable)
 
     def close(self) -> None:
         """Accept no more calls; those made before still run. Twice is allowed."""

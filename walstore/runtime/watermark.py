@@ -19,7 +19,7 @@ class Watermark:
     Every waiter has a future of its own: cancelling one does not affect the others.
     """
 
-    __slots__ = ("_cancelled", "_failure", "_loop", "_others", "_queue", "_tiebreak", "value")
+    __slots__ = ("_abandoned", "_failure", "_loop", "_others", "_queue", "_tiebreak", "value")
 
     def __init__(self, value: int, loop: asyncio.AbstractEventLoop) -> None:
         self.value = value
@@ -28,7 +28,7 @@ class Watermark:
         self._queue = _NOBODY
         self._others: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tiebreak = count()
-        self._cancelled = 0
+        self._abandoned = 0
         self._failure: Callable[[int], BaseException] | None = None
 
     @property
@@ -60,7 +60,7 @@ class Watermark:
         try:
             await future
         except asyncio.CancelledError:
-            self._note_cancelled()
+            self.note_abandoned()
             raise
 
     def advance(self, value: int) -> None:
@@ -96,12 +96,14 @@ class Watermark:
         """Fail later waiters, as :meth:`fail` does, and leave present ones waiting."""
         self._failure = failure
 
-    def _note_cancelled(self) -> None:
-        """Drop cancelled waiters once they may be the majority, so that polling an idle log does not
+    def note_abandoned(self) -> None:
+        """Note that a waiter was cancelled or resolved before its time.
+
+        Drops such waiters once they may be the majority, so that polling an idle log does not
         accumulate them."""
-        self._cancelled += 1
-        if self._cancelled * 2 > len(self._queue) + len(self._others):
-            self._cancelled = 0
+        self._abandoned += 1
+        if self._abandoned * 2 > len(self._queue) + len(self._others):
+            self._abandoned = 0
             self._queue = deque(entry for entry in self._queue if not entry[1].done())
             self._others = [entry for entry in self._others if not entry[2].done()]
             heapq.heapify(self._others)

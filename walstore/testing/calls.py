@@ -121,6 +121,10 @@ class WrappedFile:
         """Return the length in bytes."""
         return self._run(Call("size", self._path), self._inner.size)
 
+    def is_alone(self, *, names: int = 1) -> bool:
+        """Return whether nobody else has the file."""
+        return self._run(Call("is_alone", self._path), lambda: self._inner.is_alone(names=names))
+
 
 def _release_found(lock: Lock | None) -> None:
     if lock is not None:

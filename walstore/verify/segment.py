@@ -12,7 +12,7 @@ from typing import Final
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import evidence_of
-from walstore.files.frame_walk import FrameScan
+from walstore.files.frame_walk import FrameScan, unfinished_bytes
 from walstore.files.segment_file import decode, read_footer, read_last_footer
 from walstore.format import frame, segment
 from walstore.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
@@ -134,6 +134,7 @@ class SegmentCheck:
         findings = self._findings
         findings.segments += 1
         self._check_header(header, before)
+        self._file, self._header = file, header
         self._evidence = evidence_of(self._start, header.salt, self._hint, self._cell)
         self._chain = Chain(self._start, header.previous_crc, before.timestamp_us, header.epoch)
         problems_before = findings.problem_count
@@ -265,7 +266,9 @@ class SegmentCheck:
             return None
         if not self._is_sealed:
             if not self._was_synced(at, later):
-                self._findings.unfinished_bytes += scan.used_limit(at) - at
+                self._findings.unfinished_bytes += unfinished_bytes(
+                    self._file, at, scan.used_limit(at), self._header, chain.previous_crc
+                )
                 return None
             # One read may return a batch as it was before a live writer finished it, and behind it later
             # batches that say it was synced. Read after them, it is whole unless it is damaged.

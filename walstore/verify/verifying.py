@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.directory import RESTORE_NAME, anchor_log, read_cell, restore_interrupted
+from walstore.files import spare_segment
+from walstore.files.directory import (
+    RESTORE_NAME,
+    anchor_log,
+    is_name_taken,
+    read_cell,
+    restore_interrupted,
+)
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_header
 from walstore.format import checkpoint, segment
@@ -147,6 +154,9 @@ class _Verification:
                 starts.append(start)
             elif name.endswith(segment.SUFFIX):
                 self._findings.add(self._path / name, "a foreign file is named like a segment")
+        if is_name_taken(self._fs, self._path, names):
+            path = self._path / spare_segment.NAME
+            self._findings.add(path, "a directory is named like the next segment")
         if not starts and hint is None:
             raise LogNotFoundError(f"there is no log at {self._path}", location=str(self._path))
         if not starts:

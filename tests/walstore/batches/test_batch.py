@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pickle
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.records import NO_HEADERS, Record
@@ -107,6 +109,54 @@ def test_optional_columns_cost_nothing_when_absent() -> None:
     assert not any(
         batch.has(kind) for kind in set(ColumnKind) - {ColumnKind.VALUES, ColumnKind.VALUE_LENGTHS}
     )
+
+
+def test_iterating_makes_records_of_the_public_type_one_by_one() -> None:
+    batch = batch_of(build(MIXED))
+    one, other = iter(batch), iter(batch)
+    assert next(one) == next(other) == MIXED[0]
+    assert [*one] == MIXED[1:]
+    assert next(one, None) is None
+    again = next(other)
+    assert type(again) is Record
+    assert (again, again.stream, again._replace(key=b"k").key) == (MIXED[1], None, b"k")
+    assert pickle.loads(pickle.dumps(again)) == again
+    assert list(batch) == batch.records() == MIXED
+
+
+def test_columns_are_decoded_before_the_first_record_is_taken() -> None:
+    """So a damaged batch delivers nothing, instead of a part."""
+    records = [Record(1, b"v", stream="a"), Record(2, b"w", stream="b")]
+    columns = [
+        column
+        if column.kind != ColumnKind.STREAM_IDS
+        else Column(column.kind, 1, (b"\x01\x09",), 2)
+        for column in columns_of(records)
+    ]
+    data, _ = frame.encode(
+        columns,
+        start=1,
+        count=2,
+        base_timestamp_us=0,
+        max_timestamp_us=0,
+        epoch=1,
+        previous_crc=0,
+        synced_limit=1,
+    )
+    with pytest.raises(CorruptionError, match="a stream that has no name"):
+        iter(batch_of(data))
+
+
+def test_records_of_a_frame_with_two_columns_have_only_values() -> None:
+    """The columns that a frame lacks are not asked for one by one."""
+    records = values_only(b"a", b"bc", b"d", start=7, timestamp_us=9)
+    batch = batch_of(build(records))
+    assert batch.header.column_count == 2
+    assert (list(batch), batch.slice(8, 9).records()) == (records, records[1:2])
+    assert all(record.headers is NO_HEADERS for record in batch)
+    timed = [Record(1, b"a", timestamp_us=5), Record(2, b"b", timestamp_us=6)]
+    assert batch_of(build(timed)).header.column_count == 3
+    assert list(batch_of(build(timed))) == timed
 
 
 def test_a_slice_shares_the_frame_and_the_decoded_values() -> None:

@@ -45,7 +45,12 @@ def comparable(found: Checkpoint | None):
 
 
 @pytest.mark.parametrize(
-    "original", [make(), make(sealed=(), tail_index=SegmentIndex(), tier_url=None)]
+    "original",
+    [
+        make(),
+        make(sealed=(), tail_index=SegmentIndex(), tier_url=None),
+        make(is_closed=True, is_epoch_written=True),
+    ],
 )
 def test_checkpoint_round_trip(original) -> None:
     found = checkpoint.decode_checkpoint(checkpoint.encode_checkpoint(original), "CHECKPOINT")

@@ -24,6 +24,7 @@ from tests.local import (
 )
 from walstore import ContentionError, CorruptionError, FormatVersionError, WalLockedError
 from walstore.files.directory import LOCK_NAME
+from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_batches
 from walstore.format import checkpoint, segment
 from walstore.log.opening import Opened
@@ -45,7 +46,7 @@ def values_of(opened: Opened) -> list[bytes]:
         end = source.summary.limit if source.summary else tail.durable_limit
         while source.start <= tail.head + len(found) < end:
             at = tail.head + len(found)
-            for batch in read_batches(tail._fs, source, at, end, 1 << 20):
+            for batch in read_batches(PosixFileSystem(), source, at, end, 1 << 20):
                 found += batch.values
     return found
 

@@ -54,6 +54,24 @@ async def test_removed_records_are_trimmed_and_never_a_gap(log_directory: Path) 
             assert (await anext(slow)).offset == head
 
 
+async def test_the_way_out_of_a_trim_needs_no_cell(log_directory: Path) -> None:
+    """A log that was opened without a cell learns of a trim from the files, and where they end with it."""
+    async with Wal.open(log_directory, settings=SMALL) as wal:
+        await wal.append_many([bytes(1000)] * 60)
+    (log_directory / CELL_FILE_NAME).unlink()
+    async with ReadonlyWal.open(log_directory) as log:
+        reader = log.reader()
+        async with Wal.open(log_directory, settings=SMALL) as wal:
+            for _ in range(20):
+                await wal.append_many([bytes(1000)] * 60)
+            head = await wal.trim(before=1000)
+            with pytest.raises(OffsetTrimmedError) as found:
+                await anext(reader)
+            assert found.value.head <= head <= found.value.tail == wal.tail
+            reader.seek(log.head)
+            assert (await anext(reader)).offset == log.head >= found.value.head
+
+
 async def test_a_file_removed_during_the_read_is_trimmed(
     log_directory: Path, faulty: FaultyFileSystem
 ) -> None:

@@ -64,7 +64,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
 
 async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
     second = wal._state.sealed_segments()[1].start
-    with faulty.hold("remove", name="0*.wal") as hold:
+    with faulty.hold("replace", name="next.tmp") as hold:
         dropping = asyncio.create_task(wal.trim(second))
         await hold.wait_entered()
         await turns()
@@ -95,7 +95,8 @@ async def test_a_time_search_survives_a_deletion(wal, faulty) -> None:
 
 
 async def test_a_deletion_that_fails_is_left_for_later(wal, faulty, log_directory) -> None:
-    faulty.fail("remove", errno.EACCES, name="0*.wal")
+    for kind, name in (("replace", "next.tmp"), ("remove", "0*.wal")):
+        faulty.fail(kind, errno.EACCES, name=name)
     first, second, third = (path.stem for path in segments(log_directory)[:3])
     assert await wal.trim(int(second)) == int(second)
     assert segments(log_directory)[0].stem == first

@@ -201,7 +201,8 @@ async def test_a_deletion_that_fails_is_tried_again_and_fails_nothing(
     log_directory, clock, faulty
 ) -> None:
     async with opened(log_directory, SIZED, clock, faulty) as wal:
-        faulty.fail("remove", errno.EACCES, name="0*.wal", times=None)
+        for kind, name in (("replace", "next.tmp"), ("remove", "0*.wal")):
+            faulty.fail(kind, errno.EACCES, name=name, times=None)
         await fill(wal, 10 * FULL)
         await until(lambda: wal.head > 5 * FULL)
         assert segments(log_directory)[0].name == "00000000000000000001.wal"

@@ -20,7 +20,7 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.batches.batch import Batch
+from walstore.batches.batch import Batch, FrameBatch
 from walstore.errors import InvalidSettingsError
 from walstore.read.reader import Reader
 from walstore.records import Start, from_timestamp_us
@@ -308,6 +308,32 @@ async def test_seek_continues_elsewhere_at_any_moment() -> None:
     assert (await reader.fetch(max_records=1)).start == 7
 
 
+@pytest.mark.parametrize("taken", [1, 9, 10, 11])
+async def test_seek_within_a_batch_and_back(taken) -> None:
+    reader = Reader(ListSource(30), follow=False)
+    for _ in range(taken):
+        await anext(reader)
+    reader.seek(5)
+    assert reader.position == 5
+    assert (await anext(reader)).offset == 5
+    assert reader.position == 6
+    reader.seek(reader.position)
+    assert await drain(reader) == list(range(6, 31))
+
+
+async def test_after_the_last_record_nothing_of_its_batch_is_kept() -> None:
+    source = ListSource(10)
+    reader = Reader(source)
+    for _ in range(10):
+        await anext(reader)
+    waiting = asyncio.create_task(anext(reader))
+    await turns()
+    assert list(reader._records) == []
+    assert (reader.position, reader._batches) == (11, [])
+    source.append(1)
+    assert (await waiting).offset == 11
+
+
 async def test_seek_forgets_a_start_by_time() -> None:
     reader = Reader(ListSource(95), start=from_timestamp_us(50_000), follow=False)
     reader.seek(5)
@@ -421,6 +447,26 @@ async def test_an_error_in_the_middle_of_a_fetch_comes_with_the_next_one() -> No
         with pytest.raises(CorruptionError):
             await reader.fetch(max_records=100)
         assert reader.position == 21
+
+
+async def test_a_batch_that_cannot_be_decoded_is_not_passed(monkeypatch) -> None:
+    source = ListSource(50)
+    reader = Reader(source, follow=False)
+    streams = FrameBatch.streams
+
+    def refuse_the_second(batch: FrameBatch):
+        if batch.start == 11:
+            batch.refuse("a stream that has no name")
+        return streams.fget(batch)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(FrameBatch, "streams", property(refuse_the_second))
+    found = [(await anext(reader)).offset for _ in range(10)]
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="a stream that has no name"):
+            await anext(reader)
+        assert reader.position == 11
+    monkeypatch.undo()
+    assert found + await drain(reader) == list(range(1, 51))
 
 
 # -- interruptions ---------------------------------------------------------------------------------

@@ -161,6 +161,14 @@ async def test_the_position_while_it_iterates_is_past_what_was_delivered() -> No
         assert await drain(again) == list(range(record.offset + 10, 96, 10))
 
 
+async def test_the_position_within_a_batch_is_the_next_record_of_the_stream() -> None:
+    source = StreamSource(every_tenth(), cuts={40})
+    reader = Reader(source, stream="a", follow=False)
+    found = [(record.offset, reader.position) async for record in reader]
+    assert found[:5] == [(5, 15), (15, 25), (25, 35), (35, 40), (45, 55)]
+    assert found[-1] == (95, 96)
+
+
 async def test_seek_and_mixed_ways_of_reading() -> None:
     source = StreamSource(every_tenth(), cuts=set(range(1, 96, 7)))
     reader = Reader(source, stream="a", follow=False)
