@@ -55,7 +55,7 @@ def _change(
     lost: AbstractSet[str],
     load: Mapping[str, int],
 ) -> LogSpec | None:
-    if spec.suspended:  # nobody can say which of its copies have caught up
+    if spec.source or spec.suspended:  # nobody can say which copies have caught up
         return None
     if not spec.copies:
         return None if leader is not None else _begin(spec, members, load)

@@ -12,14 +12,16 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog, has_copy
+from walstore.cluster.stored_logs import SourceLog, StoredLog, StoredLogs
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import (
+    AccessDeniedError,
     InvalidSettingsError,
     LogNotFoundError,
     LogSuspendedError,
@@ -51,7 +53,7 @@ logger = logging.getLogger("walstore")
 
 _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.5
-_FIND_SECONDS: Final = 10.0
+_FIND_SECONDS: Final = 5.0
 """How long a client waits for somebody to lead the log that it asks for."""
 
 
@@ -72,6 +74,7 @@ class ClusterMember:
         tls: ssl.SSLContext | None = None,
         settings: Settings | None = None,
         tier: Callable[[str, str], Tier] | None = None,
+        stored: Callable[[str], Awaitable[SourceLog]] | None = None,
         metrics: Metrics | None = None,
         prefix: str = PREFIX,
         fs: FileSystem | None = None,
@@ -86,7 +89,8 @@ class ClusterMember:
         what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
         made again at another one; infinity for never. ``settings`` are those of logs that have none of their
         own. ``tier`` makes the tier of a log that has one, of its name and URL, each time it is opened:
-        ``lambda name, url: CloudTier(url)``.
+        ``lambda name, url: CloudTier(url)``. ``stored`` opens a log that is read from a store, of its URL:
+        ``lambda url: CloudLog.open(url)``.
 
         Serve it with ``Server.open(None, cluster=member, tcp=...)``, then call :meth:`join`.
         """
@@ -99,17 +103,19 @@ class ClusterMember:
             except BaseException:
                 await node.aclose()
                 raise
+            view = ClusterView(keys, clock=used, prefix=prefix)
             return cls(
                 node,
                 keys,
                 session,
-                ClusterView(keys, clock=used, prefix=prefix),
+                view,
                 used,
                 zone=zone,
                 replace_seconds=replace_seconds,
                 replication={"patience_seconds": patience_seconds, "token": token, "tls": tls},
                 settings=settings or Settings(),
                 tier=tier,
+                stored=StoredLogs(view, stored),
                 wal={"metrics": metrics, "fs": fs, "clock": used},
             )
 
@@ -128,6 +134,7 @@ class ClusterMember:
         replication: dict[str, Any],
         settings: Settings,
         tier: Callable[[str, str], Tier] | None,
+        stored: StoredLogs,
         wal: dict[str, Any],
     ) -> None:
         """Not for callers; see :meth:`open`."""
@@ -156,6 +163,8 @@ class ClusterMember:
         self._replication = replication
         self._settings = settings
         self._tier = tier
+        self.stored: Final = stored
+        """The logs that are read from stores here."""
         self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
@@ -272,6 +281,7 @@ class ClusterMember:
     async def aclose(self) -> None:
         """Leave, and release the copies. The lease is ended, so nobody waits. Twice is allowed."""
         await self.leave()
+        await self.stored.aclose()
         await self.node.aclose()
 
     async def __aenter__(self) -> Self:
@@ -290,19 +300,20 @@ class ClusterMember:
     async def find(self, name: str | None) -> Wal | Address:
         """Return a log that is led here, or where it is led. Waits a while for a leader.
 
-        InvalidSettingsError without a name, LogNotFoundError, LogSuspendedError, StorageUnavailableError if
-        nobody leads it.
+        InvalidSettingsError without a name, LogNotFoundError, LogSuspendedError, AccessDeniedError for a log
+        that is only read, StorageUnavailableError if nobody leads it.
         """
         if name is None:
             raise InvalidSettingsError(
-                "a cluster has many logs; name one: connect(address, log=NAME)"
+                "a cluster has many logs; name one: connect(address, log=NAME), or ADDRESS?log=NAME"
             )
         check_log_name(name)
         self._check_joined()
 
         def is_decided() -> bool:
             spec = self.view.specs.get(name)
-            is_known = spec is None or spec.suspended or self._where(name) is not None
+            is_led = self._where(name) is not None
+            is_known = spec is None or spec.suspended or bool(spec.source) or is_led
             return is_known or self.is_closing
 
         try:
@@ -312,6 +323,11 @@ class ClusterMember:
                     await self.view.wait(is_decided)
         except TimeoutError:
             raise StorageUnavailableError(f"nobody leads the log {name!r} now") from None
+        if (spec := self.view.specs.get(name)) is not None and spec.source:
+            raise AccessDeniedError(
+                f"the log {name!r} is read from a store, and takes no appends here; "
+                "read it with walstore.connect_readonly()"
+            )
         found = self._where(name)
         if found is not None:
             return found
@@ -353,9 +369,19 @@ class ClusterMember:
                 while await self._check_not_suspended(name):
                     pass
         spec = self.view.specs.get(name)
-        if spec is None or self.address not in spec.copies:
+        if spec is None or (self.address not in spec.copies and not spec.source):
             why = "the cluster has no such log" if spec is None else "copies are on other machines"
             raise LogNotFoundError(f"{name!r} is not here: {why}", location=name)
+
+    async def use_stored(self, name: str) -> StoredLog | None:
+        """Return a log that is read from a store, for one client; None for any other log.
+
+        StorageUnavailableError if this machine leaves, and what :meth:`StoredLogs.use` raises.
+        """
+        spec = self.view.specs.get(name)
+        if self.is_closing and spec is not None and spec.source:
+            raise StorageUnavailableError("this machine leaves the cluster; ask another one")
+        return await self.stored.use(name)
 
     def _check_joined(self) -> None:
         if self._task is None:
@@ -387,6 +413,7 @@ class ClusterMember:
                 group.create_task(self._guard(self.view.run, "the view of the cluster")),
                 group.create_task(self._guard(self._announce, "the entry of this machine")),
                 group.create_task(self._guard(lambda: allocate(self), "the allocator")),
+                group.create_task(self._guard(self.stored.run, "the logs in stores")),
             ]
             changed = self.view.subscribe()
             hosted: set[asyncio.Task[None]] = set()

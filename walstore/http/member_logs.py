@@ -61,11 +61,16 @@ class MemberLogs:
     async def leader_of(self, name: str) -> WebLeader | None:
         """Return the machine that leads a log; None if that is this one, or the cluster has no such log.
 
-        RefusedError with 503 if there is a leader without one.
+        RefusedError with 503 if there is a leader without one, with 501 for a log that is read from a store.
         """
         view = self.member.view
         if not await self.exists(name):
             return None
+        if view.specs[name].source:
+            text = (
+                "the log is read from a store, and not over HTTP; use walstore.connect_readonly()"
+            )
+            raise RefusedError(501, text)
         try:
             found = await self.member.find(name)
         except StorageUnavailableError as error:
@@ -108,6 +113,7 @@ class MemberLogs:
             "quorum": spec.needed,
             "labels": dict(spec.labels),
             "suspended": spec.suspended,
+            "source": spec.source,
             "copies": list(spec.copies),
             "leader": leader.address if leader is not None and is_led else None,
             "epoch": leader.epoch if leader is not None and is_led else None,

@@ -31,7 +31,15 @@ from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
-from walstore.wire.message import MOST_HEAD_BYTES, NO_REQUEST, Kind, Message, encode
+from walstore.wire.message import (
+    MOST_HEAD_BYTES,
+    NO_REQUEST,
+    NOT_BEGUN,
+    UNDECIDED,
+    Kind,
+    Message,
+    encode,
+)
 
 logger = logging.getLogger("walstore")
 
@@ -70,7 +78,17 @@ READ_SERVICE: Final = "read"
 class PendingRequest:
     """A request that has no answer yet."""
 
-    __slots__ = ("fate", "future", "is_sent", "is_write", "kind", "message", "number", "since")
+    __slots__ = (
+        "fate",
+        "future",
+        "is_under_way",
+        "is_write",
+        "kind",
+        "may_be_done",
+        "message",
+        "number",
+        "since",
+    )
 
     def __init__(
         self,
@@ -90,7 +108,10 @@ class PendingRequest:
         self.fate = fate
         self.is_write = is_write
         """Whether it may change the log, so that a failure leaves that open once it was sent."""
-        self.is_sent = False
+        self.is_under_way = False
+        """Whether the present connection is to answer it."""
+        self.may_be_done = False
+        """Whether it was under way on a connection that was lost."""
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
 
@@ -131,6 +152,8 @@ class Client:
         self._numbers = count(1)
         self._requests: dict[int, PendingRequest] = {}
         self._link: ServerConnection | None = None
+        self._is_leaving = False
+        """Whether the server of the present connection takes nothing new."""
         self._connecting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._is_doubtful = False
@@ -150,9 +173,11 @@ class Client:
     async def connect(self) -> None:
         """Make the first connection; raises as :func:`walstore.remote.server_connection.connect_to`.
 
-        Tries again for ``connect_seconds``: the server may be starting, too.
+        Tries again for ``connect_seconds``: the server may be starting, too. What a server said is raised
+        rather than that the last try had too little time.
         """
         deadline = self._clock.monotonic() + self._connect_seconds
+        said: WalError | None = None
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -163,8 +188,10 @@ class Client:
                     )
                 return
             except WalError as error:
+                if said is None or not isinstance(error.__cause__, TimeoutError):
+                    said = error
                 if not error.retriable or self._clock.monotonic() + pause_seconds >= deadline:
-                    raise
+                    raise said from said.__cause__
             await self._clock.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
@@ -225,11 +252,11 @@ class Client:
         since = self._clock.monotonic()
         request = PendingRequest(number, kind, message, fate, is_write=is_write, since=since)
         self._requests[number] = request
-        if self._link is not None:
-            request.is_sent = True
-            self._link.send(request.message)
-        else:
+        if self._link is None:
             self._reconnect()
+        elif not self._is_leaving:
+            request.is_under_way = True
+            self._link.send(request.message)
         return request
 
     async def wait(self, request: PendingRequest) -> Answer:
@@ -260,8 +287,9 @@ class Client:
     def forget(self, request: PendingRequest) -> None:
         """Drop a request whose answer nobody wants; it must not change the log."""
         was_there = self._requests.pop(request.number, None) is not None
-        if was_there and request.is_sent and self._link is not None:
+        if was_there and request.is_under_way and self._link is not None:
             self._link.send(encode(Kind.CANCEL, request.number, None))
+            self._leave_if_answered()
 
     # -- closing -----------------------------------------------------------------------------
 
@@ -304,6 +332,9 @@ class Client:
     async def _link_to(self, address: Address, seconds: float) -> FoundServer:
         made: list[ServerConnection] = []
 
+        def said(message: Message) -> None:
+            self._on_message(made, message)
+
         def lost(why: str) -> None:
             self._on_lost(made, why)
 
@@ -312,7 +343,7 @@ class Client:
             token=self._token,
             log=self._log,
             tls=self._tls,
-            on_message=self._on_message,
+            on_message=said,
             on_lost=lost,
             monotonic=self._clock.monotonic,
             seconds=seconds,
@@ -350,9 +381,9 @@ class Client:
         self.address, link, self.welcome = server
         self._newest_epoch = max(self._newest_epoch, server.epoch)
         self.on_welcome(self.welcome)
-        self._link, self._refusal = link, None
+        self._link, self._refusal, self._is_leaving = link, None, False
         for request in self._requests.values():
-            request.is_sent = True
+            request.is_under_way = True
             link.send(request.message)
 
     async def _watch(self) -> None:
@@ -416,16 +447,20 @@ class Client:
         self._link = None
         is_refused, why = self._refusal is not None, self._refusal or why
         for request in list(self._requests.values()):
-            is_final = request.is_sent and (is_refused or request.fate is Fate.UNKNOWN)
-            if request.fate is Fate.DROPPED or is_final:
-                self._requests.pop(request.number, None)
-                _set_error(request.future, self._lost(request, why, None))
-            elif request.fate is Fate.UNKNOWN:
-                request.is_sent = False
+            self._lose(request, why, is_refused=is_refused)
         if self._failure is None:
             logger.info("the connection to %s is lost: %s", self.address, why)
             self._reconnect()
         self.on_lost()
+
+    def _lose(self, request: PendingRequest, why: str, *, is_refused: bool) -> None:
+        """Take note that the present connection does not answer a request; if it is final, fail it."""
+        is_final = request.is_under_way and (is_refused or request.fate is Fate.UNKNOWN)
+        request.may_be_done |= request.is_under_way
+        request.is_under_way = False
+        if request.fate is Fate.DROPPED or is_final:
+            self._requests.pop(request.number, None)
+            _set_error(request.future, self._lost(request, why, None))
 
     def _reconnect(self) -> None:
         if self._connecting is None or self._connecting.done():
@@ -469,7 +504,7 @@ class Client:
     def _lost(self, request: PendingRequest, why: str, cause: WalError | None) -> WalError:
         """Return the error of a request that gets no answer."""
         error: WalError
-        if request.is_sent and request.is_write:
+        if request.is_write and (request.is_under_way or request.may_be_done):
             error = OutcomeUnknownError(
                 f"the connection was lost before the answer, so it may or may not have happened ({why}); "
                 "read before submitting anything again, or use a producer"
@@ -485,17 +520,36 @@ class Client:
 
     # -- answers -----------------------------------------------------------------------------
 
-    def _on_message(self, message: Message) -> None:
-        if message.kind == Kind.GOODBYE:
-            return  # the connection ends; what was not begun is sent to the next server
+    def _on_message(self, made: Sequence[ServerConnection], message: Message) -> None:
+        is_over = message.kind == Kind.FAILED and not isinstance(message.head, list)
+        if self._link in made:
+            self._is_leaving |= is_over or message.kind == Kind.GOODBYE
         if message.kind == Kind.FAILED and message.id == NO_REQUEST:
             self._refusal = str(unpack_error(message.head))
+        elif message.kind != Kind.GOODBYE:
+            self._take_answer(message)
+        self._leave_if_answered()
+
+    def _leave_if_answered(self) -> None:
+        """End a connection whose server takes nothing new, once nothing is under way there.
+
+        The server does not: what it has not read yet would make its system throw answers away.
+        """
+        link = self._link
+        if not self._is_leaving or link is None:
             return
+        if not any(request.is_under_way for request in self._requests.values()):
+            self._leave(link, "the server stops, or the log moves")
+
+    def _take_answer(self, message: Message) -> None:
         request = self._requests.get(message.id)
         if request is None:
             return  # nobody waits for it any more
-        if message.kind == Kind.FAILED and message.head is None:
-            request.is_sent = False  # as if it had not been sent
+        if message.kind == Kind.FAILED and message.head is NOT_BEGUN:
+            request.is_under_way = False
+            return
+        if message.kind == Kind.FAILED and message.head is UNDECIDED:
+            self._lose(request, "the log moves", is_refused=False)
             return
         del self._requests[message.id]
         if request.future.done():

@@ -32,6 +32,8 @@ class ServedLog(NamedTuple):
     """Of a log of a cluster that is led."""
     suspended: bool = False
     """Whether a log of a cluster is suspended: nobody leads it until it is resumed."""
+    readonly: bool = False
+    """Whether a log of a cluster is only read, from a store: use :func:`walstore.connect_readonly`."""
 
 
 async def list_logs(
@@ -81,8 +83,9 @@ def _unpack(packed: Any) -> list[ServedLog]:
                 str() | None as leader,
                 int() | None as epoch,
                 bool(suspended),
+                bool(readonly),
             ]:
-                found.append(ServedLog(name, labels, leader, epoch, suspended))
+                found.append(ServedLog(name, labels, leader, epoch, suspended, readonly))
             case _:
                 raise StorageUnavailableError("the server's list of logs is none")
     return found

@@ -99,7 +99,7 @@ class ServerConnection(asyncio.Protocol):
 
         Raises what the server refuses a client with, or StorageUnavailableError.
         """
-        greeting = {"version": VERSION, "token": token, "log": log}
+        greeting = {"version": VERSION, "token": token, "log": log, "moves": True}
         if service is not None:
             greeting["service"] = service
         if is_direct:

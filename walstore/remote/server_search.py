@@ -48,8 +48,9 @@ async def find_server(
     """Return the first server that ``join`` succeeds with; all are asked at once.
 
     Of several that answer at the same moment the one with the newest epoch. Raises the error of the only
-    address. Of several it raises StorageUnavailableError with what each of them said, which is retriable
-    unless no takeover could change any of it; LogSuspendedError if one of them said so.
+    address, or that in which all agree if no takeover could change it, as a wrong token; LogSuspendedError if
+    one of them said so. Else it raises StorageUnavailableError with what each of them said, which is
+    retriable unless no takeover could change any of it.
     """
     if len(addresses) == 1:
         return await join(addresses[0])
@@ -109,8 +110,10 @@ def _refused(refusals: Sequence[tuple[Address, WalError]]) -> WalError:
     for _, one in refusals:
         if isinstance(one, LogSuspendedError):  # the others wait in vain, or are away
             return copy_error(one)
-    said = "; ".join(f"{address}: {error}" for address, error in refusals)
     is_final = all(isinstance(error, _FINAL) for _, error in refusals)
+    if is_final and len({type(error) for _, error in refusals}) == 1:
+        return copy_error(refusals[0][1])
+    said = "; ".join(f"{address}: {error}" for address, error in refusals)
     error = StorageUnavailableError(f"no server has the log: {said}", retriable=not is_final)
     error.__cause__ = refusals[0][1]
     return error

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalClosedError, WalError
+from walstore.files.unlinked_file import OPEN_AT_ONCE, free_at_once, free_blocks
 from walstore.format.segment import HEADER_BYTES
 from walstore.ports import Buffer
 from walstore.replication.position import (
@@ -24,7 +25,7 @@ from walstore.replication.position import (
 )
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
-from walstore.runtime.error_mapping import copy_error, is_full
+from walstore.runtime.error_mapping import copy_error, is_full, to_wal_error
 from walstore.runtime.threads import Lane
 
 _T = TypeVar("_T")
@@ -75,7 +76,7 @@ class LocalCopy:
         self._replica = replica
         self._lane = lane
         self._writes: list[_QueuedWrite] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[list[Place | WalError]] | None = None
         self._is_closed = False
 
     async def obey(
@@ -140,8 +141,16 @@ class LocalCopy:
         await self._run(self._replica.check, start)
 
     async def trim(self, head: int, *, by: Promise | None = None) -> None:
-        """Remove the segments wholly below the head."""
-        await self._run(self._for, by, self._replica.trim, head)
+        """Remove the segments wholly below the head, and free their blocks between other calls."""
+        while True:
+            unlinked = await self._run(self._for, by, self._replica.trim, head)
+            try:
+                for file in unlinked:
+                    await free_blocks(file, self._lane)
+            finally:
+                free_at_once(unlinked, self._lane)
+            if len(unlinked) < OPEN_AT_ONCE:
+                return
 
     async def keep_hint(self, place: Place, data: bytes, *, by: Promise | None = None) -> None:
         """Keep a checkpoint of the primary, if everything that it describes is here."""
@@ -150,17 +159,23 @@ class LocalCopy:
     async def write(
         self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
     ) -> Place:
-        """As of :class:`TargetCopy`. Writes are done in the order of the calls, also of cancelled ones.
+        """As of :class:`TargetCopy`; see :meth:`begin_write`."""
+        return await self.begin_write(place, pieces, seals=seals, by=by)
 
-        ``by`` is the primary that asks, if it is another machine: checked when its turn has come.
+    def begin_write(
+        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
+    ) -> asyncio.Future[Place]:
+        """Begin a write, or queue it behind the one that has begun.
+
+        Writes are done in the order of the calls, also of those whose futures are cancelled. ``by`` is the
+        primary that asks, if it is another machine: checked when its turn has come.
         """
+        self._check_open()
         future: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         self._writes.append(_QueuedWrite(place, pieces, seals, by, future))
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(
-                self._write_all(), name="walstore replica"
-            )
-        return await future
+            self._write_queued()
+        return future
 
     async def settled(self) -> None:
         """Return when no write is under way."""
@@ -173,40 +188,46 @@ class LocalCopy:
         self._is_closed = True  # nothing opens a file again once the directory is unlocked
         await _storing(self._lane.run_through(self._replica.close))
 
-    async def _write_all(self) -> None:
-        """Write what waits, all of it with one sync, until nothing waits."""
+    def _write_queued(self) -> None:
+        """Begin to write what waits, all of it with one sync."""
+        writes, self._writes = self._writes, []
+        call = partial(self._write_some, writes)
         try:
-            while self._writes:
-                writes, self._writes = self._writes, []
-                try:
-                    answers = await self._run(self._write_some, writes)
-                except WalError as error:
-                    answers = [copy_error(error) for _ in writes]
-                for write, answer in zip(writes, answers, strict=True):
-                    if write.future.done():
-                        continue
-                    if isinstance(answer, WalError):
-                        write.future.set_exception(answer)
-                        write.future.exception()
-                    else:
-                        write.future.set_result(answer)
-        finally:
-            self._writing = None
+            self._writing = self._lane.begin_through(call, then=partial(self._written, writes))
+        except WalError as error:
+            self._written(writes, [error] * len(writes))
+
+    def _written(self, writes: Sequence[_QueuedWrite], answers: Sequence[Place | WalError]) -> None:
+        """Tell what became of writes, after the next ones have begun."""
+        self._writing = None
+        if self._writes:
+            self._write_queued()
+        for write, answer in zip(writes, answers, strict=True):
+            if write.future.done():
+                continue
+            if isinstance(answer, WalError):
+                write.future.set_exception(copy_error(answer))
+                write.future.exception()
+            else:
+                write.future.set_result(answer)
 
     def _write_some(self, writes: Sequence[_QueuedWrite]) -> list[Place | WalError]:
         """Write all that can be, and return what became of each: some may be of another primary."""
-        refused: list[WalError | None] = []
-        for write in writes:
-            try:
-                if write.by is not None:
-                    self._replica.promise.check_same(*write.by.author)
-                self._replica.write(write.place, write.pieces, seals=write.seals)
-            except WalError as error:
-                refused.append(error)
-            else:
-                refused.append(None)
-        durable = self._replica.sync()
-        return [error or durable for error in refused]
+        try:
+            answers = [self._write_one(write) for write in writes]
+            durable = self._replica.sync()
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+            return [_unstored(error) for _ in writes]
+        return [error or durable for error in answers]
+
+    def _write_one(self, write: _QueuedWrite) -> WalError | None:
+        try:
+            if write.by is not None:
+                self._replica.promise.check_same(*write.by.author)
+            self._replica.write(write.place, write.pieces, seals=write.seals)
+        except WalError as error:
+            return error
+        return None
 
     def _for(self, by: Promise | None, call: Callable[..., _T], *args: object) -> _T:
         """Do what a primary asks for, if the copy still obeys it."""
@@ -215,9 +236,12 @@ class LocalCopy:
         return call(*args)
 
     async def _run(self, call: Callable[..., _T], *args: object) -> _T:
+        self._check_open()
+        return await _storing(self._lane.run_through(call, *args))
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise WalClosedError("this machine keeps the copy no longer, or leads the log now")
-        return await _storing(self._lane.run_through(call, *args))
 
 
 async def _storing(call: Awaitable[_T]) -> _T:
@@ -225,8 +249,15 @@ async def _storing(call: Awaitable[_T]) -> _T:
     try:
         return await call
     except OSError as error:
-        text = "no space for the copy" if is_full(error) else "the copy cannot be read or written"
-        raise StorageUnavailableError(f"{text}: {error}", outcome="unknown") from error
+        raise _unstored(error) from error
+
+
+def _unstored(error: Exception) -> WalError:
+    """Return the error for a call on the files that raised one."""
+    if not isinstance(error, OSError):
+        return to_wal_error(error, "unknown")
+    text = "no space for the copy" if is_full(error) else "the copy cannot be read or written"
+    return StorageUnavailableError(f"{text}: {error}", outcome="unknown")
 
 
 async def catch_up(

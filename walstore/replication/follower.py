@@ -46,7 +46,7 @@ class Follower:
         """Every offset below it is durable there, as far as is known."""
         self.is_present = False
         """Whether the node is connected, and its copy is no further behind than what is under way."""
-        self.head = 0
+        self._head = 0
         """Segments wholly below it can be removed there."""
         self._primary = primary
         self._wake = asyncio.Event()
@@ -134,6 +134,11 @@ class Follower:
         with contextlib.suppress(WalError):  # the connection is lost, which is noticed elsewhere
             copy.begin_show(visible).add_done_callback(_look_at)
 
+    def trim(self, head: int) -> None:
+        """Let the copy remove the segments wholly below a head."""
+        self._head = max(self._head, head)
+        self._wake.set()
+
     async def confirm(self) -> bool:
         """Return whether the copy counts, and obeys this primary now."""
         try:
@@ -142,10 +147,13 @@ class Follower:
             return False
 
     def push(self) -> None:
-        """Send what was written since, if it is in memory; the task sends the rest."""
-        if self._copy is not None and self._failure is None:
+        """Send what was written since, if it is in memory; else the task reads and sends it."""
+        if self._copy is None:
+            return  # the task compares, and copies what there is
+        if self._failure is None:
             try:
-                self._send_recent(self._copy)
+                if self._send_recent(self._copy) is None and self._hint_to_send() is None:
+                    return
             except WalError as error:
                 self._failure = error
         self._wake.set()
@@ -156,7 +164,7 @@ class Follower:
         An idle node is sent what its readers may see; it refuses if it does not obey any more. Otherwise a
         primary without appends, which was passed over while it stood still, would never learn of it.
         """
-        primary, head, patience = self._primary, self.head, self._primary.settings.patience_seconds
+        primary, head, patience = self._primary, self._head, self._primary.settings.patience_seconds
         beat = min(_BEAT_SECONDS, patience / 4)
         while True:
             self._wake.clear()
@@ -169,9 +177,9 @@ class Follower:
                 )
             if not copy.client.is_connected:
                 raise StorageUnavailableError(f"the connection to {self.address} is lost")
-            if self.head > head:
-                head = self.head
-                await copy.trim(head)
+            if self._head > head:
+                head = self._head
+                copy.begin_trim(head).add_done_callback(_look_at)
             await self._send_hint(copy)
             found = self._send_recent(copy)
             if found is not None:

@@ -98,13 +98,24 @@ class ReplicaNode:
         """Names of the logs that primaries have asked for."""
         return sorted(self._held)
 
-    async def call(self, payload: memoryview, verb: object, name: object, *arguments: Any) -> Any:
-        """Not for callers: do what a primary asks for."""
+    def call(
+        self, payload: memoryview, verb: object, name: object, *arguments: Any
+    ) -> Callable[[], Awaitable[Any]]:
+        """Not for callers: return what does what a primary asks for, and returns the answer.
+
+        A write is begun by this, so that it is done in the order of the calls.
+        """
         handler = VERBS.get(verb) if isinstance(verb, str) else None
         if handler is None:
             raise ValueError(f"a node has no call {str(verb)[:100]!r}")
-        held = await self._find(check_log_name(name))
-        return await handler(held, payload, *arguments)
+        known = self._held.get(check_log_name(name))
+        if handler is _write and known is not None:
+            return _begin_write(known, payload, *arguments)
+
+        async def begin() -> Any:
+            return await handler(await self._find(str(name)), payload, *arguments)
+
+        return begin
 
     async def log(self, name: str) -> CopyLog:
         """Return the copy of a log for readers. It ends when this machine leads the log, or the node closes.
@@ -256,7 +267,11 @@ async def _read(
     return await held.copy.read(Place(*map(_offset, place)), most)
 
 
-async def _write(
+async def _write(held: HeldReplica, payload: memoryview, *arguments: Any) -> Any:
+    return await _begin_write(held, payload, *arguments)()
+
+
+def _begin_write(
     held: HeldReplica,
     payload: memoryview,
     epoch: int,
@@ -264,13 +279,18 @@ async def _write(
     place: Any,
     seals: Any,
     shown: Any = 0,
-) -> Any:
+) -> Callable[[], Awaitable[Any]]:
     where = Place(*map(_offset, place))
-    by = Promise(epoch, primary)
-    durable = await held.copy.write(where, [payload], seals=bool(seals), by=by)
-    if held.replica.promise.author == by.author:
-        held.log.show(_offset(shown))
-    return [*durable, held.log.is_watched]
+    by, limit = Promise(epoch, primary), _offset(shown)
+    writing = held.copy.begin_write(where, [payload], seals=bool(seals), by=by)
+
+    async def answer() -> Any:
+        durable = await writing
+        if held.replica.promise.author == by.author:
+            held.log.show(limit)
+        return [*durable, held.log.is_watched]
+
+    return answer
 
 
 async def _cut(

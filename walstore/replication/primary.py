@@ -261,7 +261,7 @@ class Primary:
 
     def _on_removed(self, head: int) -> None:
         for follower in self._followers:
-            follower.head = max(follower.head, head)
+            follower.trim(head)
 
     async def _watch(self) -> None:
         """Tell when there have been too few copies for too long, and when there are enough again."""
@@ -301,16 +301,19 @@ class Primary:
         """As of :class:`walstore.replication.copies.SourceCopy`."""
         known = self.written.extents
         found = []
-        for start in sorted(known):
-            extent = known[start]
+        for extent in sorted(known.values()):
+            start = extent.start
             if not extent.salt:  # the writer's thread did not tell it
                 header = await self.read(Place(start, extent.created_us, 0), HEADER_BYTES)
+                if start not in known:
+                    continue  # retention deleted it meanwhile, so the header may be gone, too
                 salt = decode_header(header, self.name).salt or 0
-                now = known.get(start)
-                if now is not None and now.created_us == extent.created_us:
+                now = known[start]
+                if now.created_us == extent.created_us:
                     known[start] = now._replace(salt=salt)
                 extent = extent._replace(salt=salt)
-            found.append(extent)
+            if start in known:
+                found.append(extent)
         return found
 
     async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:

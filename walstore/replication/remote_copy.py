@@ -118,9 +118,10 @@ class RemoteCopy:
         """CorruptionError unless all frames of a segment are whole there: all of it is read."""
         await self._call("check", start, seconds=_CHECK_SECONDS)
 
-    async def trim(self, head: int) -> None:
-        """Let the copy remove the segments wholly below the head."""
-        await self._call("trim", head)
+    def begin_trim(self, head: int) -> asyncio.Future[Any]:
+        """Let the copy remove the segments wholly below the head, without waiting."""
+        head_of_call = ["trim", [self._name, *self._author, head]]
+        return self.client.send(Kind.CALL, head_of_call, fate=Fate.DROPPED).future
 
     async def keep_hint(self, place: Place, data: bytes) -> None:
         """Let the copy keep a checkpoint of the primary."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from walstore.errors import ContentionError, CorruptionError
+from walstore.files import spare_segment
 from walstore.files.directory import (
     SYNCED_NAME,
     has_cell,
@@ -37,8 +38,9 @@ from walstore.files.directory import (
 )
 from walstore.files.frame_walk import frames_of, read_bytes
 from walstore.files.locks import this_process
-from walstore.files.open_files import SPARE_NAME, ActiveCell, ActiveFile
+from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.segment_file import read_footer
+from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import DurableCell
 from walstore.format.segment import HEADER_BYTES, SegmentHeader
@@ -213,6 +215,7 @@ class Replica:
             uploaded_limit=0,
             tier_url=None,
             is_closed=False,
+            is_epoch_written=False,
         )
         self._forget_hints()
         self._has_sent_hint = True  # before the write: one that reports failure may have happened
@@ -235,23 +238,35 @@ class Replica:
                 file.datasync()
         self.end = self._recover()
 
-    def trim(self, head: int) -> None:
-        """Remove the segments wholly below the head."""
+    def trim(self, head: int) -> list[UnlinkedFile]:
+        """Remove the segments wholly below the head, and return files with blocks to be freed.
+
+        If these are :data:`OPEN_AT_ONCE`, call it again once they are freed: there may be more.
+        """
+        unlinked: list[UnlinkedFile] = []
         starts = pick_segments(self._directory, self._fs.list(self._directory))
-        for start, following in pairwise(starts):
-            if following > head:
-                break
-            self._forget_hints()  # the checkpoint may say that the segment is there
-            self._fs.remove(self._path(start))
-            self._fs.sync_directory(self._directory)
-            self.end = self.end._replace(first=following)
+        try:
+            for start, following in pairwise(starts):
+                if following > head or len(unlinked) == OPEN_AT_ONCE:
+                    break
+                self._forget_hints()  # the checkpoint may say that the segment is there
+                found = unlink(self._fs, self._path(start))
+                if found is not None:
+                    unlinked.append(found)
+                self._fs.sync_directory(self._directory)
+                self.end = self.end._replace(first=following)
+        except BaseException:
+            for file in unlinked:
+                file.close()
+            raise
+        return unlinked
 
     def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
         """Write a part of a sealed segment, the one before the oldest here. OSError.
 
         The parts come in order; with the last one it gets its name, durably.
         """
-        spare = self._directory / SPARE_NAME
+        spare = self._directory / spare_segment.NAME
         if not position:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(spare)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import WalClosedError
 from walstore.groups.settings import check_group_name
 from walstore.replication.copy_log import CopyLog
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Call = Callable[..., Awaitable[Any]]
 
 
-def limits(wal: Wal | CopyLog) -> list[int | None]:
+def limits(wal: Wal | CopyLog | StoredLog) -> list[int | None]:
     """Return what each answer of a read says of the log: the client's view of its limits."""
     return [
         wal.head,
@@ -55,17 +56,17 @@ async def describe(wal: Wal) -> dict[str, Any]:
     }
 
 
-def describe_readable(log: Wal | CopyLog) -> dict[str, Any]:
+def describe_readable(log: Wal | CopyLog | StoredLog) -> dict[str, Any]:
     """Return what a client needs to know of a log that it reads only."""
     return {
         "log_id": log.log_id,
-        "epoch": log.epoch if isinstance(log, CopyLog) else log.statistics().epoch,
+        "epoch": log.epoch if isinstance(log, CopyLog | StoredLog) else log.statistics().epoch,
         "path": str(log.path).encode(errors="surrogateescape"),
         "limits": limits(log),
     }
 
 
-async def _limits(wal: Wal | CopyLog) -> list[int | None]:
+async def _limits(wal: Wal | CopyLog | StoredLog) -> list[int | None]:
     return limits(wal)
 
 
@@ -106,11 +107,11 @@ async def _streams(wal: Wal) -> list[Any]:
     ]
 
 
-async def _offset_at(wal: Wal | CopyLog, timestamp_us: int) -> int:
+async def _offset_at(wal: Wal | CopyLog | StoredLog, timestamp_us: int) -> int:
     return await wal.offset_at(timestamp_us)
 
 
-async def _timestamp_at(wal: Wal | CopyLog, offset: int) -> int:
+async def _timestamp_at(wal: Wal | CopyLog | StoredLog, offset: int) -> int:
     return await wal.timestamp_at(offset)
 
 
@@ -256,7 +257,9 @@ CALLS: Final[Mapping[str, Call]] = {
 """What a client may call besides appending and reading."""
 
 
-async def _refresh_limits(log: Wal | CopyLog) -> list[Any]:
+async def _refresh_limits(log: Wal | CopyLog | StoredLog) -> list[Any]:
+    if isinstance(log, StoredLog):
+        await log.refresh()
     return [limits(log), {}]
 
 

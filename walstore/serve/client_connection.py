@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
+from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
@@ -39,6 +40,7 @@ from walstore.wire.message import (
     NO_REQUEST,
     NOT_BEGUN,
     PREAMBLE,
+    UNDECIDED,
     VERSION,
     Decoder,
     Kind,
@@ -75,7 +77,7 @@ class ConnectionOwner(Protocol):
     async def log(self, name: str | None) -> Wal | Address:
         """Return the log of that name, or where it is led."""
 
-    async def readable(self, name: str | None) -> Wal | CopyLog:
+    async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
         """Return a log that can be read here."""
 
     async def listed(self) -> list[list[Any]]:
@@ -116,6 +118,8 @@ class ClientConnection(asyncio.Protocol):
         # Bytes of requests whose answers are not written yet.
         self._used_bytes = 0
         self._reads_paused = False
+        # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
+        self._moves = self._is_leaving = False
         self._writable = asyncio.Event()
         self._writable.set()
         self.since = owner.monotonic()
@@ -192,7 +196,8 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_stuck(self) -> bool:
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
-        return not self._is_greeted or self._decoder.is_inside or not self._writable.is_set()
+        is_inside = not self._is_greeted or self._decoder.is_inside
+        return is_inside or self._is_leaving or not self._writable.is_set()
 
     @property
     def used_bytes(self) -> int:
@@ -206,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
 
     def say_goodbye(self) -> None:
         """Tell the client that no more requests are taken; waiting reads end."""
-        self._write(encode(Kind.GOODBYE, 0, None))
+        self._say_goodbye()
         for task in list(self._tasks.values()):
             task.cancel()
 
@@ -230,6 +235,22 @@ class ClientConnection(asyncio.Protocol):
         """End the connection once what is written has been sent."""
         if self._transport is not None:
             self._transport.close()
+
+    def _make_room(self) -> None:
+        """Let the client look elsewhere: the log is closed here.
+
+        It ends the connection once it has the answers of what is under way; one that does not know of that
+        is disconnected.
+        """
+        if self._moves:
+            self._say_goodbye()
+        else:
+            self.close()
+
+    def _say_goodbye(self) -> None:
+        if not self._is_leaving:
+            self._is_leaving, self.since = True, self._owner.monotonic()
+            self._write(encode(Kind.GOODBYE, 0, None))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -255,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._is_over:
             self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
-            self.close()
+            self._make_room()
             return
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
@@ -328,8 +349,10 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 - the client gets it
             if isinstance(error, ProtocolViolationError) and not self._is_greeted:
                 self._violated(error)
-            elif self._is_over:
-                self.close()  # no answer: what became of the request is known to the next primary
+            elif self._is_over:  # what became of the request is known to the next primary
+                if self._moves:
+                    self._write(encode(Kind.FAILED, number, UNDECIDED))
+                self._make_room()
             else:
                 self._refuse(number, error)
 
@@ -352,6 +375,7 @@ class ClientConnection(asyncio.Protocol):
             isinstance(token, str) and hmac.compare_digest(token.encode(), expected.encode())
         ):
             raise AccessDeniedError("the server refused the token; give connect(token=...)")
+        self._moves = head.get("moves") is True
         name = head.get("log")
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import walstore
 from walstore.cluster.member import ClusterMember
+from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -218,13 +219,19 @@ class Server:
             )
         return wal
 
-    async def readable(self, name: str | None) -> Wal | CopyLog:
-        """Return a log that can be read here: a copy, or the log itself. As :meth:`log` raises."""
+    async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
+        """Return a log that can be read here: a copy, a log in a store, or the log itself.
+
+        As :meth:`log` raises. A :class:`StoredLog` is to be released.
+        """
         if self._cluster is not None:
             led = None if name is None else self._cluster.led.get(name)
             if led is not None:
                 return led
             await self._cluster.check_has_copy(name)
+            stored = None if name is None else await self._cluster.use_stored(name)
+            if stored is not None:
+                return stored
         if self._replicas is None or self._logs is not None:
             found = await self.log(name)
             assert not isinstance(found, Address)
@@ -234,20 +241,20 @@ class Server:
         return await self._replicas.log(name)
 
     async def listed(self) -> list[list[Any]]:
-        """Return the logs that clients may name: name and labels; in a cluster also leader, epoch and
-        whether it is suspended."""
+        """Return the logs that clients may name: name and labels; in a cluster also leader, epoch,
+        whether it is suspended, and whether it is only read."""
         if self._cluster is not None:
             view = self._cluster.view
             found = []
             for name, spec in sorted(view.specs.items()):
                 leader = view.leaders.get(name)
                 led = (leader.address, leader.epoch) if leader and leader.epoch else (None, None)
-                found.append([name, dict(spec.labels), *led, spec.suspended])
+                found.append([name, dict(spec.labels), *led, spec.suspended, bool(spec.source)])
             return found
         logs = self._logs
         if isinstance(logs, WalStore):
-            return [[name, {}, None, None, False] for name in sorted(await logs.logs())]
-        return [] if logs is None else [[logs.path.name, {}, None, None, False]]
+            return [[name, {}, None, None, False, False] for name in sorted(await logs.logs())]
+        return [] if logs is None else [[logs.path.name, {}, None, None, False, False]]
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

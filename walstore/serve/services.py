@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import AccessDeniedError
 from walstore.log.wal import Wal
 from walstore.read.reader import Reader
@@ -108,15 +109,17 @@ class LogService:
 
 
 class ReadService:
-    """The records of a log, or of a copy of it."""
+    """The records of a log, of a copy of it, or of a log in a store."""
 
-    def __init__(self, log: Wal | CopyLog) -> None:
+    def __init__(self, log: Wal | CopyLog | StoredLog) -> None:
         self._log = log
 
     @property
     def is_over(self) -> bool:
         """As of :class:`Service`."""
-        return self._log.replicated_limit is not None and self._log.is_closing
+        log = self._log
+        is_elsewhere = isinstance(log, StoredLog) or log.replicated_limit is not None
+        return is_elsewhere and log.is_closing
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -133,6 +136,8 @@ class ReadService:
     ) -> Reader | None:
         """As of :class:`Service`. The client may have been at a copy that knew of more than this one."""
         log = self._log
+        if isinstance(log, StoredLog):
+            return log.reader(position, stop=stop) if await log.wait_more(position, wait) else None
         if position > log.visible_limit and isinstance(log, CopyLog):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -147,6 +152,8 @@ class ReadService:
 
     async def aclose(self) -> None:
         """As of :class:`Service`."""
+        if isinstance(self._log, StoredLog):
+            await self._log.release()
 
 
 class EmptyService:
@@ -190,9 +197,7 @@ class NodeService:
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`. What a primary asked for is done also if its connection is lost."""
-        return Asked(
-            partial(self._node.call, message.payload, name, *arguments), "replica", is_kept=True
-        )
+        return Asked(self._node.call(message.payload, name, *arguments), "replica", is_kept=True)
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float

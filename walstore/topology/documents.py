@@ -87,6 +87,9 @@ class LogSpec(NamedTuple):
     """Fields of :class:`walstore.Settings` by name, where they differ from those of the machines."""
     suspended: bool = False
     """Whether nobody leads it, and no machine has its files open; its copies stay."""
+    source: str = ""
+    """URL of the store that every machine reads it from, written by another program; it has no copies and
+    no leader then. Empty for a log of the cluster's own."""
 
     def check(self) -> LogSpec:
         """Return it; TypeError, ValueError or InvalidSettingsError (one, too) if it cannot be."""
@@ -120,8 +123,19 @@ class LogSpec(NamedTuple):
             )
         if type(self.suspended) is not bool:
             raise TypeError(f"suspended must be true or false, not {self.suspended!r:.100}")
+        self._check_source()
         self.over(Settings())
         return self
+
+    def _check_source(self) -> None:
+        if as_text(self.source, "source") and not _TIER.fullmatch(self.source):
+            raise InvalidSettingsError(
+                f"source must be a URL such as s3://bucket/prefix, not {self.source[:200]!r}"
+            )
+        if self.source and (self.copies or self.tier or self.settings or self.quorum is not None):
+            raise InvalidSettingsError(
+                "a log that is read from a source has no copies, and no quorum, tier or settings of its own"
+            )
 
     def over(self, settings: Settings) -> Settings:
         """Return the settings of a machine with those of the log; TypeError or InvalidSettingsError."""
@@ -183,8 +197,10 @@ class LogSpec(NamedTuple):
                 found = cls(
                     replicas, quorum, labels, places, preferred, generation, joined, tier, settings
                 )
-                # Specs of earlier versions have no such field.
-                found = found._replace(suspended=later.get("suspended", False))
+                # Specs of earlier versions have no such fields.
+                found = found._replace(
+                    suspended=later.get("suspended", False), source=later.get("source", "")
+                )
                 return _checked(found, key)
         raise _no("spec", key)
 

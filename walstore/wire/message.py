@@ -47,11 +47,15 @@ class Kind(IntEnum):
     FAILED = 7
     """Server: the error of a request that failed."""
     GOODBYE = 8
-    """Server: it takes no more requests, and closes once those in progress are answered."""
+    """Server: it takes no more requests. The client ends the connection once it has its answers."""
 
 
 NOT_BEGUN: Final = None
 """Head of FAILED for a request that a stopping server did not begin: the client sends it again elsewhere."""
+
+UNDECIDED: Final = False
+"""Head of FAILED for a request that may have been done, as if the connection had been lost. Only for clients
+whose greeting has ``moves``."""
 
 NO_REQUEST: Final = 0
 """Number of FAILED from a server that ends the connection, as it cannot tell what the client wants of it.
@@ -75,8 +79,11 @@ class ProtocolViolationError(ValueError):
 def encode(
     kind: Kind, number: int, head: object, payload: Sequence[bytes | memoryview] = ()
 ) -> list[bytes | memoryview]:
-    """Return a message in pieces, for one vectored write; the payload is not copied."""
-    packed: bytes = msgpack.packb(head)
+    """Return a message in pieces, for one vectored write; the payload is not copied.
+
+    A number of more than 64 bits is sent as the nearest one that has fewer: neither is one of a log's.
+    """
+    packed: bytes = msgpack.packb(head, default=_nearest)
     size = sum(map(len, payload))
     start = HEADER.pack(_REST_BYTES + len(packed) + size, number, len(packed), kind)
     return [start + packed, *payload]
@@ -149,6 +156,12 @@ class Decoder:
             position = end
         self._needed = HEADER.size
         return found, position
+
+
+def _nearest(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} cannot be sent")
+    return max(-(1 << 63), min(value, (1 << 64) - 1))
 
 
 def _unpack(data: memoryview) -> Any:

@@ -49,6 +49,10 @@ def test_a_suspended_log_keeps_its_machines() -> None:
         assert plan({"x": spec}, {"x": leader(SPEC, "a")}, there, {"a"}) == []
 
 
+def test_a_log_that_is_read_from_a_store_gets_no_machines() -> None:
+    assert plan({"x": LogSpec(source="s3://b/x")}, {}, members("a", "b", "c"), set()) == []
+
+
 def test_zones_come_first() -> None:
     found = plan({"x": LogSpec(2)}, {}, members("a", "b", "c", zones="112"), set())
     assert "c" in found[0].spec.copies

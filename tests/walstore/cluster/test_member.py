@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.waiting import until
-from tests.walstore.cluster.machines import Machines
+from tests.walstore.cluster.machines import Machine, Machines
 from walstore import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -124,6 +126,98 @@ async def test_a_log_is_moved_without_a_refused_append(cluster: Machines) -> Non
         await remote.append(b"v")
 
 
+async def test_plain_appends_under_way_are_answered_before_a_log_moves(cluster: Machines) -> None:
+    """Also while the connection has readers that wait, which the move ends at once."""
+    await cluster.apply()
+    await cluster.led()
+    async with await cluster.connect() as remote:
+        done: list[int] = []
+        seen: list[int] = []
+        turns = 3
+
+        async def append() -> None:
+            while turns:
+                done.append(await remote.append(b"v"))
+
+        async def follow() -> None:
+            async with remote.reader() as reader:
+                async for record in reader:
+                    seen.append(record.offset)
+
+        async with asyncio.TaskGroup() as group:
+            appending = [group.create_task(append()) for _ in range(20)]
+            following = group.create_task(follow())
+            while turns:
+                enough = len(done) + 100
+                await until(lambda enough=enough: len(done) > enough)  # type: ignore[misc]
+                leader = await cluster.led()
+                target = next(machine for machine in cluster.all if machine is not leader)
+                await cluster.apply(preferred=target.address)
+                await cluster.led(by=target)
+                turns -= 1
+            await asyncio.wait(appending)
+            await until(lambda: len(seen) >= len(done))
+            following.cancel()
+    assert sorted(done) == list(range(1, len(done) + 1)) == seen
+
+
+async def test_members_of_a_group_notice_nothing_of_a_move(cluster: Machines) -> None:
+    await cluster.apply()
+    await cluster.led()
+    async with await cluster.connect() as remote:
+        await remote.append_many([b"v"] * 3000)
+        done: list[int] = []
+
+        async def work() -> None:
+            async with remote.group("g", ack_wait_seconds=600) as group:
+                while jobs := await group.fetch(5, max_wait=0.1):
+                    for job in jobs:
+                        await job.ack()
+                        done.append(job.offset)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(10):
+                group.create_task(work())
+            for turn in range(1, 4):
+                await until(lambda turn=turn: len(done) > 300 * turn)  # type: ignore[misc]
+                leader = await cluster.led()
+                target = next(machine for machine in cluster.all if machine is not leader)
+                await cluster.apply(preferred=target.address)
+                await cluster.led(by=target)
+    assert sorted(done) == list(range(1, 3001))
+
+
+async def test_the_machine_that_makes_room_gives_the_target_its_time(cluster: Machines) -> None:
+    """It led for longer than a candidate waits for those before it, which must not count."""
+    await cluster.apply()
+    leader = await cluster.led()
+    target = next(machine for machine in cluster.all if machine is not leader)
+    await asyncio.to_thread(time.sleep, 0.3)
+    claims: list[Machine] = []
+
+    def note_claims(machine: Machine) -> None:
+        swap, member = machine.keys.swap, machine.member
+        assert member is not None
+
+        async def slow_swap(key: str, value: bytes | None, **options: Any) -> Any:
+            if value is not None and "/leaders/" in key:
+                claims.append(machine)
+                if machine is target:
+                    await asyncio.to_thread(time.sleep, 0.05)
+            done = await swap(key, value, **options)
+            if value is None:  # the news may come before the answer
+                await until(lambda: "orders" not in member.view.leaders)
+            return done
+
+        machine.keys.swap = slow_swap  # type: ignore[method-assign]
+
+    for machine in cluster.all:
+        note_claims(machine)
+    await cluster.apply(preferred=target.address)
+    await cluster.led(by=target)
+    assert set(claims) == {target}
+
+
 async def test_several_logs_are_led_by_several_machines(tmp_path: Path) -> None:
     async with Machines(tmp_path, 4) as cluster:
         names = ["a", "b", "c", "d"]
@@ -187,6 +281,37 @@ async def test_names_that_are_none(cluster: Machines) -> None:
     for name in ("..", "a/b", "", "x" * 200):
         with pytest.raises((ValueError, LogNotFoundError)):
             await connect(address, log=name)
+
+
+async def test_a_client_waits_for_somebody_to_lead_the_log(
+    cluster: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as there are too few machines nobody does, which is told in the end."""
+    await cluster.all[2].stop()
+    await cluster.apply(replicas=3)
+    async with asyncio.TaskGroup() as group:
+        connecting = group.create_task(connect(cluster.all[0].address, log="orders").__aenter__())
+        await until(lambda: _is_asked(cluster.all[0]))
+        assert cluster.leader() is None
+        await cluster.all[2].start()
+    async with connecting.result() as remote:
+        assert await remote.append(b"v") == 1
+    for machine in cluster.all[1:]:
+        await machine.stop()
+    monkeypatch.setattr("walstore.cluster.member._FIND_SECONDS", 0.1)
+    member = cluster.all[0].member
+    assert member is not None
+    await cluster.apply("another")
+    await until(lambda: "another" in member.view.specs)
+    with pytest.raises(StorageUnavailableError, match="nobody leads the log 'another'") as caught:
+        await member.find("another")
+    assert caught.value.retriable
+    with pytest.raises(StorageUnavailableError, match="nobody leads the log 'another'"):
+        await connect(cluster.all[0].address, log="another", connect_seconds=0.25)
+
+
+def _is_asked(machine: Machine) -> bool:
+    return machine.server is not None and machine.server.requests_in_progress > 0
 
 
 async def test_a_machine_that_starts_again_leads_at_once(cluster: Machines) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
 from uploader import CloudLog, CloudTier
-from walstore import InvalidSettingsError, RecordTooLargeError
+from walstore import InvalidSettingsError, RecordTooLargeError, Wal
 from walstore.topology.documents import SETTING_NAMES, LogSpec
 
 pytestmark = pytest.mark.timeout(60)
@@ -150,6 +151,12 @@ async def test_a_machine_without_stores_does_not_lead_a_log_that_ships(tmp_path:
     "fields",
     [
         {"tier": "bucket"},
+        {"source": "bucket"},
+        {"source": "s3://b/x", "tier": "s3://b/y"},
+        {"source": "s3://b/x", "copies": ("a", "b", "c")},
+        {"source": "s3://b/x", "settings": {"segment_bytes": 1 << 20}},
+        {"source": "s3://b/x", "quorum": 2},
+        {"suspended": 1},
         {"settings": {"durability": "memory"}},
         {"settings": {"sync": "os"}},
         {"settings": {"no": 1}},
@@ -191,3 +198,27 @@ async def test_a_preferred_machine_that_cannot_lead_is_not_asked_again_soon(tmp_
                 assert leader.led() is wal
         finally:
             await without.stop()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+async def test_all_copies_of_a_log_that_ships_are_lost(tmp_path: Path, number: int) -> None:
+    """Opened on one machine without the cluster, it goes on behind the bucket, and is that machine's copy."""
+    url = (tmp_path / "store" / "orders").as_uri()
+    async with Machines(tmp_path, tier=tier) as machines:
+        await machines.apply(tier=url)
+        await machines.led()
+        async with await machines.connect() as remote:
+            await remote.append_many([b"one", b"two"], durability="cloud")
+        for machine in machines.all:
+            await machine.stop()
+            await asyncio.to_thread(shutil.rmtree, machine.path / "orders")
+        async with Wal.open(machines.all[number].path / "orders", tier=CloudTier(url)) as alone:
+            assert (alone.head, alone.tail) == (1, 3)
+        for machine in machines.all:
+            await machine.start()
+        await machines.led()
+        async with await machines.connect() as remote:
+            assert await remote.append(b"three", durability="cloud") == 3
+            async with remote.reader(follow=False) as reader:
+                assert [one.value async for one in reader] == [b"one", b"two", b"three"]
+    assert await stored(url) == [b"one", b"two", b"three"]

@@ -119,6 +119,20 @@ async def test_a_suspended_log_is_refused_and_shown(
         assert (answer.status, await answer.text()) == (200, "one")
 
 
+async def test_a_log_that_is_read_from_a_store_is_not_served_over_http(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    await cluster.apply(source="s3://bucket/orders")
+    await until(lambda: all("orders" in one.member.view.specs for one in cluster.all))  # type: ignore[union-attr]
+    for answered in (client.get(at(cluster.all[0])), client.put(at(cluster.all[1]), headers=TEXT)):
+        async with answered as answer:
+            assert answer.status == 501
+            assert "walstore.connect_readonly()" in await answer.text()
+    async with client.get(at(cluster.all[0], "/v1/look")) as answer:
+        (log,) = (await answer.json())["cluster"]["logs"]
+    assert (log["source"], log["leader"], log["copies"]) == ("s3://bucket/orders", None, [])
+
+
 async def test_an_idempotent_producer_through_two_machines(
     cluster: Machines, client: aiohttp.ClientSession
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests.waiting import until
 from walstore import Replication, Settings, Wal
 from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
@@ -56,26 +58,38 @@ class Cluster:
             await machine.stop()
 
     async def primary(self, number: int, **options: Any) -> Wal:
-        """Open the log on a machine, which serves its copy no longer."""
+        """Open the log on a machine, which serves its copy no longer.
+
+        If it is new, this waits until all machines that are up have something of it: one that never had
+        any decides only together with all others.
+        """
         machine = self.machines[number]
+        is_new = not any(self.files(number) for number in range(len(self.machines)))
         await machine.stop()
         options = {"patience_seconds": 2.0, **options}
         settings = options.pop("settings", SMALL)
         tier = options.pop("tier", None)
         nodes = [other.address for other in self.machines if other is not machine]
         replication = Replication(nodes=nodes, **options)
-        return await Wal.open(
+        wal = await Wal.open(
             machine.path / "orders",
             settings=settings,
             replication=replication,
             tier=tier,
             fs=machine.fs,
         )
+        if is_new:
+            up = [at for at, other in enumerate(self.machines) if other.server is not None]
+            await until(lambda: all(self.files(at) for at in up))
+        return wal
 
     def files(self, number: int) -> dict[str, bytes]:
-        """Return the segments of a machine's copy."""
-        directory = self.machines[number].path / "orders"
-        return {path.name: path.read_bytes() for path in directory.glob("*.wal")}
+        """Return the segments of a machine's copy, but for those that are deleted meanwhile."""
+        found: dict[str, bytes] = {}
+        for path in (self.machines[number].path / "orders").glob("*.wal"):
+            with suppress(FileNotFoundError):
+                found[path.name] = path.read_bytes()
+        return found
 
 
 async def values(wal: Wal) -> list[bytes]:

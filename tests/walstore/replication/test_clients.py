@@ -242,10 +242,22 @@ async def two_servers(tmp_path: Path) -> AsyncIterator[tuple[Server, Server]]:
 
 async def test_a_wrong_token_at_all_places_is_final(two_servers: tuple[Server, Server]) -> None:
     addresses = [str(server.addresses[0]) for server in two_servers]
-    with pytest.raises(StorageUnavailableError, match="refused the token") as caught:
+    with pytest.raises(AccessDeniedError, match="refused the token") as caught:
         await connect(addresses, token="guess", connect_seconds=60)
-    assert isinstance(caught.value.__cause__, AccessDeniedError)
     assert not caught.value.retriable
+
+
+async def test_places_that_refuse_differently_are_all_named(
+    two_servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    async with (
+        Wal.open(tmp_path / "c") as log,
+        Server.open(log, unix=tmp_path / "c.sock", token="guess") as other,
+    ):
+        addresses = [str(two_servers[0].addresses[0]), str(other.addresses[0])]
+        with pytest.raises(StorageUnavailableError) as caught:
+            await connect(addresses, token="guess", log="no such log", connect_seconds=0.1)
+        assert all(address in str(caught.value) for address in addresses)
 
 
 async def test_a_cancelled_search_leaves_no_connection(two_servers: tuple[Server, Server]) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.replication.test_replica import FS, copy, fill, records, worker
-from walstore import Settings, Wal
-from walstore.append import tail
+from walstore import OutcomeUnknownError, Settings, Wal
+from walstore.append import upkeep
 from walstore.files.directory import load_checkpoint, read_segment_header
 from walstore.format import checkpoint
 from walstore.replication.position import CopyEnd, Place
@@ -205,7 +205,7 @@ async def test_a_power_failure_while_it_is_kept(
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr(tail, "_REPLICATED_CHECKPOINT_WRITES", 16)
+    monkeypatch.setattr(upkeep, "_REPLICATED_CHECKPOINT_WRITES", 16)
     async with Cluster(tmp_path) as machines:
         yield machines
 
@@ -240,6 +240,50 @@ async def test_a_takeover_reads_what_follows_the_last_checkpoint(cluster: Cluste
     last = await cluster.primary(0, settings=big)
     assert len(await values(last)) == 141
     await last.aclose()
+
+
+async def test_a_primary_s_own_checkpoint_saves_reading_as_a_copy(cluster: Cluster) -> None:
+    big = Settings(segment_bytes=1 << 24)
+    wal = await cluster.primary(0, settings=big)
+    for _ in range(50):
+        await wal.append(b"v" * 10_000)
+    await wal.aclose()
+    path = cluster.machines[0].path / "orders"
+
+    def look() -> tuple[CopyEnd, int]:
+        fs = FaultyFileSystem(FS)
+        replica = Replica.open(fs, path)
+        read = sum(call.size_bytes or 0 for call in fs.calls if call.matches("pread", "*.wal"))
+        end = replica.end
+        replica.close()
+        replica.release()
+        return end, read
+
+    end, read = await asyncio.to_thread(look)
+    assert read < 100_000
+    (path / checkpoint.FILE_NAME).unlink()
+    walked, read = await asyncio.to_thread(look)
+    assert read > 500_000
+    assert end == walked
+    assert end.epoch == 1
+
+
+async def test_no_copy_speaks_of_an_epoch_without_a_frame(cluster: Cluster) -> None:
+    """The primary of the second epoch makes it durable, and dies before its first frame."""
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    await wal.aclose()
+    await cluster.machines[0].start()
+    fs = cluster.machines[1].fs = FaultyFileSystem(FS)
+    fs.fail("pwrite", errno.EIO, name="*.wal", times=None)
+    with pytest.raises(OutcomeUnknownError):
+        await cluster.primary(1)
+    path = cluster.machines[1].path / "orders"
+    found = await asyncio.to_thread(load_checkpoint, FS, path)
+    assert found is not None
+    assert (found.epoch, found.is_epoch_written) == (2, False)
+    end = await asyncio.to_thread(end_of, path)
+    assert end.epoch == 1
 
 
 async def test_one_that_fails_is_not_tried_at_each_commit(cluster: Cluster) -> None:

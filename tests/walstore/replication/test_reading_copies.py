@@ -103,8 +103,7 @@ async def test_what_is_not_replicated_is_not_shown(cluster: Cluster) -> None:
             await wal.append(b"more", durability="disk")
         await log.refresh()
         assert log.limit == 2
-        files = cluster.files(1)
-        assert any(b"two have it" in data for data in files.values())
+        await until(lambda: any(b"two have it" in data for data in cluster.files(1).values()))
         reader = log.reader(2)
         batch = await reader.fetch(max_wait=1.5)  # longer than an idle primary waits
         assert not len(batch)

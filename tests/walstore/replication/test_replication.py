@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.local import open_descriptors, segments
 from tests.waiting import until
 from tests.walstore.replication.cluster import SMALL, Cluster, Machine, values
 from tests.walstore.serve.served import Proxy
@@ -25,12 +27,15 @@ from walstore import (
     WalClosedError,
     WalError,
 )
+from walstore.files import unlinked_file
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.posix import PosixFileSystem
 from walstore.replication.replica import Replica
 from walstore.runtime.statistics import unpack_statistics
+from walstore.settings import KIB
 
 pytestmark = pytest.mark.timeout(60)
+DELETED = re.compile(r"\(deleted\)$").search
 
 
 @pytest.fixture
@@ -49,7 +54,7 @@ async def caught_up(cluster: Cluster, wal: Wal, *numbers: int) -> None:
 
         def is_there(replica: Any = replica, tail: Any = tail) -> bool:
             place = replica.end.place
-            is_equal = (place.segment, place.position) == (tail.active.start, tail._file.position)
+            is_equal = (place.segment, place.position) == (tail.active.start, tail.written_position)
             return is_equal and replica.promise.is_whole
 
         await until(is_there)
@@ -192,6 +197,63 @@ async def test_a_copy_that_was_lost_is_made_anew(cluster: Cluster) -> None:
     assert second.head <= 100
     assert (await values(second))[-1].startswith(b"199")
     await second.aclose()
+
+
+async def test_appends_do_not_wait_until_copies_have_deleted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy deletes what the primary deleted, its blocks in parts between writes."""
+    monkeypatch.setattr(unlinked_file, "PART_BYTES", 8 * KIB)
+    wal = await cluster.primary(0)
+    for number in range(600):
+        await wal.append(b"%d" % number + b"v" * 1000)
+    paths = [machine.path / "orders" for machine in cluster.machines]
+    before = [len(segments(path)) for path in paths]
+    assert min(before) > unlinked_file.OPEN_AT_ONCE + 2
+    trimming = asyncio.create_task(wal.trim(wal.tail))
+    for number in range(20):
+        await wal.append(b"%d" % number)
+    await trimming
+    for path in paths:
+        await until(lambda path=path: len(segments(path)) <= 2)
+        await until(lambda path=path: not any(map(DELETED, open_descriptors(path))))
+    await wal.append(b"last")
+    await wal.aclose()
+    await cluster.machines[1].stop()
+    await cluster.machines[0].start()
+    second = await cluster.primary(2)
+    assert (await values(second))[-1] == b"last"
+    await second.aclose()
+
+
+async def test_segments_that_go_while_a_copy_asks_for_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that comes back is told what is left; the log goes on."""
+    wal = await cluster.primary(0)
+    for number in range(300):
+        await wal.append(b"%d" % number + b"v" * 1000)
+    primary = wal._engine.replicator
+    assert primary is not None
+    known = primary.written.extents
+    for start, extent in known.items():
+        known[start] = extent._replace(salt=0)  # as if only the files said it
+    oldest, following, *_ = sorted(known)
+    read = primary.read
+
+    async def read_late(place: Any, size: int) -> bytes:
+        if place.segment == following:
+            await wal.trim(before=place.segment + 1)
+            known.pop(oldest, None)
+            known.pop(following, None)
+        return await read(place, size)
+
+    monkeypatch.setattr(primary, "read", read_late)
+    found = [extent.start for extent in await primary.extents()]
+    assert following not in found
+    assert found[-2:] == sorted(known)[-2:]
+    await wal.append(b"last")
+    await wal.aclose()
 
 
 async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cloud import FAST, SMALL, URL, cloud_values, snapshot
-from tests.effort import some
+from tests.cloud import URL, snapshot
 from tests.waiting import until
 from tests.walstore.replication.cluster import Cluster, values
-from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
+from tests.walstore.replication.shipped import IDLE, both, end, serve_again, sound, tier
+from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.format import layout
 from uploader.layouts.log_session import Layout
 from uploader.root.ownership import Claim
@@ -27,9 +25,7 @@ from walstore import (
     ContentionError,
     FencedError,
     InvalidSettingsError,
-    OutcomeUnknownError,
     Replication,
-    Settings,
     StorageUnavailableError,
     Wal,
     WalClosedError,
@@ -37,34 +33,14 @@ from walstore import (
 )
 from walstore.files.directory import PROMISE_NAME
 from walstore.format.claims import FILE_NAME as CLAIMS_NAME
-from walstore.log.retention_plan import RetentionHold
 
 pytestmark = pytest.mark.timeout(60)
-
-IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
-"""Ships nothing that nobody waits for."""
-KEEPS_LITTLE = Settings(segment_bytes=65536, retention_bytes=65536)
-
-both = pytest.mark.parametrize("shape", ["swap", "chain"])
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with Cluster(tmp_path) as made:
         yield made
-
-
-def tier(
-    store: ObjectStore,
-    shape: Layout = "swap",
-    settings: UploadSettings = SMALL,
-    *,
-    take_over: bool = False,
-) -> CloudTier:
-    """Return a tier in that layout."""
-    return CloudTier(
-        URL, store=store, settings=settings, retry=FAST, layout=shape, take_over=take_over
-    )
 
 
 async def claim_in(store: ObjectStore) -> Claim:
@@ -81,29 +57,6 @@ async def outcome(appending: Any) -> BaseException | int:
         return await appending
     except WalError as error:
         return error
-
-
-async def end(wal: Wal) -> WalError | None:
-    """Close a log and return what that raised."""
-    try:
-        await wal.aclose()
-    except WalError as error:
-        return error
-    return None
-
-
-async def sound(store: ObjectStore) -> list[bytes]:
-    """Return everything in the bucket, which has no fault and names nothing twice."""
-    async with Scrubber.open(URL, store=store) as scrubber:
-        report = await scrubber.scrub()
-    assert report.is_sound, report.findings
-    return await cloud_values(store)
-
-
-async def serve_again(cluster: Cluster, *numbers: int) -> None:
-    """Let machines that were primaries hold copies again."""
-    for number in numbers:
-        await cluster.machines[number].start()
 
 
 @both
@@ -577,232 +530,3 @@ async def test_a_tier_that_comes_later(cluster: Cluster) -> None:
     assert await wal.append(b"2", durability="cloud") == 2
     await wal.aclose()
     assert await sound(store) == [b"1", b"2"]
-
-
-# -- retention -------------------------------------------------------------------------------
-
-
-async def fill(wal: Wal, numbers: range) -> list[bytes]:
-    """Append records, several segments of them."""
-    content = [b"%06d" % number + b"v" * 4000 for number in numbers]
-    for start in range(0, len(content), 8):
-        await wal.append_many(content[start : start + 8])
-    return content
-
-
-def segments(cluster: Cluster, number: int) -> list[int]:
-    """Return the first offsets of the segments of a machine."""
-    return sorted(int(name.split(".")[0]) for name in cluster.files(number))
-
-
-async def test_copies_keep_no_more_than_the_primary(cluster: Cluster) -> None:
-    """What is shipped goes at all of them, and readers go on in the bucket."""
-    store = MemoryStore()
-    wal = await cluster.primary(0, tier=tier(store), settings=KEEPS_LITTLE)
-    content = await fill(wal, range(1, 161))
-    await wal.append(b"last", durability="cloud")
-    await until(lambda: wal.statistics().local_head > 100)
-    await until(lambda: all(segments(cluster, one)[0] > 100 for one in (1, 2)))
-    assert wal.head == 1
-    assert await values(wal) == [*content, b"last"]
-    await wal.aclose()
-    assert await sound(store) == [*content, b"last"]
-
-
-async def test_nobody_removes_what_is_not_shipped(cluster: Cluster) -> None:
-    inner = MemoryStore()
-    store = FaultyStore(inner)
-    wal = await cluster.primary(0, tier=tier(store), settings=KEEPS_LITTLE)
-    store.on("put_if_absent", faults.fail(faults.timeout()), times=10**6, key_prefix="log/")
-    content = await fill(wal, range(1, 81))
-    await until(lambda: held(wal) is RetentionHold.NOT_UPLOADED)
-    assert wal.statistics().local_head == 1
-    new = await cluster.primary(1, tier=tier(inner), settings=KEEPS_LITTLE)
-    assert segments(cluster, 1)[0] == 1
-    assert await new.append(b"last", durability="cloud") == 81
-    await until(lambda: new.statistics().local_head > 40)
-    assert await values(new) == [*content, b"last"]
-    store.is_killed = True
-    with contextlib.suppress(BaseException):
-        await wal.aclose()
-    await new.aclose()
-    assert await sound(inner) == [*content, b"last"]
-
-
-def held(wal: Wal) -> RetentionHold | None:
-    """Return why retention keeps a segment."""
-    plan = wal._engine.retention.plan
-    return plan.held.hold if plan is not None and plan.held is not None else None
-
-
-async def test_a_new_copy_begins_where_the_primary_does(cluster: Cluster) -> None:
-    """The rest is in the bucket only. It becomes the primary, on a machine that never had the rest."""
-    store = MemoryStore()
-    wal = await cluster.primary(0, tier=tier(store), settings=KEEPS_LITTLE)
-    content = await fill(wal, range(1, 81))
-    await cluster.machines[2].stop()
-    for path in (cluster.machines[2].path / "orders").iterdir():
-        path.unlink()
-    content += await fill(wal, range(81, 161))
-    content.append(b"last")
-    await wal.append(b"last", durability="cloud")
-    await until(lambda: wal.statistics().local_head > 100)
-    await cluster.machines[2].start()
-    await until(lambda: wal.statistics().copies[1].is_present)
-    await wal.append(b"and more")
-    content.append(b"and more")
-    await until(lambda: wal.statistics().copies[1].limit == wal.tail)
-    await wal.aclose()
-
-    await serve_again(cluster, 0)
-    await cluster.machines[1].stop()
-    new = await cluster.primary(2, tier=tier(store, settings=IDLE), settings=KEEPS_LITTLE)
-    local_head = new.statistics().local_head
-    assert 100 < local_head == segments(cluster, 2)[0]
-    assert (new.head, new.tail) == (1, 163)
-    await until(lambda: new.uploaded_limit == 163)
-    assert await values(new) == content
-    assert await new.append(b"new", durability="cloud") == 163
-    await new.aclose()
-    assert await sound(store) == [*content, b"new"]
-
-
-async def test_a_copy_that_is_too_far_behind_is_made_anew(cluster: Cluster) -> None:
-    """The primary has removed what follows its end; it still has older segments, which go."""
-    store = MemoryStore()
-    wal = await cluster.primary(0, tier=tier(store), settings=KEEPS_LITTLE)
-    content = await fill(wal, range(1, 17))
-    await cluster.machines[1].stop()
-    content += await fill(wal, range(17, 161))
-    await wal.append(b"last", durability="cloud")
-    content.append(b"last")
-    await until(lambda: wal.statistics().local_head > 100)
-    await cluster.machines[1].start()
-    await until(lambda: wal.statistics().copies[0].limit == wal.tail)
-    await wal.aclose()
-    await cluster.machines[2].stop()
-    await serve_again(cluster, 0)
-    new = await cluster.primary(1, tier=tier(store), settings=KEEPS_LITTLE)
-    assert new.statistics().local_head > 100
-    assert await values(new) == content
-    assert await new.append(b"new", durability="cloud") == 162
-    await new.aclose()
-
-
-# -- histories -------------------------------------------------------------------------------
-
-
-class History:
-    """Primaries of one log come and go, some stay when another one comes; stores fail."""
-
-    def __init__(self, cluster: Cluster, shape: Layout, seed: int) -> None:
-        self.cluster = cluster
-        self.shape = shape
-        self.rng = random.Random(seed)
-        self.inner = MemoryStore()
-        self.stores: list[FaultyStore] = []
-        self.wal: Wal | None = None
-        self.number = 0
-        self.left: list[Wal] = []
-        self.count = 0
-        self.replicated: dict[int, bytes] = {}
-        self.in_cloud: dict[int, bytes] = {}
-
-    async def take_over(self) -> None:
-        """Open the log on a machine; its primary is closed, or learns it from the copies."""
-        previous, old = self.wal, self.number
-        self.number = self.rng.choice([one for one in range(3) if one != old])
-        if previous is not None and self.rng.random() < 0.4:
-            await end(previous)
-            previous = None
-        store = FaultyStore(self.inner)
-        self.stores.append(store)
-        if self.rng.random() < 0.3:
-            self.plan_fault(store)
-        shipping = tier(store, self.shape)
-        try:
-            self.wal = await self.cluster.primary(self.number, tier=shipping)
-        except (StorageUnavailableError, OutcomeUnknownError):
-            self.wal = None
-        if previous is not None:
-            self.left.append(previous)
-        for wal in self.left:  # else its machine has no copy
-            await end(wal)
-        self.left.clear()
-        await self.cluster.machines[old].stop()
-        await self.cluster.machines[old].start()
-        if self.wal is None:
-            await self.cluster.machines[self.number].start()
-
-    async def append(self) -> None:
-        """Append, and note what was acknowledged."""
-        assert self.wal is not None
-        level = self.rng.choice(["replicated", "cloud"])
-        content = [b"%d " % (self.count + at) for at in range(self.rng.choice([1, 1, 3, 12]))]
-        content = [value + b"v" * self.rng.choice([10, 700]) for value in content]
-        self.count += len(content)
-        try:
-            async with asyncio.timeout(20):
-                span = await self.wal.append_many(content, durability=level)
-        except StorageUnavailableError:
-            return
-        found = dict(zip(span, content, strict=True))
-        self.replicated.update(found)
-        if level == "cloud":
-            self.in_cloud.update(found)
-
-    def plan_fault(self, store: FaultyStore) -> None:
-        """Let a request to come fail, or be answered late, or happen late."""
-        kind = self.rng.choice(["put_if_absent", "put_if_match", "put_if_absent", "get"])
-        fault = self.rng.choice(
-            [
-                faults.fail(faults.timeout("not_written")),
-                faults.happen_then_fail(faults.timeout()),
-                faults.postpone(store.late) if kind != "get" else faults.fail(faults.timeout()),
-                faults.report("412", happens=True) if kind != "get" else faults.fail(faults.busy()),
-            ]
-        )
-        prefix = self.rng.choice(["manifest/", "manifest/", "log/", "shard"])
-        nth, times = self.rng.choice([1, 1, 2, 3, 5]), self.rng.choice([1, 1, 2])
-        store.on(kind, fault, nth=nth, times=times, key_prefix=prefix)
-
-    async def play(self, steps: int) -> None:
-        await self.take_over()
-        for _ in range(steps):
-            act = self.rng.choice(["append", "append", "append", "fault", "late", "take over"])
-            if self.wal is None or act == "take over":
-                await self.take_over()
-            elif act == "append":
-                await self.append()
-            elif act == "fault":
-                self.plan_fault(self.stores[-1])
-            else:
-                await self.rng.choice(self.stores).deliver(newest_first=self.rng.random() < 0.5)
-        if self.wal is not None:
-            await end(self.wal)
-            await self.cluster.machines[self.number].start()
-        for store in self.rng.sample(self.stores, len(self.stores)):
-            await store.deliver()
-        last = await self.cluster.primary(2, tier=tier(self.inner, self.shape))
-        await last.append(b"last", durability="cloud")
-        found = dict(enumerate(await values(last), 1))
-        await last.aclose()
-        assert dict(enumerate(await sound(self.inner), 1)) == found
-        assert self.replicated.items() <= found.items()
-        assert self.in_cloud.items() <= found.items()
-
-
-@both
-@pytest.mark.parametrize("seed", range(3))
-async def test_any_history(cluster: Cluster, shape: Layout, seed: int) -> None:
-    await History(cluster, shape, seed).play(25)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@both
-async def test_many_histories(tmp_path: Path, shape: Layout) -> None:
-    for seed in range(100, 100 + some(50)):
-        (tmp_path / str(seed)).mkdir()
-        async with Cluster(tmp_path / str(seed)) as cluster:
-            await History(cluster, shape, seed).play(40)

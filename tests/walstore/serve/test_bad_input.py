@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from walstore import (
     RemoteWal,
     StorageUnavailableError,
     Wal,
+    WalError,
     WalLockedError,
     WalStore,
     connect,
@@ -99,6 +100,28 @@ async def test_bytes_that_are_no_message_end_the_connection(
                 said = await asyncio.wait_for(client.end(), 10)
                 assert why in str(said[-1].head)
     assert await remote.append(b"well") == 1
+
+
+async def test_numbers_of_more_than_64_bits(served: Served, remote: RemoteWal) -> None:
+    """They raise what they raise of a log in this process, though no message has room for them."""
+    await remote.append(b"v")
+    for number in (1 << 80, -(1 << 80)):
+        for name, ask in (
+            ("timestamp_at", lambda log, at=number: log.timestamp_at(at)),
+            ("wait_durable", lambda log, at=number: log.wait_durable(at)),
+            ("expect_offset", lambda log, at=number: log.append_many([b"v"], expect_offset=at)),
+            ("timestamp_us", lambda log, at=number: log.append(b"v", timestamp_us=at)),
+        ):
+            with case(name, number):
+                raised = [await outcome(ask(log)) for log in (served.wal, remote)]
+                assert type(raised[0]) is type(raised[1])
+        assert await remote.offset_at(number) == await served.wal.offset_at(number)
+
+
+async def outcome(asking: Awaitable[object]) -> Exception:
+    with pytest.raises((WalError, ValueError)) as caught:
+        await asking
+    return caught.value
 
 
 async def test_requests_that_make_no_sense_are_refused_one_by_one(served: Served) -> None:

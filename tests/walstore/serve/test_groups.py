@@ -304,7 +304,7 @@ async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
 
 
 async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("walstore.groups.coordinator.MOST_JOURNAL_BYTES", 4000)
+    monkeypatch.setattr("walstore.groups.journal.FileJournal.most_bytes", 4000)
     async with Wal.open(tmp_path / "log") as wal:
         await wal.append_many([b"x"] * 5000)
         async with wal.group("g") as group:
@@ -572,7 +572,7 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
 async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walstore.groups.coordinator.MOST_JOURNAL_BYTES", 1 << 10)
+    monkeypatch.setattr("walstore.groups.journal.FileJournal.most_bytes", 1 << 10)
     fs = FaultyFileSystem(PosixFileSystem())
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, *(b"%d" % n for n in range(300)), durability="memory")

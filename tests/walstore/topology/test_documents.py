@@ -60,12 +60,20 @@ def specs(draw: st.DrawFn) -> LogSpec:
     )
 
 
+SOURCES = st.builds(
+    LogSpec()._replace,
+    labels=st.dictionaries(LABEL, LABEL, max_size=4),
+    suspended=st.booleans(),
+    source=st.sampled_from(["s3://bucket/logs", "file:///srv/logs"]),
+)
+
+
 def changed(document: Document, **fields: Any) -> bytes:
     """Return a document in which some fields are others."""
     return json.dumps({**json.loads(document.encode()), **fields}).encode()
 
 
-@given(specs() | LEADERS | MEMBERS)
+@given(specs() | SOURCES | LEADERS | MEMBERS)
 def test_what_is_encoded_comes_back(document: Document) -> None:
     if isinstance(document, LogSpec):
         assert document.check() is document
@@ -77,9 +85,9 @@ def test_unknown_fields_are_ignored(document: Document) -> None:
     assert document.decode(changed(document, later=[1, {"x": None}]), "k") == document
 
 
-def test_a_spec_of_an_earlier_version_is_not_suspended() -> None:
+def test_a_spec_of_an_earlier_version_is_led() -> None:
     fields = json.loads(SPEC._replace(suspended=True).encode())
-    del fields["suspended"]
+    del fields["suspended"], fields["source"]
     assert LogSpec.decode(json.dumps(fields).encode(), "k") == SPEC
 
 

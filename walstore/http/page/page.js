@@ -261,6 +261,8 @@ function record_row(record) {
 
 // -- a cluster ----------------------------------------------------------------
 
+const idle = (log) => (log.suspended ? "suspended" : log.source && `read from ${log.source}`);
+
 function show_cluster(cluster) {
   const machines = cluster.members.map((one) => [
     one.web ? make("a", { href: `${one.web}/` }, one.address) : one.address,
@@ -276,8 +278,8 @@ function show_cluster(cluster) {
     const labels = Object.entries(one.labels).map(([name, value]) => `${name}=${value}`).join(" ");
     return [
       make("a", { href: `#log/${encodeURIComponent(one.name)}` }, one.name),
-      one.leader || (one.suspended ? "suspended" : make("span", { class: "bad" }, "nobody")), count(one.epoch),
-      `${one.copies.length} of ${one.replicas}`, make("div", {}, ...copies), labels,
+      one.leader || idle(one) || make("span", { class: "bad" }, "nobody"), count(one.epoch),
+      one.source ? "–" : `${one.copies.length} of ${one.replicas}`, make("div", {}, ...copies), labels,
     ];
   });
   $("led").replaceChildren(table(["log", "leader", "epoch", "copies", "at", "labels"], logs));

@@ -1,0 +1,203 @@
+"""What a client makes of a server that stops, or whose log moves: each request has one end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.waiting import until
+from walstore import OutcomeUnknownError, StorageUnavailableError
+from walstore.remote.client import Client, Fate
+from walstore.runtime.clock import SystemClock
+from walstore.wire.address import parse_address
+from walstore.wire.errors import pack_error
+from walstore.wire.message import (
+    NOT_BEGUN,
+    PREAMBLE,
+    UNDECIDED,
+    VERSION,
+    Decoder,
+    Kind,
+    Message,
+    encode,
+)
+
+MOST: Final = 1 << 20
+Answer = Callable[[asyncio.StreamWriter, Message], None]
+"""What a server does with a request."""
+
+
+@asynccontextmanager
+async def servers(path: Path, *answers: Answer) -> AsyncIterator[list[dict[str, Any]]]:
+    """Serve one connection after the other, each with its own way to answer; then there is no server.
+
+    Yields the greetings of the clients.
+    """
+    greetings: list[dict[str, Any]] = []
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = left.pop(0)
+        if not left:
+            server.close()
+        decoder = Decoder(most_bytes=MOST)
+        writer.write(PREAMBLE)
+        try:
+            while data := await reader.read(MOST):
+                for message in decoder.feed(data):
+                    if message.kind == Kind.HELLO:
+                        greetings.append(message.head)
+                        welcome = {"version": VERSION, "server": "1", "message_bytes": MOST}
+                        writer.write(encode_all(Kind.DONE, message.id, welcome))
+                    else:
+                        answer(writer, message)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(serve, path)
+    try:
+        yield greetings
+    finally:
+        server.close()
+
+
+def encode_all(kind: Kind, number: int, head: object) -> bytes:
+    return b"".join(encode(kind, number, head))
+
+
+def drop(writer: asyncio.StreamWriter, _: Message) -> None:
+    writer.transport.abort()
+
+
+def done(writer: asyncio.StreamWriter, message: Message) -> None:
+    writer.write(encode_all(Kind.DONE, message.id, "done"))
+
+
+def failed(head: object) -> Answer:
+    """Answer so: a request that was not begun, or that may have been done."""
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        writer.write(encode_all(Kind.FAILED, message.id, head))
+
+    return answer
+
+
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[Client]:
+    client = Client(
+        [parse_address(f"unix://{path}")],
+        token=None,
+        tls=None,
+        log=None,
+        connect_seconds=0.1,
+        reconnect_seconds=0.1,
+        clock=SystemClock(),
+        make_tag=lambda: bytes(8),
+    )
+    await client.connect()
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+async def test_why_nobody_lets_it_in_is_said(tmp_path: Path) -> None:
+    """The last try has no time for an answer; what a server said before is what the user wants to know."""
+    refused = StorageUnavailableError("nobody leads the log 'a' now")
+    connections = ended = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, ended
+        connections += 1
+        writer.write(PREAMBLE)
+        if connections == 1:
+            (hello,) = Decoder(most_bytes=MOST).feed(await reader.read(MOST))
+            writer.write(encode_all(Kind.FAILED, hello.id, pack_error(refused)))
+        await reader.read()
+        writer.transport.abort()
+        ended += 1
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "s"):
+        with pytest.raises(StorageUnavailableError, match="nobody leads"):
+            async with connected(tmp_path / "s"):
+                pass
+        assert connections > 1
+        await until(lambda: ended == connections)
+
+
+async def test_what_was_not_begun_goes_to_the_next_server(tmp_path: Path) -> None:
+    async with (
+        servers(tmp_path / "s", failed(NOT_BEGUN), done) as greetings,
+        connected(tmp_path / "s") as client,
+    ):
+        assert await client.call("a", is_write=True, fate=Fate.UNKNOWN) == "done"
+        assert [one["moves"] for one in greetings] == [True, True]
+
+
+async def test_what_no_server_began_was_not_written(tmp_path: Path) -> None:
+    async with servers(tmp_path / "s", failed(NOT_BEGUN)), connected(tmp_path / "s") as client:
+        with pytest.raises(StorageUnavailableError, match="nothing was written"):
+            await client.call("a", is_write=True)
+
+
+async def test_what_a_lost_server_may_have_done_stays_open(tmp_path: Path) -> None:
+    """The next one did not begin it; that says nothing of the first."""
+    async with (
+        servers(tmp_path / "s", drop, failed(NOT_BEGUN)),
+        connected(tmp_path / "s") as client,
+    ):
+        with pytest.raises(OutcomeUnknownError):
+            await client.call("a", is_write=True)
+
+
+async def test_what_may_have_been_done_is_as_if_the_connection_were_lost(tmp_path: Path) -> None:
+    """It is repeated if it may be; else its caller is told at once."""
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        if message.head[0] == "first":
+            waiting.append((writer, message))
+        else:
+            failed(UNDECIDED)(writer, message)
+
+    waiting: list[tuple[asyncio.StreamWriter, Message]] = []
+    async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
+        first = asyncio.ensure_future(client.call("first", is_write=True, fate=Fate.UNKNOWN))
+        with pytest.raises(OutcomeUnknownError):
+            await client.call("once", is_write=True, fate=Fate.UNKNOWN)
+        repeated = asyncio.ensure_future(client.call("again", is_write=True))
+        await asyncio.sleep(0)
+        assert not first.done()
+        done(*waiting[0])
+        assert (await first, await repeated) == ("done", "done")
+        assert client.reconnects == 1
+
+
+async def test_nothing_new_is_sent_after_a_goodbye(tmp_path: Path) -> None:
+    """And the client ends the connection once it has its answers."""
+    seen: list[str] = []
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        seen.append(message.head[0])
+        writer.write(encode_all(Kind.GOODBYE, 0, None))
+        waiting.append((writer, message))
+
+    waiting: list[tuple[asyncio.StreamWriter, Message]] = []
+    async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
+        first = asyncio.ensure_future(client.call("a", is_write=True, fate=Fate.UNKNOWN))
+        await until(lambda: bool(waiting))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        second = asyncio.ensure_future(client.call("b", is_write=True, fate=Fate.UNKNOWN))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert seen == ["a"]
+        done(*waiting[0])
+        assert (await first, await second) == ("done", "done")
+        assert client.reconnects == 1
