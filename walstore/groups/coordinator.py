@@ -12,43 +12,36 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
-    DiskFullError,
     InvalidSettingsError,
     LeaseExpiredError,
     LimitExceededError,
     OffsetNotWrittenError,
-    StorageUnavailableError,
     StreamClosedError,
     WalClosedError,
     WalError,
 )
-from walstore.groups.journal import MOST_JOURNAL_BYTES, EntryKind, GroupJournal, Remembered, entry
+from walstore.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.groups.letters import append_letter
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState
-from walstore.ports import Clock, FileSystem
+from walstore.ports import Clock
 from walstore.read.reader import Reader
 from walstore.records import Record
-from walstore.runtime.error_mapping import copy_error, is_full
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
-from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
 
 logger = logging.getLogger("walstore")
-
-_T = TypeVar("_T")
 
 _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be trimmed, may lag behind the floor."""
 _BYTES_PER_JOB: Final = 24
-_REFUSED: Final = (StreamClosedError, LimitExceededError)
-"""What the log may say of a dead letter, and of the next one no more."""
 
 
 class GroupLog(Protocol):
@@ -87,19 +80,17 @@ class GroupCoordinator:
         name: str,
         settings: GroupSettings,
         *,
-        fs: FileSystem,
         clock: Clock,
-        lane: Callable[[], Lane],
+        journal: Journal,
     ) -> None:
-        """``lane()`` returns the thread for the journal; :meth:`open` makes the group usable."""
+        """:meth:`open` makes the group usable."""
         self.name = name
         """Name of the group."""
         self.settings = settings
         """As the first member gave them."""
         self._log = log
         self._clock = clock
-        self._lane = lane
-        self._journal = GroupJournal(fs, log.path, name)
+        self._journal = journal
         self._cursor: Cursor | None = None
         self._reader: Reader | None = None
         self._state: GroupState | None = None
@@ -121,12 +112,10 @@ class GroupCoordinator:
         self._asked = 0
         self._written = Watermark(0, asyncio.get_running_loop())
         self._durable = Watermark(0, asyncio.get_running_loop())
-        self._is_full = False
+        self._is_stuck = False
         self._writing: asyncio.Task[None] | None = None
         self._wants_sync = False
         self._delivered = self._redelivered = self._dead = 0
-        self.failed_saves = 0
-        """How often the cursor could not be moved."""
         # A group of all streams does not read its own dead letters.
         self._skipped = settings.letters_of(name) if settings.stream is None else None
 
@@ -151,9 +140,11 @@ class GroupCoordinator:
                 raise copy_error(self._failure)
             if self._state is not None:
                 return
-            self._cursor = await self._log.cursor(f"group.{self.name}", start=self.settings.start)
-            found = await self._blocking(self._journal.load, self._cursor.position)
-            # Without the journal, as after a takeover on another machine, the log knows the last number.
+            self._cursor = await self._log.cursor(
+                CURSOR_PREFIX + self.name, start=self.settings.start
+            )
+            found = await self._journal.load(self._cursor.position)
+            # Without the journal the log knows the last number.
             last = self._log.producer(f"group.{self.name}").last_sequence
             self._letters = max(found.letters, last)
             position = max(found.position, self._cursor.position)
@@ -201,7 +192,7 @@ class GroupCoordinator:
             except WalError:
                 return  # the journal knows more than the cursor
             finally:
-                await self._blocking(self._journal.close)
+                await self._journal.aclose()
 
     # -- for members -------------------------------------------------------------------------
 
@@ -217,7 +208,7 @@ class GroupCoordinator:
 
         ``is_away`` says that the member may survive this process. Then the lease is in the journal before
         this returns, or the next owner of the log would give the job to somebody else; DiskFullError if there
-        is no space for that. WalClosedError if the member leaves.
+        is no space for that, and as :meth:`settle`. WalClosedError if the member leaves.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
         self._waiting[member] += 1
@@ -236,7 +227,7 @@ class GroupCoordinator:
             state = self._entered()
             if member in self._left:
                 raise WalClosedError(f"the member has left the group {self.name!r}")
-            if is_away and self._is_full:
+            if is_away and self._is_stuck:
                 await self._wait_written()
             taken = self._take(state, member, most, is_away=is_away)
             if state.dead and self._burying is None:
@@ -263,7 +254,7 @@ class GroupCoordinator:
         """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
         state = self._entered()
         limit = self._log.visible_limit
-        for offset in offsets:
+        for offset in sorted(offsets):  # neighbours take less room where they are kept
             if not 0 < offset < limit:
                 raise OffsetNotWrittenError(
                     "no job has that offset", requested=offset, head=state.floor, tail=limit
@@ -355,11 +346,12 @@ class GroupCoordinator:
     async def _keep_leases(self, state: GroupState, taken: list[tuple[Record, int]]) -> None:
         """Return when leases are in the journal.
 
-        They never were if there is no space for that, or the caller is cancelled: nobody learned of them.
+        They never were if that cannot be now, as without space, or the caller is cancelled: nobody learned of
+        them.
         """
         try:
             await self._wait_written()
-        except (DiskFullError, asyncio.CancelledError):
+        except (WalError, asyncio.CancelledError):
             for record, deliveries in taken:
                 state.revoke(record.offset, deliveries, self._clock.monotonic())
             self._delivered -= len(taken)
@@ -401,9 +393,8 @@ class GroupCoordinator:
         try:
             await self._save(state, cursor)
         except WalError as error:
-            if not error.retriable:
+            if not _may_pass(error):
                 raise
-            self.failed_saves += 1
             logger.warning("the cursor of group %s is moved later: %s", self.name, error)
 
     async def _save(self, state: GroupState, cursor: Cursor) -> None:
@@ -439,7 +430,7 @@ class GroupCoordinator:
                 del self._burials[record.offset]
                 self._dead += 1
         except WalError as error:
-            if not error.retriable and not isinstance(error, _REFUSED):
+            if not _may_pass(error) and not isinstance(error, StreamClosedError):
                 self._fail(error)
             else:
                 logger.warning(
@@ -501,34 +492,39 @@ class GroupCoordinator:
                 entries, self._entries = bytes(self._entries), bytearray()
                 asked, syncs, self._wants_sync = self._asked, self._wants_sync, False
                 try:
-                    size = await self._blocking(self._append, entries, syncs)
-                except DiskFullError as error:
+                    size = await self._journal.append(entries, syncs=syncs)
+                except WalError as error:
+                    if not _may_pass(error):
+                        raise
                     # What could not be written is written with what comes next.
                     self._entries[:0] = entries
-                    self._is_full = True
+                    if isinstance(error, LimitExceededError) and await self._try_rewrite():
+                        continue
+                    self._is_stuck = True
                     for watermark in (self._written, self._durable):
-                        watermark.fail_waiting(partial(_full, error))
+                        watermark.fail_waiting(partial(_twin, error))
                     return
-                self._is_full = False
+                self._is_stuck = False
                 self._written.advance(asked)
                 if syncs:
                     self._durable.advance(asked)
-                if size > MOST_JOURNAL_BYTES and size > 4 * _BYTES_PER_JOB * self._unsettled:
+                if size > self._journal.most_bytes and size > 4 * _BYTES_PER_JOB * self._unsettled:
                     await self._try_rewrite()
         except WalError as error:
             self._fail(error)
         finally:
             self._writing = None
 
-    def _append(self, entries: bytes, syncs: bool) -> int:  # noqa: FBT001 - called through a lane
-        return self._journal.append(entries, syncs=syncs)
-
-    async def _try_rewrite(self) -> None:
-        """Replace the journal by a short one; without space for that the long one goes on."""
+    async def _try_rewrite(self) -> bool:
+        """Replace the journal by a short one; False if that cannot be now: the long one goes on."""
         try:
             await self._rewrite()
-        except DiskFullError as error:
+        except WalError as error:
+            if not _may_pass(error):
+                raise
             logger.warning("the journal of group %s stays long: %s", self.name, error)
+            return False
+        return True
 
     async def _rewrite(self) -> None:
         """Replace the journal by one that says what is so now; entries noted meanwhile follow."""
@@ -549,9 +545,9 @@ class GroupCoordinator:
         asked = self._asked
         noted, self._entries = self._entries, bytearray()  # they are in the state that is written
         try:
-            await self._blocking(self._journal.rewrite, entries)
-        except DiskFullError:
-            self._entries[:0] = noted  # the old file goes on
+            await self._journal.rewrite(entries)
+        except WalError:
+            self._entries[:0] = noted  # the old one goes on
             raise
         self._written.advance(asked)
         self._durable.advance(asked)
@@ -560,19 +556,11 @@ class GroupCoordinator:
     def _unsettled(self) -> int:
         return 0 if self._state is None else self._state.outstanding
 
-    async def _blocking(self, call: Callable[..., _T], *args: object) -> _T:
-        try:
-            return await self._lane().run(call, *args)
-        except OSError as error:
-            if is_full(error):
-                raise DiskFullError(
-                    f"no space for the journal of group {self.name!r}: {error}; free some and try again",
-                    outcome="unknown",
-                    retriable=True,
-                ) from error
-            text = f"the journal of group {self.name!r} cannot be read or written: {error}"
-            raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error
+
+def _may_pass(error: WalError) -> bool:
+    """Whether the same may succeed later: a store that is away or full may have room again."""
+    return error.retriable or isinstance(error, LimitExceededError)
 
 
-def _full(error: WalError, _: int) -> WalError:
+def _twin(error: WalError, _: int) -> WalError:
     return copy_error(error)

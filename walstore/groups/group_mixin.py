@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
 from walstore.groups.coordinator import GroupCoordinator, GroupLog
 from walstore.groups.group import Group, GroupBackend
-from walstore.groups.journal import list_journals, remove_journal
+from walstore.groups.journal import (
+    CURSOR_PREFIX,
+    FileJournal,
+    groups_of,
+    list_journals,
+    remove_journal,
+)
+from walstore.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
@@ -22,8 +29,6 @@ from walstore.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.runtime.threads import Lane
 
 _T = TypeVar("_T")
-_CURSOR: Final = "group."
-"""Before a group's name, the name of its cursor."""
 
 
 class GroupParts(NamedTuple):
@@ -32,6 +37,8 @@ class GroupParts(NamedTuple):
     fs: FileSystem
     clock: Clock
     lane: Callable[[], Lane]
+    keeping: RegisterLog | None
+    """Of a replicated log, which keeps in itself what groups remember."""
 
 
 class _AppendingLog(Protocol):
@@ -54,14 +61,6 @@ class _AppendingLog(Protocol):
 
     @property
     def delete_cursor(self) -> Callable[[str], Awaitable[bool]]: ...
-
-    @property
-    def replicated_limit(self) -> int | None: ...
-
-
-def _named_by(cursors: Iterable[CursorInfo]) -> set[str]:
-    """Return the groups that cursors belong to: after a takeover a group has a cursor and no journal yet."""
-    return {one.name.removeprefix(_CURSOR) for one in cursors if one.name.startswith(_CURSOR)}
 
 
 async def _blocking(parts: GroupParts, call: Callable[..., _T], *args: object) -> _T:
@@ -146,9 +145,12 @@ class OwnedGroups(GroupMixin):
             found.check_settings(settings)
             return found
         log = cast(GroupLog, self)
-        made = GroupCoordinator(
-            log, name, settings, fs=parts.fs, clock=parts.clock, lane=parts.lane
+        journal = (
+            FileJournal(parts.fs, log.path, name, parts.lane)
+            if parts.keeping is None
+            else KeptJournal(parts.keeping, name)
         )
+        made = GroupCoordinator(log, name, settings, clock=parts.clock, journal=journal)
         self._groups[name] = made
         return made
 
@@ -156,24 +158,24 @@ class OwnedGroups(GroupMixin):
         """Not for callers: whether a group is there; a member of a deleted one must not make it anew."""
         if name in (self._groups or ()):
             return True
-        parts, log = self._group_parts(), cast(_AppendingLog, self)
-        if name in await _blocking(parts, list_journals, parts.fs, log.path):
-            return True
-        return log.replicated_limit is not None and name in _named_by(await log.cursors())
+        return name in await self._group_names(self._group_parts())
+
+    async def _group_names(self, parts: GroupParts) -> list[str]:
+        log = cast(_AppendingLog, self)
+        if parts.keeping is not None:
+            return groups_of(one.name for one in await log.cursors())
+        return await _blocking(parts, list_journals, parts.fs, log.path)
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""
         parts, log = self._group_parts(), cast(_AppendingLog, self)
-        names = await _blocking(parts, list_journals, parts.fs, log.path)
-        cursors = await log.cursors()
-        floors = {one.name: one.position for one in cursors}
-        if log.replicated_limit is not None:
-            names = sorted({*names, *_named_by(cursors)})
+        names = await self._group_names(parts)
+        floors = {one.name: one.position for one in await log.cursors()}
         used = self._group_statistics()
         found = []
         for name in names:
             now = used.get(name)
-            floor = floors.get(_CURSOR + name) if now is None else now.floor
+            floor = floors.get(CURSOR_PREFIX + name) if now is None else now.floor
             behind = None if floor is None else max(0, log.visible_limit - floor)
             found.append(GroupInfo(name, floor, behind, now))
         return found
@@ -194,9 +196,14 @@ class OwnedGroups(GroupMixin):
             found = (self._groups or {}).get(name)
             if found is not None:
                 await found.end()
-            # The cursor first: a journal alone is found by whoever deletes again.
-            had_cursor = await log.delete_cursor(_CURSOR + name)
-            had_journal = await _blocking(parts, remove_journal, parts.fs, log.path, name)
+            had_journal = False
+            if parts.keeping is not None:
+                # Before the cursor, by which it is found: else one made anew would know what this one did.
+                had_journal = await remove_kept(parts.keeping, name)
+            # Before the file of a journal: that alone is found by whoever deletes again.
+            had_cursor = await log.delete_cursor(CURSOR_PREFIX + name)
+            if parts.keeping is None:
+                had_journal = await _blocking(parts, remove_journal, parts.fs, log.path, name)
             if self._groups is not None:
                 self._groups.pop(name, None)
         finally:

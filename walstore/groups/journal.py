@@ -1,29 +1,44 @@
-"""GroupJournal: the file in which a group remembers what is settled and how often the rest was delivered.
+"""What a group remembers: what is settled, and how often the rest was delivered; and the file of that.
 
 ``groups/NAME`` in the log's directory, written only by the owner of the log: a header, then entries of 24
 bytes, each with its CRC. Settling appends one and syncs; delivering appends one and does not, so a crash
 of the machine may forget a delivery, never an acknowledgement. The file ends at the first entry that is
 damaged: what was acknowledged after it is delivered again. A file that has grown is replaced by one with
-the present state.
+the present state. A replicated log keeps its entries in registers instead (``kept_journal.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from crc32c import crc32c
 
-from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
+from walstore.errors import (
+    CorruptionError,
+    DiskFullError,
+    FormatVersionError,
+    StorageUnavailableError,
+)
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import File, FileSystem
+from walstore.runtime.error_mapping import is_full
+from walstore.runtime.threads import Lane
+
+logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
 
 DIRECTORY_NAME: Final = "groups"
+CURSOR_PREFIX: Final = "group."
+"""Before a group's name, the name of its cursor."""
 SPARE_NAME: Final = ".next"
 MAGIC: Final = b"WALGRP\r\n"
 VERSION: Final = 1
@@ -46,7 +61,7 @@ class EntryKind(IntEnum):
     DELIVERED_AWAY = 4
     """The same, to a member in another process, which may survive the owner."""
     BURIED = 5
-    """The record at the first number is appended as the second number's dead letter."""
+    """The record at the first number is appended as the second number's dead letter; 0 is any record."""
 
 
 def entry(kind: EntryKind, first: int, second: int = 0, count: int = 0) -> bytes:
@@ -71,9 +86,42 @@ class Remembered:
     end: int = HEADER.size
     """Where the valid entries end."""
 
+    def note(self, kind: int, count: int, first: int, second: int) -> bool:
+        """Take note of an entry; False if its kind is not known."""
+        match kind:
+            case EntryKind.POSITION:
+                self.position = max(self.position, first)
+            case EntryKind.SETTLED:
+                self.settled.append((first, second))
+            case EntryKind.DELIVERED | EntryKind.DELIVERED_AWAY:
+                self.deliveries[first] = max(count, self.deliveries.get(first, 0))
+                (self.away.add if kind == EntryKind.DELIVERED_AWAY else self.away.discard)(first)
+            case EntryKind.BURIED:
+                if first:
+                    self.buried[first] = second
+                self.letters = max(self.letters, second)
+            case _:
+                return False
+        return True
+
     def is_settled(self, offset: int) -> bool:
         """Whether an entry settles an offset."""
         return offset < self.position or any(low <= offset < high for low, high in self.settled)
+
+    def entries(self) -> list[bytes]:
+        """Return it as entries."""
+        away, delivered = EntryKind.DELIVERED_AWAY, EntryKind.DELIVERED
+        numbers = {0, *self.buried.values()}
+        return [
+            entry(EntryKind.POSITION, self.position),
+            *(entry(EntryKind.SETTLED, low, high) for low, high in self.settled),
+            *(
+                entry(away if offset in self.away else delivered, offset, count=count)
+                for offset, count in self.deliveries.items()
+            ),
+            *([entry(EntryKind.BURIED, 0, self.letters)] if self.letters not in numbers else []),
+            *(entry(EntryKind.BURIED, offset, number) for offset, number in self.buried.items()),
+        ]
 
     def settled_offsets(self) -> Iterator[int]:
         """Yield what is settled at or above the position, maybe twice."""
@@ -99,25 +147,83 @@ def decode(data: bytes, path: str) -> Remembered:
         if crc32c(data[at + 4 : at + ENTRY.size]) != crc or max(first, second) > MOST_OFFSET:
             break
         found.end = at + ENTRY.size
-        match kind:
-            case EntryKind.POSITION:
-                found.position = max(found.position, first)
-            case EntryKind.SETTLED:
-                found.settled.append((first, second))
-            case EntryKind.DELIVERED | EntryKind.DELIVERED_AWAY:
-                found.deliveries[first] = max(count, found.deliveries.get(first, 0))
-                (found.away.add if kind == EntryKind.DELIVERED_AWAY else found.away.discard)(first)
-            case EntryKind.BURIED:
-                found.buried[first] = second
-                found.letters = max(found.letters, second)
-            case _:
-                raise FormatVersionError(
-                    "the journal of the group is newer",
-                    path=path,
-                    found=f"entry {kind}",
-                    supported=VERSION,
-                )
+        if not found.note(kind, count, first, second):
+            raise FormatVersionError(
+                "the journal of the group is newer",
+                path=path,
+                found=f"entry {kind}",
+                supported=VERSION,
+            )
     return found
+
+
+class Journal(Protocol):
+    """Where a group's entries are kept. Belongs to the event loop; one call at a time.
+
+    After a call that raises an error which is retriable, its entries may be given again: they say the same
+    twice as once. After any other error nobody knows what is kept.
+    """
+
+    most_bytes: int
+    """Of more it is worth keeping only the present state, if that is much smaller."""
+
+    async def load(self, position: int) -> Remembered:
+        """Return what is kept, of a group that began at ``position`` if it is new."""
+
+    async def append(self, entries: bytes, *, syncs: bool) -> int:
+        """Add entries, which the next owner finds when this returns; with ``syncs`` also after a crash.
+
+        Returns the size of all that is kept.
+        """
+
+    async def rewrite(self, entries: Sequence[bytes]) -> None:
+        """Keep these entries instead of all others, durably."""
+
+    async def aclose(self) -> None:
+        """Release what is open; twice is allowed."""
+
+
+class FileJournal:
+    """A :class:`Journal` in a file, which is written on a thread."""
+
+    most_bytes = MOST_JOURNAL_BYTES
+
+    def __init__(
+        self, fs: FileSystem, directory: Path, name: str, lane: Callable[[], Lane]
+    ) -> None:
+        """``directory`` is the log's; ``lane()`` returns the thread."""
+        self._name = name
+        self._lane = lane
+        self._journal = GroupJournal(fs, directory, name)
+
+    async def load(self, position: int) -> Remembered:
+        """As of :class:`Journal`."""
+        return await self._blocking(self._journal.load, position)
+
+    async def append(self, entries: bytes, *, syncs: bool) -> int:
+        """As of :class:`Journal`."""
+        return await self._blocking(partial(self._journal.append, entries, syncs=syncs))
+
+    async def rewrite(self, entries: Sequence[bytes]) -> None:
+        """As of :class:`Journal`."""
+        await self._blocking(self._journal.rewrite, entries)
+
+    async def aclose(self) -> None:
+        """As of :class:`Journal`."""
+        await self._blocking(self._journal.close)
+
+    async def _blocking(self, call: Callable[..., _T], *args: object) -> _T:
+        try:
+            return await self._lane().run(call, *args)
+        except OSError as error:
+            if is_full(error):
+                raise DiskFullError(
+                    f"no space for the journal of group {self._name!r}: {error}; free some and try again",
+                    outcome="unknown",
+                    retriable=True,
+                ) from error
+            text = f"the journal of group {self._name!r} cannot be read or written: {error}"
+            raise StorageUnavailableError(text, outcome="unknown", retriable=False) from error
 
 
 class GroupJournal:
@@ -197,6 +303,12 @@ class GroupJournal:
             self._file = None
 
 
+def groups_of(cursors: Iterable[str]) -> list[str]:
+    """Return the groups that cursors belong to, by name: those of a replicated log."""
+    names = (name for name in cursors if name.startswith(CURSOR_PREFIX))
+    return sorted(name.removeprefix(CURSOR_PREFIX) for name in names)
+
+
 def list_journals(fs: FileSystem, directory: Path) -> list[str]:
     """Return the names of the groups of the log in ``directory``, in order. Blocking; OSError."""
     try:
@@ -214,6 +326,22 @@ def remove_journal(fs: FileSystem, directory: Path, name: str) -> bool:
         return False
     fs.sync_directory(directory / DIRECTORY_NAME)
     return True
+
+
+def read_journals(fs: FileSystem, directory: Path) -> dict[str, Remembered]:
+    """Return what the journals of the log in ``directory`` say, by name. Blocking; OSError.
+
+    One that cannot be read is as if it were not there: its group goes on from its cursor.
+    """
+    found = {}
+    for name in list_journals(fs, directory):
+        path = directory / DIRECTORY_NAME / name
+        with contextlib.closing(fs.open(path, "r")) as file:
+            try:
+                found[name] = decode(file.pread(file.size(), 0), str(path))
+            except (CorruptionError, FormatVersionError) as error:
+                logger.warning("the journal of group %s is not heeded: %s", name, error)
+    return found
 
 
 def remove_journals(fs: FileSystem, directory: Path) -> None:
