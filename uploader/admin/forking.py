@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from uploader.chain.inline import InlineStore
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout, rollup
 from uploader.format.entries import Fragment
@@ -33,7 +34,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.fragments.fragment_file import fragment_timestamp
+from uploader.fragments.fragment_file import fragment_timestamp, is_ours
 from uploader.layouts.log_session import LogSession, put_anyhow
 from uploader.root.stored_document import read_fragment
 from uploader.root.tree import ManifestTree
@@ -164,7 +165,7 @@ class Forking:
         progress: Callable[[Forked], None] | None,
     ) -> None:
         copier = FragmentCopier(
-            self._source.store,
+            InlineStore(self._source.store, self._source.worker, self._source.clock),
             self._target.store,
             is_resumed=self._is_resumed,
             retry=self._target.retry,
@@ -325,7 +326,7 @@ class FragmentCopier:
         if stop < entry.limit:
             data, whole = await self._worker.run(partial(_cut, data, entry, stop))
         await put_anyhow(self._target, whole.path, data, retry=self._retry)
-        return dataclasses.replace(whole, num_bytes=len(data))
+        return _entry_of(whole, data)
 
     async def _copied(self, entry: Fragment) -> Fragment | None:
         """Return the entry of a copy that is there already; None if there is none, or another object."""
@@ -334,7 +335,12 @@ class FragmentCopier:
             await self._worker.run(verify_fragment, data, entry)
         except (ObjectNotFoundError, CorruptionError):
             return None
-        return dataclasses.replace(entry, num_bytes=len(data))
+        return _entry_of(entry, data)
+
+
+def _entry_of(entry: Fragment, data: bytes) -> Fragment:
+    """Return a fragment's entry with what its verified bytes say."""
+    return dataclasses.replace(entry, num_bytes=len(data), is_ours=is_ours(data, path=entry.path))
 
 
 def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:

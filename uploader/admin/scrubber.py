@@ -20,6 +20,7 @@ from typing import Final
 
 from uploader.admin.scrub_objects import ScrubObjects
 from uploader.admin.scrub_walk import ScrubRoot, ScrubWalk
+from uploader.chain.inline import InlineStore
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
@@ -186,7 +187,7 @@ class Scrubber:
     def __init__(self, session: LogSession, max_in_flight: int) -> None:
         """Internal; use :meth:`open`."""
         self._session = session
-        self._store = session.store
+        self._store = InlineStore(session.store, session.worker, session.clock)
         self._max_in_flight = max_in_flight
         self._retry = session.retry
         self._worker = session.worker

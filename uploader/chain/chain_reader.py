@@ -99,7 +99,7 @@ class ChainReader:
             if is_behind and is_whole:
                 path = MANIFEST_PREFIX if known is None else known.key
                 raise CorruptionError("a manifest was deleted that may be the newest", path=path)
-            seen = _Seen(self._read)
+            seen = _Seen(self.read_link)
             chain = None
             if is_same and known is not None:
                 chain = [known]
@@ -138,6 +138,15 @@ class ChainReader:
         """Return the slots of all manifests, from the newest down."""
         keys = [listed.key async for listed in self._store.list(MANIFEST_PREFIX)]
         return sorted(slots_of(keys), reverse=True)
+
+    async def read_link(self, slot: int) -> Link | None:
+        """Return the manifest in a slot, whether it belongs to the chain or not; None if there is none.
+
+        CorruptionError, FormatVersionError, and the store's errors.
+        """
+        parse = partial(Link.parse, slot=slot)
+        found = await find_stored(self._store, manifest_key(slot), parse, worker=self._worker)
+        return None if found is None else found.value
 
     def _must_be_whole(self) -> bool:
         """Return whether a listing that is left early would most likely lack the head."""
@@ -188,11 +197,6 @@ class ChainReader:
         found = await seen.read([*wanted, newest.next] if looks_behind else wanted)
         links = {slot: link for slot in wanted if (link := found[slot]) is not None}
         return walk(newest, links, known) if len(links) == len(wanted) else None
-
-    async def _read(self, slot: int) -> Link | None:
-        parse = partial(Link.parse, slot=slot)
-        found = await find_stored(self._store, manifest_key(slot), parse, worker=self._worker)
-        return None if found is None else found.value
 
 
 class _Seen:

@@ -45,6 +45,8 @@ class PendingLink:
     make: Make
     is_append: bool
     """Whether it cannot do without the ones before it."""
+    fragments: Sequence[Fragment] = ()
+    """What it appends."""
     must_be_alone: bool = False
     """Whether it needs a durable manifest to be made from."""
     turn: asyncio.Future[None] | None = None

@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from uploader.chain.chain_reader import slots_of
+from uploader.chain.chain_reader import WINDOW_SLOTS, slots_of
 from uploader.chain.window import new_author
 from uploader.format.entries import Fragment
+from uploader.format.garbage import first_seq_no
 from uploader.format.layout import (
     FIRST_SEQ_NO,
     MANIFEST_PREFIX,
@@ -22,11 +24,13 @@ from uploader.format.layout import (
     SHARD_PREFIX,
     FragmentName,
     last_before,
+    manifest_key,
     shard_folder,
 )
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
 from uploader.root import cas
+from uploader.root.stored_document import find_stored_or_damaged
 from uploader.root.stream_file import read_closings
 from uploader.root.write_guard import writer_after_rebuild
 from uploader.runtime.task_groups import gather_all
@@ -155,11 +159,21 @@ async def rebuild(
     The new chain comes before the old one in every listing, so it is the log from then on. Stop all writers
     first: anything that one of them publishes to the old chain meanwhile is lost. Errors as :func:`assemble`;
     OutcomeUnknownError if the store does not answer, then look before calling again.
+
+    A fragment without an object is taken from the newest manifests; with ``write`` its object is put.
     """
     writer = writer_after_rebuild(writer, await read_closings(store))
-    rebuilt = assemble(await _list_names(store, 0), writer, exclude=exclude)
+    listed = await _list_names(store, 0)
+    inline = await _inline_contents(store, {item.key for _, item in listed})
+    listed += [
+        (FragmentName.parse(path), ListedObject(path, len(data))) for path, data in inline.items()
+    ]
+    rebuilt = assemble(listed, writer, exclude=exclude)
     if not write:
         return rebuilt
+    for path in {fragment.path for fragment in rebuilt.manifest.fragments} & inline.keys():
+        put = await cas.create(store, path, inline[path], retry=retry)
+        put.decided(store.url, f"{path} was put; look before you try again")
     slots = slots_of([listed.key async for listed in store.list(MANIFEST_PREFIX)])
     slot = (max(slots, default=-1) // _SLOTS_AHEAD + 1) * _SLOTS_AHEAD
     link = Link.root(rebuilt.manifest, author=make_id(), alpha=1, slot=slot)
@@ -168,6 +182,40 @@ async def rebuild(
     if result.outcome is cas.PutOutcome.LOST:
         raise ContentionError(f"another process rebuilds the manifest of {store.url}")
     return rebuilt
+
+
+async def _inline_contents(store: ObjectStore, known: AbstractSet[str]) -> dict[str, bytes]:
+    """Return the fragments without an object that are in the newest manifests that can be read, by key.
+
+    Also of manifests that do not belong to the log, if any: their fragments are like those that were put and
+    never published. Not what the newest one says was collected.
+    """
+    keys = [listed.key async for listed in store.list(MANIFEST_PREFIX)]
+    slots = sorted(slots_of(keys), reverse=True)
+    found: dict[str, bytes] = {}
+    links: dict[int, Link | None] = {}
+
+    async def link_in(slot: int) -> Link | None:
+        if slot not in links:
+            parse = partial(Link.parse, slot=slot)
+            stored = await find_stored_or_damaged(store, manifest_key(slot), parse)
+            links[slot] = None if stored is None else stored.value
+        return links[slot]
+
+    first: int | None = None
+    for slot in slots[:WINDOW_SLOTS]:
+        link = await link_in(slot)
+        if link is None:
+            continue
+        first = first_seq_no(link.manifest) if first is None else first
+        for item in link.inline:
+            if FragmentName.parse(item.path).seq_no < first:
+                continue
+            holder = await link_in(item.slot)
+            data = None if holder is None else holder.content(item.path)
+            if data is not None and item.path not in known:
+                found[item.path] = data
+    return found
 
 
 def _fragment(name: FragmentName, listed: ListedObject) -> Fragment:

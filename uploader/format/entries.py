@@ -45,6 +45,8 @@ class Fragment:
     """Length of the object."""
     setsum: Setsum
     """Sum of the records."""
+    is_ours: bool = field(default=False, repr=False, compare=False)
+    """Whether this process has made or read it, and it has our format; not in the entry's JSON."""
     _serialised: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,10 +55,18 @@ class Fragment:
 
     @classmethod
     def numbered(
-        cls, seq_no: int, *, start: int, limit: int, num_bytes: int, setsum: Setsum
+        cls,
+        seq_no: int,
+        *,
+        start: int,
+        limit: int,
+        num_bytes: int,
+        setsum: Setsum,
+        is_ours: bool = False,
     ) -> Fragment:
         """Return the entry of the fragment with that number, at the key it must have."""
-        return cls(layout.fragment_path(seq_no), seq_no, start, limit, num_bytes, setsum)
+        path = layout.fragment_path(seq_no)
+        return cls(path, seq_no, start, limit, num_bytes, setsum, is_ours)
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Fragment:

@@ -20,6 +20,8 @@ from walstore.errors import InvalidSettingsError
 FIRST_OFFSET: Final = 1
 """Offset of the first record of a log."""
 FIRST_SEQ_NO: Final = 1
+FRAGMENT_FORMAT: Final = "1"
+"""Version of our fragments' columns; in their footers and in the manifest."""
 """Number of the first fragment of a log."""
 BUCKET_FRAGMENTS: Final = 4096
 """Fragments that share a folder."""

@@ -9,28 +9,39 @@ Slots (docs/chain.md has the proof)
   L2  An author's links are in neighbouring slots. An author that continues after another one leaves out the
       slots in which that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
   L3  So there is one link that whatever is ever put in a slot can follow, and no slot is used twice.
+
+Inline fragments
+  L4  A link may hold the content of fragments that it names, so that one put makes them durable. Until
+      its author, or a later one, knows that a fragment's own object is in the store, every link behind it
+      says in which slot the content is.
 """
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from uploader.format.document import Fields, check_u64, read_document, serialise
-from uploader.format.layout import ANCHOR, MAX_U64, manifest_key
+from uploader.format.layout import ANCHOR, MAX_U64, FragmentName, manifest_key
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from walstore.errors import CorruptionError
 
 VERSION: Final = 1
+INLINE_VERSION: Final = 2
+"""Of a link with inline fragments; one without any has version 1, which older programs read."""
 MOST_ALPHA: Final = 32
 """Manifests that an author may have in flight at once."""
 KEPT_SECONDS: Final = 3600.0
 """How long a takeover is kept, so that an overtaken author finds its slot taken."""
 MOST_RANGES: Final = 64
 """Ranges of kept slots that a link lists; neighbours are joined to stay below."""
+MOST_INLINE: Final = 256
+"""Inline fragments that a link lists."""
 
 _LAST_SLOT: Final = MAX_U64 >> 1
 """No log lives long enough to come here. A slot above is a forgery, which would leave no room behind it."""
@@ -59,6 +70,21 @@ class Kept:
     """When an author that continued behind the last of them had seen it, in microseconds since 1970 UTC."""
 
 
+@dataclass(frozen=True, slots=True)
+class InlineFragment:
+    """A fragment whose own object may not be in the store yet."""
+
+    path: str
+    """Key of its object."""
+    slot: int
+    """The link that holds its content."""
+
+
+def encode_content(data: bytes) -> bytes:
+    """Return a fragment's bytes as a link holds them: base64."""
+    return binascii.b2a_base64(data, newline=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """One manifest of a chain. Immutable, like its object."""
@@ -80,6 +106,10 @@ class Link:
     """Manifests that its author may have under way at once, 1 to 32."""
     kept: tuple[Kept, ...] = ()
     """Older slots that must not be deleted yet, in order."""
+    inline: tuple[InlineFragment, ...] = ()
+    """Fragments that it names, or snapshots that it names do, and whose objects may not be in the store."""
+    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
+    """Of those that it holds itself: by key, as :func:`encode_content` returns it."""
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range; ValueError. TypeError for what is no whole number."""
@@ -101,7 +131,15 @@ class Link:
         )
 
     def successor(
-        self, manifest: Manifest, *, author: str, alpha: int, base: int, now_us: int
+        self,
+        manifest: Manifest,
+        *,
+        author: str,
+        alpha: int,
+        base: int,
+        now_us: int,
+        inline: tuple[InlineFragment, ...] = (),
+        contents: Mapping[str, bytes] | None = None,
     ) -> Link:
         """Return the link that follows this one.
 
@@ -111,7 +149,10 @@ class Link:
             alpha: The author's, always the same.
             base: Slot of the newest link known to be durable.
             now_us: Wall-clock microseconds since 1970 UTC.
+            inline: Those of this link, as far as their objects may not be in the store.
+            contents: Of fragments that only it will hold.
         """
+        held = {} if contents is None else contents
         is_takeover = author != self.author
         return Link(
             manifest=manifest,
@@ -122,6 +163,8 @@ class Link:
             author=author,
             alpha=alpha,
             kept=self._kept(now_us, expire=is_takeover),
+            inline=inline + tuple(InlineFragment(path, self.next) for path in held),
+            contents=held,
         )
 
     @property
@@ -145,13 +188,32 @@ class Link:
 
     def is_kept(self, slot: int) -> bool:
         """Return whether a slot holds what must not be deleted yet, or never."""
-        return slot == ANCHOR or any(kept.first <= slot <= kept.last for kept in self.kept)
+        return (
+            slot == ANCHOR
+            or any(kept.first <= slot <= kept.last for kept in self.kept)
+            or any(found.slot == slot for found in self.inline)
+        )
+
+    def content(self, path: str) -> bytes | None:
+        """Return the bytes of a fragment that it holds; None if it holds none of that key.
+
+        CorruptionError if they cannot be decoded.
+        """
+        held = self.contents.get(path)
+        if held is None:
+            return None
+        try:
+            return binascii.a2b_base64(held, strict_mode=True)
+        except ValueError as error:
+            raise CorruptionError(
+                f"the content of {path} in a manifest is not base64", path=self.key
+            ) from error
 
     def serialise(self) -> bytes:
         """Return its object: that of the manifest with one more field at the end."""
         chain = serialise(
             {
-                "version": VERSION,
+                "version": INLINE_VERSION if self.inline else VERSION,
                 "slot": self.slot,
                 "next": self.next,
                 "prev": None if self.prev is None else self.prev.to_json(),
@@ -161,7 +223,7 @@ class Link:
                 "kept": [[kept.first, kept.last, kept.seen_us] for kept in self.kept],
             }
         )
-        return b'%s,"chain":%s}' % (self.manifest.serialise()[:-1], chain)
+        return b'%s,"chain":%s%s}' % (self.manifest.serialise()[:-1], chain[:-1], self._inline())
 
     @classmethod
     def parse(cls, data: bytes, *, slot: int) -> Link:
@@ -187,7 +249,12 @@ class Link:
 
     @classmethod
     def _from_fields(cls, fields: Fields, manifest: Manifest) -> Link:
-        fields.check_version(VERSION, "the chain of manifests is of a newer kind; update walstore")
+        has_inline = fields.raw("version") == INLINE_VERSION
+        if not has_inline:
+            fields.check_version(
+                VERSION, "the chain of manifests is of a newer kind; update walstore"
+            )
+        inline, contents = _inline(fields) if has_inline else ((), {})
         return cls(
             manifest=manifest,
             slot=fields.number("slot", maximum=_LAST_SLOT),
@@ -197,7 +264,17 @@ class Link:
             author=fields.text("author"),
             alpha=fields.number("alpha"),
             kept=_kept(fields),
+            inline=inline,
+            contents=contents,
         )
+
+    def _inline(self) -> bytes:
+        """Return the end of the field. By hand: base64 needs no escapes, and looking for some takes 5 ms."""
+        if not self.inline:
+            return b"}"
+        slots = serialise({found.path: found.slot for found in self.inline})
+        pieces = [b'"%s":"%s"' % (path.encode(), data) for path, data in self.contents.items()]
+        return b',"inline":%s,"contents":{%s}}' % (slots, b",".join(pieces))
 
     def _kept(self, now_us: int, *, expire: bool) -> tuple[Kept, ...]:
         oldest_us = now_us - round(KEPT_SECONDS * 1e6)
@@ -230,3 +307,16 @@ def _kept(fields: Fields) -> tuple[Kept, ...]:
             found=len(kept),
         )
     return kept
+
+
+def _inline(fields: Fields) -> tuple[tuple[InlineFragment, ...], Mapping[str, bytes]]:
+    slots, own = fields.object("inline"), fields.number("slot")
+    found = tuple(InlineFragment(path, slots.number(path, maximum=own)) for path in slots.names())
+    contents = fields.text_map("contents")
+    for item in found:
+        FragmentName.parse(item.path)  # ValueError for anything but the key of a fragment
+    if not 1 <= len(found) <= MOST_INLINE:
+        raise ValueError(f"{len(found)} inline fragments")
+    if {item.path for item in found if item.slot == own} != set(contents):
+        raise ValueError("contents of other fragments than those in its slot")
+    return found, {path: data.encode() for path, data in contents.items()}

@@ -8,11 +8,15 @@ destroyed. wal3's programs keep that field when they rewrite a manifest to drop 
 manifest has it. So the mark goes in with one change of the root, like everything else that is decided about a
 log; ``seal.py`` and ``destroy.py`` make it. A program that knows the first mark only takes a destroyed log
 for a sealed one.
+
+Behind that name is the number from which on all fragments are ours. wal3's programs, and older ones of ours,
+replace the whole field when they append: then the next fragment of ours begins anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -71,6 +75,8 @@ class Manifest:
     """Where the log begins, if that is not offset 1."""
     initial_seq_no: int | None = None
     """Number of the oldest fragment, if that is not 1. The next one's if the log is empty."""
+    ours_from: int | None = None
+    """Number of a fragment from which on all have our columns, of this version; None if not known."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""
@@ -108,11 +114,13 @@ class Manifest:
     def from_fields(cls, fields: Fields) -> Manifest:
         """Read a manifest that is part of another document; CorruptionError for a bad shape."""
         initial = "initial_offset", "initial_seq_no"
+        writer, ours_from = _split_writer(fields.text("writer"))
         return cls(
             setsum=fields.setsum("setsum"),
             collected=fields.setsum("collected", default=Setsum()),
             acc_bytes=fields.number("acc_bytes"),
-            writer=fields.text("writer"),
+            writer=writer,
+            ours_from=ours_from,
             snapshots=tuple(map(SnapshotPointer.from_fields, fields.objects("snapshots"))),
             fragments=tuple(map(Fragment.from_fields, fields.objects("fragments"))),
             initial_offset=fields.position(initial[0]) if fields.has(initial[0]) else None,
@@ -125,7 +133,7 @@ class Manifest:
             "setsum": serialise(self.setsum.hexdigest()),
             "collected": serialise(self.collected.hexdigest()),
             "acc_bytes": serialise(self.acc_bytes),
-            "writer": serialise(self.writer),
+            "writer": serialise(_join_writer(self.writer, self.ours_from)),
             "snapshots": join_list(snapshot.serialise() for snapshot in self.snapshots),
             "fragments": join_list(fragment.serialise() for fragment in self.fragments),
         }
@@ -220,7 +228,7 @@ class Manifest:
         if self.is_sealed:
             raise LogSealedError("the log is sealed; begin another one", location=layout.MANIFEST)
         added = tuple(fragments)
-        offset, seq_no = self.next_offset, self.next_seq_no
+        offset, seq_no, ours_from = self.next_offset, self.next_seq_no, self.ours_from
         for fragment in added:
             if (fragment.seq_no, fragment.start) != (seq_no, offset):
                 raise ValueError(
@@ -230,6 +238,10 @@ class Manifest:
             if fragment.start >= fragment.limit:
                 raise ValueError(f"fragment {fragment.seq_no} holds no record")
             offset, seq_no = fragment.limit, seq_no + 1
+            if not fragment.is_ours:
+                ours_from = None
+            elif ours_from is None:
+                ours_from = fragment.seq_no
         grown = self.acc_bytes + sum(fragment.num_bytes for fragment in added)
         return dataclasses.replace(
             self,
@@ -237,6 +249,7 @@ class Manifest:
             acc_bytes=min(grown, MAX_U64),
             writer=writer,
             fragments=self.fragments + added,
+            ours_from=ours_from,
         )
 
     def scrub(self, *, path: str = layout.MANIFEST) -> None:
@@ -378,6 +391,25 @@ _MARK: Final = "walstore sealed, was: "
 _LAST_MARK: Final = _MARK + "walstore destroyed, was: "
 _REBUILDING: Final = _MARK + "walstore rebuilding, was: "
 _BLOCKER: Final = b'{"sealed":true,'
+
+
+_OURS: Final = re.compile(
+    rf"(.*) fragments {layout.FRAGMENT_FORMAT} from ([0-9]{{1,20}})", re.DOTALL
+)
+
+
+def _join_writer(writer: str, ours_from: int | None) -> str:
+    if ours_from is None:
+        return writer
+    return f"{writer} fragments {layout.FRAGMENT_FORMAT} from {ours_from}"
+
+
+def _split_writer(text: str) -> tuple[str, int | None]:
+    """Return what :func:`_join_writer` was given; a whole text that says nothing of fragments is a name."""
+    found = _OURS.fullmatch(text)
+    if found is None or int(found[2]) > MAX_U64:
+        return text, None
+    return found[1], int(found[2])
 
 
 def seal_writer(writer: str) -> str:

@@ -305,6 +305,7 @@ class LogTable:
             with suppress(ValueError):  # another program has moved it further
                 await self._log.cursors.commit(_cursor_name(table), reached)
         else:
+            await self._log.put_inline()
             paths = [f"{self._prefix}/{entry.path}" for entry in entries]
             await self._on_thread(
                 partial(table.commit, partial(_add_files, paths, reached - limit), added)

@@ -113,6 +113,17 @@ class SwappedRoot:
         """Return wal3's key."""
         return layout.fragment_path(seq_no)
 
+    def take_content(self, path: str, data: bytes, store: ObjectStore) -> bool:
+        """Return False: wal3's programs know only objects."""
+        del path, data, store
+        return False
+
+    def begin_inline(self) -> None:
+        """Do nothing: there are none."""
+
+    async def put_inline(self) -> None:
+        """Do nothing: there are none."""
+
     async def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the objects behind the last fragment in ``log/``, whatever the order of the listing.
 

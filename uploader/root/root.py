@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.stores.port import ListedObject
+from uploader.stores.port import ListedObject, ObjectStore
 
 Change = Callable[[Manifest], Manifest | None]
 """Makes the next manifest from the newest one; None if there is nothing to do. Pure: it may be called
@@ -55,6 +55,27 @@ class Root(Protocol):
     def early_key(self, seq_no: int) -> str | None:
         """Return the key of a fragment if its number alone determines it, else None."""
 
+    def take_content(self, path: str, data: bytes, store: ObjectStore) -> bool:
+        """Take a fragment that is to be published next, if the root can hold it itself.
+
+        True: then its object need not be put, and the manifest that names it makes it durable. The root puts
+        the object through ``store``, in the background; readers find the fragment before that. False: put the
+        object first.
+        """
+
+    def begin_inline(self) -> None:
+        """Begin to put the objects that the newest manifest known says may be missing; return at once.
+
+        For writers that open the log: by the time of their first manifest most need not be listed any more.
+        """
+
+    async def put_inline(self) -> None:
+        """Put the objects that the newest manifest known says may be missing, for programs that know only
+        objects.
+
+        Anyone who may write may do so. The store's errors; CorruptionError for damaged manifests.
+        """
+
     def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the objects in the places of fragments behind the manifest's end, by number."""
 
@@ -80,7 +101,7 @@ class Root(Protocol):
         """
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Append fragments, which are in the store already, to the log.
+        """Append fragments, which are in the store already or taken by the root, to the log.
 
         Returns when a manifest that readers find names them, also if an earlier call published them but its
         answer was lost. Start concurrent calls in the order of their fragments, each

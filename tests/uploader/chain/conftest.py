@@ -26,11 +26,18 @@ async def opened(store: FaultyStore, clock: ManualClock):
     """Make chain logs over the store; they retry without waiting."""
     logs: list[ChainRoot] = []
 
-    def make(inner=None, *, alpha: int = 4, shards: int = 1, at: ManualClock = clock) -> ChainRoot:
+    def make(
+        inner=None,
+        *,
+        alpha: int = 4,
+        shards: int = 1,
+        inline_bytes: int = 0,
+        at: ManualClock = clock,
+    ) -> ChainRoot:
         retry = RetryPolicy(
             clock=at, jitter=lambda: 0.0, first_wait_seconds=0, longest_wait_seconds=0
         )
-        settings = ChainSettings(alpha=alpha, shards=shards)
+        settings = ChainSettings(alpha=alpha, shards=shards, inline_bytes=inline_bytes)
         logs.append(ChainRoot(inner or store, retry, InlineWorker(), settings=settings))
         return logs[-1]
 

@@ -1,16 +1,19 @@
 """Writers, readers and collectors in a world where answers are lost, puts come late and programs die.
 
 Whatever happens: what was acknowledged is in the log, for every reader who looks afterwards, once and in its
-place; and all readers see links of one and the same chain. If the log is destroyed meanwhile, what was
+place, and its content can be read, whether its object is there or only a manifest holds it; and all readers
+see links of one and the same chain. If the log is destroyed meanwhile, what was
 acknowledged is in it when it ends, and nobody begins it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,7 +22,8 @@ import pytest
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
 from uploader.admin.destroy import destroy
-from uploader.chain import ChainRoot, ChainSettings, pruning
+from uploader.chain import ChainRoot, ChainSettings, inline, pruning
+from uploader.chain.inline import InlineStore
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.layout import parse_manifest_key
@@ -27,6 +31,7 @@ from uploader.format.link import Link
 from uploader.format.manifest import Manifest, seal_writer
 from uploader.format.rollup import RollUpSettings
 from uploader.stores import RetryPolicy
+from uploader.stores.port import ObjectNotFoundError, PreconditionFailedError
 from walstore.errors import (
     ContentionError,
     LogNotFoundError,
@@ -53,6 +58,7 @@ class Simulation:
         self.acknowledged: dict[int, Fragment] = {}
         self.offset_limit = 1
         self.reads = 0
+        self.inline_reads = 0
         self.kills = 0
         self.contentions = 0
         self.heads: dict[int, Link] = {}
@@ -67,7 +73,7 @@ class Simulation:
             NetworkStore(self.world),
             retry,
             InlineWorker(),
-            settings=ChainSettings(alpha=alpha),
+            settings=ChainSettings(alpha=alpha, inline_bytes=1 << 20),
             roll_up=RollUpSettings(fragments_per_snapshot=4096),
             make_id=lambda: next(ids),
         )
@@ -79,6 +85,12 @@ class Simulation:
         for seq_no, item in known.items():
             assert seq_no < oldest or held.get(seq_no) == item, f"fragment {seq_no} is lost"
         manifest.scrub()
+
+    async def must_be_readable(self, store: NetworkStore, clock: VirtualClock, path: str) -> None:
+        """Check that a fragment, named by the newest manifest, can be read."""
+        self.inline_reads += path not in self.world.objects
+        found = await InlineStore(store, InlineWorker(), clock).get(path)
+        assert found.data == content(path)
 
     def note_head(self, log: ChainRoot) -> None:
         head = log.head
@@ -107,9 +119,11 @@ class Simulation:
                 seq_no, start = log.manifest.next_seq_no, log.manifest.next_offset
                 sizes = [2] * self.random.randint(1, 2 * alpha)
                 count -= len(sizes)
+                items = run(*sizes, seq_no=seq_no, start=start, salt=salt)
+                await self._bring(log, items)
                 try:
                     async with asyncio.TaskGroup() as group:
-                        for item in run(*sizes, seq_no=seq_no, start=start, salt=salt):
+                        for item in items:
                             group.create_task(self._publish(log, item))
                 except* ContentionError:
                     self.contentions += 1
@@ -117,6 +131,13 @@ class Simulation:
                 await asyncio.sleep(self.random.choice([0, 0, 0.1, 1, 400, 5000]))
         finally:
             await log.aclose()
+
+    async def _bring(self, log: ChainRoot, items: list[Fragment]) -> None:
+        """Let the manifests hold fragments, as far as they do; put the objects of the others."""
+        store = NetworkStore(self.world)
+        for item in items:
+            if not log.take_content(item.path, content(item.path), store):
+                await self.patiently(partial(put, store, item.path))
 
     async def _publish(self, log: ChainRoot, item: Fragment) -> None:
         while True:
@@ -158,9 +179,23 @@ class Simulation:
                     self.must_hold(log.manifest, known)
                     self.note_head(log)
                     self.reads += 1
+                    await self._read_one(log)
             except StorageUnavailableError:
                 pass
             await asyncio.sleep(self.random.choice([0.05, 1, 4000]))
+
+    async def _read_one(self, log: ChainRoot) -> None:
+        """Read a fragment, most often one of the last."""
+        fragments = log.manifest.fragments
+        if not fragments:
+            return
+        item = fragments[-1 - min(int(self.random.expovariate(0.3)), len(fragments) - 1)]
+        try:
+            await self.must_be_readable(NetworkStore(self.world), VirtualClock(), item.path)
+        except ObjectNotFoundError:
+            while not await log.load():
+                pass
+            assert item not in log.manifest.fragments, "a fragment without a content"
 
     async def live(self, program: Coroutine[Any, Any, None], seconds: float | None) -> None:
         """Let a program run until it ends, gives up or is killed; what it sent still arrives."""
@@ -180,9 +215,14 @@ class Simulation:
         await log.load_or_create("w")
         self.must_hold(log.manifest, self.acknowledged)
         before = log.manifest
+        for item in before.fragments:
+            await self.must_be_readable(NetworkStore(self.world), VirtualClock(), item.path)
         items = run(*[2] * 5, seq_no=before.next_seq_no, start=before.next_offset, salt="last")
-        await asyncio.gather(*(log.publish([item], "w") for item in items))
+        await self._bring(log, items)
+        await asyncio.gather(*(self._publish(log, item) for item in items))
         await log.settle()
+        for item in log.manifest.fragments:
+            assert self.world.objects[item.path] == content(item.path)
         self.note_head(log)
         self.must_hold(log.manifest, self.acknowledged)
         self.check_chain(log)
@@ -246,6 +286,15 @@ class Simulation:
         return chain
 
 
+def content(path: str) -> bytes:
+    return f"content of {path}".encode()
+
+
+async def put(store: NetworkStore, path: str) -> None:
+    with contextlib.suppress(PreconditionFailedError):
+        await store.put_if_absent(path, content(path))
+
+
 def _collect_one(manifest: Manifest) -> Manifest | None:
     if len(manifest.fragments) < 3:
         return None
@@ -280,6 +329,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prune as early as alphas of at most 8 allow, so that slots are cleaned up within seconds."""
     monkeypatch.setattr(pruning, "KEPT_SLOTS", 20)
     monkeypatch.setattr(pruning, "_BATCH", 4)
+    monkeypatch.setattr(inline, "_CLOSE_SECONDS", 0.0)  # a program that is killed does not wait
 
 
 @pytest.mark.parametrize("weather", WEATHERS)
@@ -296,7 +346,7 @@ def destroyed(seed: int, weather: Weather, *, writers: int = 6) -> Simulation:
 
 
 @pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a destroyer do its work on the event loop, whose time is not that of threads."""
     monkeypatch.setattr(
         "uploader.layouts.log_session.Worker", lambda *_args, **_options: InlineWorker()
@@ -306,13 +356,13 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weather", WEATHERS)
 @pytest.mark.parametrize("seed", range(2))
 def test_what_was_acknowledged_was_there_when_the_log_ended(
-    seed: int, weather: str, tight: None, inline: None
+    seed: int, weather: str, tight: None, on_the_loop: None
 ) -> None:
     destroyed(seed, WEATHERS[weather])
 
 
 @pytest.mark.slow
-def test_many_ends(tight: None, inline: None) -> None:
+def test_many_ends(tight: None, on_the_loop: None) -> None:
     worlds = [destroyed(seed, weather) for seed in range(200, 210) for weather in WEATHERS.values()]
     assert sum(world.reads for world in worlds)
     assert sum(world.contentions for world in worlds)
@@ -328,6 +378,7 @@ def test_many_worlds(tight: None) -> None:
         for weather in WEATHERS.values()
     ]
     assert sum(world.reads for world in worlds)
+    assert sum(world.inline_reads for world in worlds)
     assert sum(world.kills for world in worlds)
     assert sum(world.contentions for world in worlds)
     assert sum(world.world.late_puts for world in worlds)

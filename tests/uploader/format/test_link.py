@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.uploader.chain.chains import run
 from tests.uploader.documents import SETSUMS, TEXT, U64
 from uploader.format.layout import MAX_U64
-from uploader.format.link import KEPT_SECONDS, MOST_ALPHA, MOST_RANGES, Kept, Link, PreviousLink
+from uploader.format.link import (
+    KEPT_SECONDS,
+    MOST_ALPHA,
+    MOST_INLINE,
+    MOST_RANGES,
+    Kept,
+    Link,
+    PreviousLink,
+    encode_content,
+)
 from uploader.format.manifest import Manifest
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -45,6 +54,84 @@ def test_the_bytes_of_a_link() -> None:
     assert Manifest.parse(expected) == manifest
 
 
+def test_the_bytes_of_a_link_with_inline_fragments() -> None:
+    """Version 2 has two fields more; docs/chain.md describes them."""
+    first, second = run(3, 2)
+    before = Link.root(EMPTY, author="a", alpha=2).successor(
+        EMPTY.apply_fragments([first], "w"),
+        author="a",
+        alpha=2,
+        base=0,
+        now_us=7,
+        contents={first.path: encode_content(b"one")},
+    )
+    link = before.successor(
+        before.manifest.apply_fragments([second], "w"),
+        author="a",
+        alpha=2,
+        base=0,
+        now_us=7,
+        inline=before.inline,
+        contents={second.path: encode_content(b"two")},
+    )
+    data = link.serialise()
+    fields = (
+        f'"inline":{{"{first.path}":1,"{second.path}":2}},"contents":{{"{second.path}":"dHdv"}}'
+    )
+    assert data.endswith(b',"kept":[],%s}}' % fields.encode())
+    assert b'"chain":{"version":2,"slot":2,' in data
+    assert Link.parse(data, slot=2) == link
+    assert (link.content(second.path), link.content(first.path)) == (b"two", None)
+    assert [link.is_kept(slot) for slot in (0, 1, 2, 3)] == [True, True, True, False]
+
+
+def inline_document() -> dict:
+    (entry,) = run(3)
+    manifest = EMPTY.apply_fragments([entry], "w")
+    link = Link.root(EMPTY, author="a", alpha=4).successor(
+        manifest,
+        author="a",
+        alpha=4,
+        base=0,
+        now_us=0,
+        contents={entry.path: encode_content(b"content")},
+    )
+    return json.loads(link.serialise())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inline": {}, "contents": {}},
+        {"inline": None},
+        {"contents": {}},
+        {"inline": {"log/other": 1}, "contents": {"log/other": ""}},
+        {"inline": {run(3)[0].path: 2}, "contents": {}},
+        {
+            "inline": {run(1, salt=str(n))[0].path: 0 for n in range(MOST_INLINE + 1)},
+            "contents": {},
+        },
+        {"contents": {run(3)[0].path: "", run(2)[0].path: ""}},
+        {"contents": {run(3)[0].path: 1}},
+    ],
+)
+def test_what_no_author_writes_of_inline_fragments_is_refused(changes: dict[str, object]) -> None:
+    document = inline_document()
+    assert Link.parse(json.dumps(document).encode(), slot=1).inline
+    document["chain"] |= changes
+    with pytest.raises(CorruptionError):
+        Link.parse(json.dumps(document).encode(), slot=1)
+
+
+def test_a_content_that_is_not_base64() -> None:
+    document = inline_document()
+    path = next(iter(document["chain"]["contents"]))
+    document["chain"]["contents"][path] = "a?=="
+    link = Link.parse(json.dumps(document).encode(), slot=1)
+    with pytest.raises(CorruptionError, match="base64"):
+        link.content(path)
+
+
 KEPT = st.lists(st.builds(Kept, U64, U64, st.integers(0, 2**60)), max_size=3).map(tuple)
 SLOTS = st.integers(0, 2**63 - 100)
 
@@ -69,7 +156,7 @@ def test_a_link_is_read_as_it_was_written(slot, gap, setsum, author, alpha, kept
 
 
 def test_one_of_a_newer_kind_is_refused() -> None:
-    data = Link.root(EMPTY, author="a", alpha=1).serialise().replace(b'"version":1', b'"version":2')
+    data = Link.root(EMPTY, author="a", alpha=1).serialise().replace(b'"version":1', b'"version":3')
     with pytest.raises(FormatVersionError):
         Link.parse(data, slot=0)
 

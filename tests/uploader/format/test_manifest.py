@@ -44,6 +44,7 @@ MANIFESTS = st.builds(
     fragments=st.lists(FRAGMENTS, max_size=3).map(tuple),
     initial_offset=st.none() | U64,
     initial_seq_no=st.none() | U64,
+    ours_from=st.none() | U64,
 )
 
 
@@ -255,6 +256,46 @@ def test_what_does_not_continue_the_log_is_refused(added: Fragment, message: str
     with pytest.raises(ValueError, match=message):
         manifest.apply_fragments([added], "w")
     assert manifest == manifest_of(10, 20)
+
+
+def run_of(manifest: Manifest, count: int, **changes: Any) -> list[Fragment]:
+    """Return the next fragments of a log, of ten records each."""
+    found = fragments(*[10] * count, seq_no=manifest.next_seq_no, start=manifest.next_offset)
+    return [dataclasses.replace(one, **changes) for one in found]
+
+
+def grown(manifest: Manifest, writer: str, **changes: Any) -> Manifest:
+    """Append two fragments, and read back what is stored."""
+    found = manifest.apply_fragments(run_of(manifest, 2, **changes), writer)
+    return Manifest.parse(found.serialise())
+
+
+def test_a_manifest_tells_from_where_on_all_fragments_are_ours() -> None:
+    ours = grown(Manifest.initial("x"), "walstore-writer a streams 3", is_ours=True)
+    assert (ours.ours_from, ours.writer) == (1, "walstore-writer a streams 3")
+    assert grown(ours, "b", is_ours=True).ours_from == 1
+    assert ours.seal().ours_from == 1
+    assert Manifest.parse(ours.seal().serialise()).is_sealed
+
+
+def test_what_others_append_is_not_ours() -> None:
+    """wal3 replaces the name; a fragment that a dead writer left may be anybody's."""
+    ours = grown(Manifest.initial("x"), "a", is_ours=True)
+    theirs = json.loads(grown(ours, "a").serialise()) | {"writer": "log writer"}
+    after = Manifest.parse(json.dumps(theirs).encode())
+    assert (after.ours_from, after.writer) == (None, "log writer")
+    assert grown(after, "a", is_ours=True).ours_from == 5
+    adopted = grown(ours, "a", is_ours=False)
+    assert adopted.ours_from is None
+    assert grown(adopted, "a", is_ours=True).ours_from == 5
+
+
+@pytest.mark.parametrize(
+    "writer", ["a fragments 2 from 1", "a fragments 1 from x", f"a fragments 1 from {1 << 64}"]
+)
+def test_another_version_and_no_number_say_nothing_of_fragments(writer: str) -> None:
+    found = Manifest.parse(document(writer=writer))
+    assert (found.ours_from, found.writer) == (None, writer)
 
 
 def test_a_gap_inside_a_run_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
+from tests.cloud import write_without_objects
 from tests.golden.test_golden_rust import DIRECTORY as RUST
 from tests.uploader.iceberg.lakehouse import (
     FaultyCatalog,
@@ -103,6 +104,14 @@ async def test_fragments_are_registered_as_they_are_and_each_once(url: str, lake
     assert await values(lake) == [b"a", b"b", b"c", b"d"]
     log = Path(file_prefix(url).removeprefix("file://")) / "log"
     assert all(file.is_relative_to(log) for file in await asyncio.to_thread(lake.files))
+
+
+async def test_fragments_that_only_manifests_hold_are_put_first(
+    url: str, tmp_path: Path, lake: Lakehouse
+):
+    await write_without_objects(LocalStore(tmp_path / "log"), b"a", b"b")
+    await register(url, lake)
+    assert await values(lake) == [b"a", b"b"]
 
 
 async def test_fragments_that_rust_wrote_are_read_with_those_of_python(
