@@ -85,7 +85,15 @@ def inspect_fragment(data: bytes, path: str) -> Fragment:
     except ValueError as error:
         raise CorruptionError("not the key of a fragment", path=path) from error
     content = fragment_file.read(data, path=path)
-    return Fragment(path, seq_no, content.start, content.limit, len(data), _setsum(content))
+    return Fragment(
+        path,
+        seq_no,
+        content.start,
+        content.limit,
+        len(data),
+        _setsum(content),
+        is_ours=fragment_file.is_ours(data, path=path),
+    )
 
 
 def fragment_closings(data: bytes, *, path: str = "fragment") -> tuple[int, frozenset[str]] | None:

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,16 +33,35 @@ from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_file import FileWriter
 from walstore.batches.arrow import SCHEMA, offsets_array, values_array
 from walstore.batches.batch import Batch, FrameBatch
+from walstore.errors import StorageUnavailableError
 from walstore.format.frame import ColumnKind
-from walstore.runtime.threads import Worker
+from walstore.runtime.threads import Lane, Worker
 
 _APART_BYTES: Final = 256 * 1024
 """From this size on a fragment is hashed while another thread makes the file, which takes about half as
 long and, other than hashing, leaves the interpreter to others."""
 
 
+_F = TypeVar("_F", bound="FragmentFile")
 Records = Callable[[], Sequence[Batch]]
 """Returns records in a form that can be encoded; called on a thread."""
+
+
+class Encoders(Protocol):
+    """Encodes whole fragments elsewhere: :class:`uploader.fragments.encoder_processes.EncoderProcesses`."""
+
+    def lane_for(self, batches: Sequence[Batch]) -> Lane | None:
+        """Return a lane of threads for :meth:`encode`; None if that would do nothing."""
+
+    def encode(
+        self,
+        batches: Sequence[Batch],
+        *,
+        timestamp_us: int,
+        writer: str | None,
+        closings: int | None,
+    ) -> EncodedFragment | None:
+        """Return the fragment of these records, or None if it has to be encoded here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +95,7 @@ class EncodedFragment(FragmentFile):
             limit=self.limit,
             num_bytes=len(self.data),
             setsum=self.setsum,
+            is_ours=True,
         )
 
 
@@ -86,11 +107,22 @@ class FragmentBuilder:
     """
 
     def __init__(
-        self, *, timestamp_us: int, writer: str | None = None, closings: int | None = None
+        self,
+        *,
+        timestamp_us: int,
+        writer: str | None = None,
+        closings: int | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
-        """``timestamp_us`` and ``writer`` as for :func:`encode_fragment`; ``closings`` as for FileWriter."""
+        """``timestamp_us`` and ``writer`` as for :func:`encode_fragment`; ``closings`` as for FileWriter.
+
+        ``encoders`` are asked for a fragment of which nothing was added before.
+        """
         check_u64(timestamp_us=timestamp_us)
         self._timestamp_us = timestamp_us
+        self._writer = writer
+        self._closings = closings
+        self._encoders = encoders
         self._file = FileWriter(timestamp_us=timestamp_us, writer=writer, closings=closings)
         self._bounds: tuple[int, int] | None = None  # of the records so far
         self._setsum = Setsum()  # of what was hashed
@@ -111,6 +143,10 @@ class FragmentBuilder:
 
         ValueError as :meth:`add`, and if there is no record at all.
         """
+        made = self._made_elsewhere(batches)
+        if made is not None:
+            self._setsum = made.setsum
+            return made
         found = self._last(batches)
         if found:
             self._file.add(to_table(found))
@@ -125,6 +161,9 @@ class FragmentBuilder:
 
     def finish(self, batches: Sequence[Batch] = ()) -> EncodedFragment:
         """Do what :meth:`write` and :meth:`sum` do; if it is much, on two threads."""
+        made = self._made_elsewhere(batches)
+        if made is not None:
+            return made
         found = self._last(batches)
         if not found:
             return self._file_of(self._file.finish()).summed(self._setsum)
@@ -138,12 +177,25 @@ class FragmentBuilder:
             data, setsum = write(), setsum_of(found, self._timestamp_us)
         else:
             with ThreadPoolExecutor(1, "walstore-parquet") as background:
-                writing = background.submit(write)
+                writing: Future[bytes] | None = None
+                with suppress(RuntimeError):  # the system has no more threads
+                    writing = background.submit(write)
                 setsum = setsum_of(found, self._timestamp_us)
-                data = writing.result()
+                data = write() if writing is None else writing.result()
         return self._file_of(data).summed(self._setsum + setsum)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _made_elsewhere(self, batches: Sequence[Batch]) -> EncodedFragment | None:
+        """Return the fragment if an encoder makes it; what it refuses is refused here, too."""
+        if self._encoders is None or self._bounds is not None:
+            return None
+        return self._encoders.encode(
+            batches,
+            timestamp_us=self._timestamp_us,
+            writer=self._writer,
+            closings=self._closings,
+        )
 
     def _last(self, batches: Sequence[Batch]) -> list[Batch]:
         found = self._follow(batches)
@@ -182,12 +234,19 @@ class Building:
         timestamp_us: int,
         writer: str | None = None,
         closings: int | None = None,
+        encoders: Encoders | None = None,
     ) -> None:
         """``timestamp_us`` is the fragment's time; ``writer`` and ``closings`` go into the footer."""
         self._worker = worker
-        self._builder = FragmentBuilder(timestamp_us=timestamp_us, writer=writer, closings=closings)
+        self._encoders = encoders
+        self._builder = FragmentBuilder(
+            timestamp_us=timestamp_us, writer=writer, closings=closings, encoders=encoders
+        )
         self._turn = asyncio.Lock()
         self._missing = 0  # parts that were not added yet, or never will be
+        self._is_whole = False
+        self._finished: EncodedFragment | None = None
+        self._failure: Exception | None = None
         self.is_broken = False
         """Whether records are missing from it for good. Then it is useless."""
 
@@ -196,24 +255,62 @@ class Building:
         self._missing += 1  # at once: a task may be cancelled before it takes its first step
         return self._add(records)
 
+    def build(self, records: Records, turn: asyncio.Semaphore) -> Coroutine[None, None, None]:
+        """Encode and hash all records, when it is its turn: those that :meth:`finish` or :meth:`write` will
+        name. An error is theirs."""
+        self._is_whole = True  # at once, as in add()
+        return self._build(records, turn)
+
     async def finish(self, records: Records) -> EncodedFragment:
-        """Encode and hash the last records and return the fragment."""
+        """Encode and hash the last records and return the fragment; what is finished stays as it is."""
         async with self._turn:
-            self._check()
-            return await self._worker.run(lambda: self._builder.finish(records()))
+            if self._failure is not None:
+                raise self._failure
+            if self._finished is None:
+                self._check()
+                self._finished = await self._run(self._builder.finish, records)
+            return self._finished
 
     async def write(self, records: Records) -> FragmentFile:
         """Encode the last records and return the file; then call :meth:`sum`."""
+        if self._is_whole:
+            return await self.finish(records)
         async with self._turn:
             self._check()
-            return await self._worker.run(lambda: self._builder.write(records()))
+            return await self._run(self._builder.write, records)
 
     async def sum(self) -> Setsum:
         """Hash what has not been hashed yet, and return the sum of all records."""
         async with self._turn:
+            if self._finished is not None:
+                return self._finished.setsum
             return await self._worker.run(self._builder.sum)
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _build(self, records: Records, turn: asyncio.Semaphore) -> None:
+        async with turn:
+            try:
+                await self.finish(records)
+            except Exception as error:  # noqa: BLE001 - raised when it is wanted
+                self._failure = error
+
+    async def _run(self, make: Callable[[Sequence[Batch]], _F], records: Records) -> _F:
+        lane = None if self._encoders is None else self._encoders.lane_for(records())
+        if lane is not None:
+            is_begun = False
+
+            def begin() -> _F:
+                nonlocal is_begun
+                is_begun = True
+                return make(records())
+
+            try:
+                return await lane.run(begin)
+            except StorageUnavailableError:  # perhaps no thread could be started
+                if is_begun:
+                    raise
+        return await self._worker.run(lambda: make(records()))
 
     async def _add(self, records: Records) -> None:
         try:

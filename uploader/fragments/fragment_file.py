@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from uploader.format.layout import MAX_U64
+from uploader.format.layout import FRAGMENT_FORMAT, MAX_U64
 from uploader.fragments.bloom import StreamSet
 from uploader.fragments.parquet_metadata import (
     Metadata,
@@ -37,7 +37,7 @@ from walstore.batches.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
 
 FORMAT_KEY: Final = b"walstore.fragment"
-FORMAT_VERSION: Final = b"1"
+FORMAT_VERSION: Final = FRAGMENT_FORMAT.encode()
 """Footer entry of files of ours, which must then have all of our columns."""
 STREAMS_KEY: Final = b"walstore.streams"
 """Footer entry that says which streams there are; see ``bloom.py``."""
@@ -264,6 +264,11 @@ def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
     """Return the maker of the file, if it is noted; CorruptionError if there is no footer."""
     found = _entries(data, path).get(WRITER_KEY)
     return None if found is None else found.decode(errors="replace")
+
+
+def is_ours(data: bytes, *, path: str) -> bool:
+    """Return whether a file has our columns, of this version; CorruptionError without a footer."""
+    return _entries(data, path).get(FORMAT_KEY) == FORMAT_VERSION
 
 
 def closings(data: bytes, *, path: str) -> int | None:

@@ -163,6 +163,15 @@ class CloudLog(CloudGroups):
         async with self._refreshing:
             await self._refresh()
 
+    async def put_inline(self) -> None:
+        """Put the objects of fragments that only manifests hold so far, if there are any.
+
+        For programs that look for objects by themselves, such as Spark's JVM; readers of this package find
+        such fragments without it (docs/chain.md). Needs write access if there are any, which is rare: their
+        writer has died, or is just putting them. Does nothing in the layout ``swap``.
+        """
+        await self._root.put_inline()
+
     def reader(
         self,
         start: Start | str | int | datetime = Start.EARLIEST,

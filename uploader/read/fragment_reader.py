@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from uploader.chain.inline import InlineStore
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
@@ -66,7 +67,7 @@ class FragmentReader:
                 default the root found in the store is asked.
             disk_cache: Asked before the store, and filled from it.
         """
-        self._store = store
+        self._store = store = InlineStore(store, worker)
         self._worker = worker
         self._cache_bytes = cache_bytes
         self._disk = disk_cache

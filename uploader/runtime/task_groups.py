@@ -8,9 +8,10 @@ of the program.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from walstore.errors import WalError
 from walstore.ports import Clock
@@ -18,13 +19,16 @@ from walstore.ports import Clock
 _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
 
+_KEEPS_COUNT: Final = sys.version_info < (3, 13)
+
 
 class LoopTaskGroup(asyncio.TaskGroup):
     """A task group that may be destroyed with its event loop.
 
     If nobody closes a log before its event loop is closed, the coroutine that waits in the group's block is
     destroyed some time later. Then no task can be cancelled or awaited any more, and asyncio's group would
-    complain on standard error.
+    complain on standard error. And the count of cancellations of its task is right afterwards, also before
+    Python 3.13.
     """
 
     async def __aexit__(
@@ -33,8 +37,21 @@ class LoopTaskGroup(asyncio.TaskGroup):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not GeneratorExit:
+        if kind is GeneratorExit:
+            return
+        was_requested = self._has_cancelled_parent
+        try:
             await super().__aexit__(kind, error, trace)
+        finally:
+            # Before Python 3.13 the count of cancellations keeps the group's own one if the first task
+            # failed when the block was over.
+            task = asyncio.current_task()
+            if _KEEPS_COUNT and task and self._has_cancelled_parent and not was_requested:
+                task.uncancel()
+
+    @property
+    def _has_cancelled_parent(self) -> bool:
+        return bool(getattr(self, "_parent_cancel_requested", False))
 
 
 class _TaskGroup(LoopTaskGroup):
@@ -70,6 +87,17 @@ def main_error(group: BaseExceptionGroup[_E]) -> _E:
     return next(
         (error for error in _errors(group) if not isinstance(error, WalError)), first_of(group)
     )
+
+
+def check_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled from outside; call it after handling a group's error.
+
+    A group that ends with an error forgets such a cancellation, before Python 3.13 for good. A loop that
+    goes on after the error would never end then. All groups of the task must be of this module.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -149,11 +177,18 @@ class BackgroundTask(Generic[_T]):
         if self._task is not None:
             await asyncio.wait((self._task,))
 
-    async def aclose(self) -> None:
-        """Cancel the task and wait for its end; idempotent."""
+    async def aclose(self, *, grace_seconds: float = 0.0) -> None:
+        """Cancel the task, unless it ends within ``grace_seconds``, and wait for its end; idempotent.
+
+        If this call is cancelled, so is the task.
+        """
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
+            try:
+                if grace_seconds:
+                    await asyncio.wait((task,), timeout=grace_seconds)
+            finally:
+                task.cancel()
             await asyncio.wait((task,))
             if not task.cancelled():
                 task.exception()  # nothing follows from it

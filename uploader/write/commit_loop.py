@@ -26,7 +26,7 @@ from functools import partial
 
 from uploader.format.entries import Fragment
 from uploader.format.stream_table import without_closings
-from uploader.runtime.task_groups import LoopTaskGroup, first_of, within_seconds
+from uploader.runtime.task_groups import LoopTaskGroup, check_cancelled, first_of, within_seconds
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.fragment_puts import FragmentPuts
@@ -62,7 +62,10 @@ class CommitLoop:
         streams.on_change = self._know_streams
         self._settings = settings
         self.puts = FragmentPuts(
-            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+            context,
+            max_in_flight=settings.max_in_flight,
+            is_parallel=settings.parallel_puts,
+            may_inline=True,
         )
         self.schedule = CutSchedule(
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
@@ -176,6 +179,7 @@ class CommitLoop:
                 watching.cancel()
         except* WalError as errors:
             self._abandon(first_of(errors))
+        check_cancelled()
         for refreshed in refreshes:
             if not refreshed.done():
                 refreshed.set_result(None)

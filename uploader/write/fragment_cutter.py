@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from typing import NamedTuple
 
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import Building
@@ -27,7 +28,7 @@ from uploader.write.fragment_puts import FragmentWriter, gather
 from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
 from uploader.write.stall_guard import WriteContext
 from walstore.batches.batch import Batch
-from walstore.errors import ContentionError
+from walstore.errors import ContentionError, WalError
 from walstore.ports import TierSource
 
 logger = logging.getLogger("walstore")
@@ -41,6 +42,9 @@ class FragmentCutter:
     fragments: FragmentWriter
     fragment_bytes: int
     max_in_flight: int
+    max_building: int = 1
+    """Where one fragment is put at a time: how many are built at a time before their turn. One more is read
+    by then."""
     schedule: CutSchedule
     """When the log is cut."""
     slots: deque[FragmentSlot] = field(default_factory=deque, init=False)
@@ -123,6 +127,18 @@ class _Head:
     """Their size."""
 
 
+class _NextFragment(NamedTuple):
+    """A fragment that is read, and if it is a full one being built, while others are put."""
+
+    building: Building
+    batches: list[Batch]
+
+    @property
+    def limit(self) -> int:
+        """Offset after its last record."""
+        return self.batches[-1].limit
+
+
 class Shipment:
     """Fragments of one log under way. Made by :meth:`FragmentCutter.shipping`."""
 
@@ -138,6 +154,8 @@ class Shipment:
         self.position = self._context.root.manifest.next_offset
         """Every offset below it was cut into a fragment."""
         self._head: _Head | None = None  # of the next fragment
+        self._ahead: deque[_NextFragment] = deque()  # from the position on
+        self._building = asyncio.Semaphore(cutter.max_building)
         self.may_begin = True
         """Whether :meth:`begin` was not called yet for the next fragment."""
 
@@ -159,6 +177,7 @@ class Shipment:
     async def ship(self, limit: int) -> None:
         """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
         while self.position < limit:
+            await self._look_ahead(limit)
             await self.pipeline.wait_room()
             make, self.position = await self._cut(limit)
             self.pipeline.start(make)
@@ -170,8 +189,35 @@ class Shipment:
 
     # -- inside ------------------------------------------------------------------------------
 
+    async def _look_ahead(self, limit: int) -> None:
+        """Read the next fragments below ``limit``, and begin to build the full ones.
+
+        For logs where one fragment is put at a time: else building would wait for each put. What cannot be
+        read is left to its turn, when what is before it is there.
+        """
+        cutter = self._cutter
+        if cutter.fragments.puts.max_at_once > 1 or cutter.slots or self._head is not None:
+            return
+        most = min(cutter.max_building + 1, cutter.max_in_flight - 1)  # one is being put
+        while len(self._ahead) < most:
+            position = self._ahead[-1].limit if self._ahead else self.position
+            if position >= limit:
+                return
+            try:
+                batches = await self._gather(position, limit, cutter.fragment_bytes)
+            except (WalError, OSError):
+                return
+            building = cutter.fragments.begin()
+            self._ahead.append(_NextFragment(building, batches))
+            if sum(batch.nbytes for batch in batches) >= cutter.fragment_bytes:
+                self.pipeline.build(building, partial(_itself, batches), self._building)
+
     async def _cut(self, limit: int) -> tuple[Make, int]:
         """Return how to make the fragment that begins at the position, and its limit."""
+        if self._ahead:
+            self.may_begin = True
+            ahead = self._ahead.popleft()
+            return self._make(ahead.building, ahead.batches), ahead.limit
         cutter = self._cutter
         head, self._head, self.may_begin = self._head, None, True
         slot = cutter.slots.popleft() if cutter.slots else None
@@ -205,6 +251,10 @@ class Shipment:
         return await self._context.retry.call(
             partial(gather, self._source, position, limit, most_bytes=most_bytes)
         )
+
+
+def _itself(batches: list[Batch]) -> list[Batch]:
+    return batches
 
 
 def _is_adoption(slot: FragmentSlot) -> bool:

@@ -17,11 +17,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from uploader.chain.inline import InlineStore
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest, is_blocker
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
-from uploader.fragments.fragment_builder import Building, EncodedFragment, Records, setsum_of
+from uploader.fragments.fragment_builder import (
+    Building,
+    EncodedFragment,
+    Encoders,
+    Records,
+    setsum_of,
+)
 from uploader.fragments.fragment_file import fragment_maker, fragment_timestamp
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, Orphan, can_follow
@@ -67,18 +74,27 @@ class FragmentPuts:
     """Puts fragments of one log. Any number of tasks may call it."""
 
     def __init__(
-        self, context: WriteContext, *, max_in_flight: int = 1, is_parallel: bool = False
+        self,
+        context: WriteContext,
+        *,
+        max_in_flight: int = 1,
+        is_parallel: bool = False,
+        may_inline: bool = False,
     ) -> None:
         """Put up to ``max_in_flight`` fragments at once, or one where wal3 may write; callers must respect
-        :attr:`max_at_once`. ``is_parallel`` says that no other program opens the log for writing."""
+        :attr:`max_at_once`. ``is_parallel`` says that no other program opens the log for writing.
+        ``may_inline``: fragments are published next, so the root may take them (``Root.take_content``)."""
         self._root = context.root
+        self._may_inline = may_inline
         self._stall_guard = context.stall_guard
         self._retry = context.retry
         self._worker = context.worker
         self.max_at_once = max_in_flight if is_parallel or not _is_numbered(self._root) else 1
         """How many fragments may be made at the same time."""
         window = PutWindow(self.max_at_once, context.retry.clock)
+        # Puts are read back here: a manifest's copy of a fragment is no proof that its object is there.
         self._store = WindowedStore(context.store, window)
+        self._readable = InlineStore(context.store, context.worker, context.clock)
         # By number: fragments of others, behind the log's end.
         self._ahead: dict[int, _FragmentAhead] = {}
         self.may_void: MayVoid = _always
@@ -98,6 +114,7 @@ class FragmentPuts:
         """
         found = []
         self._ahead.clear()
+        self._root.begin_inline()
         async for listed in self._root.unpublished():
             with contextlib.suppress(ObjectNotFoundError):  # it was cleaned up meanwhile
                 stored = await read_object(self._store, listed.key)
@@ -145,7 +162,7 @@ class FragmentPuts:
 
     async def inspect(self, key: str) -> Orphan:
         """Return what the object at ``key`` holds, from its bytes alone."""
-        stored = await read_object(self._store, key)
+        stored = await read_object(self._readable, key)
         return await self.examine(stored.data, key)
 
     async def examine(self, data: bytes, key: str) -> Orphan:
@@ -207,11 +224,17 @@ class FragmentPuts:
         key = self._root.fragment_key(
             seq_no, start=built.start, limit=built.limit, setsum=built.setsum
         )
-        return Fragment(key, seq_no, built.start, built.limit, len(built.data), built.setsum)
+        size_bytes = len(built.data)
+        return Fragment(
+            key, seq_no, built.start, built.limit, size_bytes, built.setsum, is_ours=True
+        )
 
     # -- inside ------------------------------------------------------------------------------
 
     async def _create(self, key: str, data: bytes) -> Taken | None:
+        if self._may_inline and self._root.take_content(key, data, self._store):
+            self._count(data)
+            return None
         result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
         if result.outcome is not cas.PutOutcome.LOST:
             self._count(data)
@@ -284,8 +307,11 @@ class FragmentWriter:
     from which the log was taken over (``ownership.py``). Any number of tasks may call it.
     """
 
-    def __init__(self, context: WriteContext, puts: FragmentPuts) -> None:
+    def __init__(
+        self, context: WriteContext, puts: FragmentPuts, encoders: Encoders | None = None
+    ) -> None:
         self._context = context
+        self._encoders = encoders
         self.puts = puts
         self.adopted_fragments = 0
         self.maker: str | None = None
@@ -294,7 +320,12 @@ class FragmentWriter:
     def begin(self) -> Building:
         """Return a fragment to be built, with the present time."""
         context = self._context
-        return Building(context.worker, timestamp_us=context.clock.now_us(), writer=self.maker)
+        return Building(
+            context.worker,
+            timestamp_us=context.clock.now_us(),
+            writer=self.maker,
+            encoders=self._encoders,
+        )
 
     async def put(
         self,

@@ -23,7 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from statistics import median
 from typing import Final
 
@@ -85,6 +85,7 @@ class PublishPipeline:
         self._running = 0
         self._is_holding = False
         self._publishing: deque[float] = deque()  # when each began
+        self._last_cut_at = -inf
         self._last_publishing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self.is_halted = False
@@ -110,17 +111,18 @@ class PublishPipeline:
     def due(self) -> float:
         """When the next fragment should be cut, by the monotonic clock; now or earlier: at once."""
         cuts = [slot.cut_at for slot in (*self._made, *self._making)]
-        return self._schedule.due(self._clock.monotonic(), cuts, self._publishing)
+        due = self._schedule.due(self._clock.monotonic(), cuts, self._publishing)
+        return max(due, self.earliest)
 
     @property
     def earliest(self) -> float:
         """When the interval since the last fragment is over, by the monotonic clock."""
-        last = self._making[-1] if self._making else self._made[-1] if self._made else None
-        return 0.0 if last is None else last.cut_at + self._schedule.interval_seconds
+        return self._last_cut_at + self._schedule.interval_seconds
 
     def start(self, make: Make) -> None:
         """Begin to make the fragment that follows those started before."""
         slot = _Slot(self._clock.monotonic())
+        self._last_cut_at = slot.cut_at
         self._making.append(slot)
         self._running += 1
         self._tasks.create_task(self._make(slot, make))
@@ -128,6 +130,10 @@ class PublishPipeline:
     def begin(self, building: Building, records: Records) -> None:
         """Begin to build what the next fragment has so far; learn how long that takes."""
         self._tasks.create_task(self._begin(building, records))
+
+    def build(self, building: Building, records: Records, turn: asyncio.Semaphore) -> None:
+        """Build a whole fragment before there is room for it, when it is its turn."""
+        self._tasks.create_task(building.build(records, turn))
 
     async def wait_change(self) -> None:
         """Return when something was made or published, or the pipeline halted."""

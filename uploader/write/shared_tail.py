@@ -12,6 +12,7 @@ import enum
 from functools import partial
 from typing import Final
 
+from uploader.chain.inline import InlineStore
 from uploader.format.entries import Fragment
 from uploader.format.manifest import is_blocker
 from uploader.fragments.fragment_file import fragment_time_bounds
@@ -46,7 +47,7 @@ class SharedTail:
     """The tail of one log, as one writer sees it. One task at a time."""
 
     def __init__(self, context: WriteContext, puts: FragmentPuts, streams: StreamGuard) -> None:
-        self._store = context.store
+        self._store = InlineStore(context.store, context.worker, context.clock)
         self._root = context.root
         self._stall_guard = context.stall_guard
         self._worker = context.worker
@@ -174,11 +175,16 @@ class SharedTail:
         return True
 
     async def _adopt(self, orphan: Orphan) -> bool:
-        """Name another's fragment; False if its streams were closed since it was made."""
+        """Name another's fragment; False if its streams were closed since it was made.
+
+        Whether it was named before it was collected is not asked here: no append of ours waits for it, and
+        either way the log continues behind it.
+        """
         if not await self._streams.admits(orphan):
             return False
-        if await self._publish(orphan.entry):
-            self.adopted_fragments += 1
+        with contextlib.suppress(OutcomeUnknownError):
+            if await self._publish(orphan.entry):
+                self.adopted_fragments += 1
         return True
 
     def _is_next(self, entry: Fragment) -> bool:

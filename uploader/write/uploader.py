@@ -17,14 +17,16 @@ records before the log takes them for shipped. Transient faults of the store are
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 
 from uploader.format.entries import Fragment
+from uploader.fragments.encoder_processes import encoder_processes
 from uploader.layouts.log_session import LogSession
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import Claiming, Remember
-from uploader.runtime.task_groups import first_of, within_seconds
+from uploader.runtime.task_groups import check_cancelled, first_of, within_seconds
 from uploader.stores.port import ObjectNotFoundError
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
 from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
@@ -71,14 +73,19 @@ class Uploader:
         self._planned = root.manifest
         context = WriteContext.of(session, root, self._stall_guard)
         self._puts = FragmentPuts(
-            context, max_in_flight=settings.max_in_flight, is_parallel=settings.parallel_puts
+            context,
+            max_in_flight=settings.max_in_flight,
+            is_parallel=settings.parallel_puts,
+            may_inline=True,
         )
-        self._fragments = FragmentWriter(context, self._puts)
+        self._encoders = encoder_processes(settings.encoder_processes)
+        self._fragments = FragmentWriter(context, self._puts, self._encoders)
         self._cutter = FragmentCutter(
             context=context,
             fragments=self._fragments,
             fragment_bytes=settings.fragment_bytes,
             max_in_flight=settings.max_in_flight,
+            max_building=max(1, 2 * settings.encoder_processes),
             schedule=CutSchedule(
                 interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
             ),
@@ -182,7 +189,8 @@ class Uploader:
     async def _run_held(self, source: TierSource) -> None:
         """Ship; after any failure FencedError if the log was taken over meanwhile."""
         try:
-            await self._run(source)
+            with nullcontext() if self._encoders is None else self._encoders.used():
+                await self._run(source)
         except* WalError as errors:
             error = await self._explain(first_of(errors))
             raise error from error.__cause__
@@ -219,6 +227,7 @@ class Uploader:
                     await self._ship(source, shipment)
                 is_done = True
             except* LateFragmentError as errors:
+                check_cancelled()
                 logger.warning("%s", first_of(errors))
                 self._conflicts += 1
                 await self._stall_guard.call(self._cutter.plan)

@@ -65,10 +65,20 @@ class UploadSettings:
     )
 
     interval_seconds: float = seconds(
-        0.02,
+        0.04,
         """Least time from one fragment to the next while some are under way and callers wait for the cloud,
         unless one is full. Less lets the chain of manifests answer sooner, with more requests; a single
         manifest needs one fragment for each swap anyway.""",
+    )
+
+    encoder_processes: int = whole(
+        0,
+        """Processes that encode and hash fragments of 1 MiB and more, shared by all logs of the process.
+        They are started for the first such fragment, take some 100 MiB each and have a lower priority.
+        0 encodes on threads: then appends wait for the interpreter while much is shipped. One ships what
+        an application appends at full speed; more of them only a backlog, on as many cores.""",
+        low=0,
+        high=64,
     )
 
     roll_up: RollUpSettings = nested(  # noqa: RUF009 - it makes a field
@@ -99,7 +109,7 @@ class WriterSettings:
     )
 
     interval_seconds: float = seconds(
-        0.02,
+        0.04,
         """Least time from one fragment to the next while some are under way, unless one is full. A first
         record never waits. With a single swapped manifest fragments are cut less often than this, just in
         time for the next swap.""",

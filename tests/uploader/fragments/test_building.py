@@ -18,7 +18,8 @@ from uploader.fragments.fragment_builder import (
     encode_fragment,
 )
 from walstore.batches.batch import Batch
-from walstore.runtime.threads import Worker
+from walstore.errors import StorageUnavailableError
+from walstore.runtime.threads import Lane, Pool, Worker
 
 TIME_US = 1_234_567_890_123_456
 VALUES = [b"a", b"b", b"c", b"d"]
@@ -253,3 +254,76 @@ async def test_a_part_whose_task_never_began_is_missed(building: Building) -> No
     await asyncio.wait((adding,))
     with pytest.raises(RuntimeError, match="given up"):
         await building.finish(nothing)
+
+
+# -- encoders ------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Encoders that take everything, on threads that may not start."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.asked = 0
+
+    def lane_for(self, batches: Sequence[Batch]) -> Lane | None:
+        assert len(batches) == 1
+        return self.lane
+
+    def encode(self, batches: Sequence[Batch], **_: object) -> None:
+        self.asked += 1
+
+
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("way", ["finish", "write"])
+async def test_what_is_not_encoded_elsewhere(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, way: str, *, starts: bool
+) -> None:
+    """For example because the system has no more threads that could wait for it."""
+    pool = Pool("test", 1)
+    elsewhere = Elsewhere(pool.lane())
+    await worker.run(int)
+    if not starts:
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(pool, "_start_thread", lambda: pool_refuses())
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+        def pool_refuses() -> None:
+            raise StorageUnavailableError("no thread can be started")
+
+    building = Building(worker, timestamp_us=TIME_US, encoders=elsewhere)
+    expected = encode_fragment(record(1)(), timestamp_us=TIME_US)
+    if way == "finish":
+        assert await building.finish(record(1)) == expected
+    else:
+        file = await building.write(record(1))
+        assert file.summed(await building.sum()) == expected
+    assert elsewhere.asked == 1
+    pool.close()
+
+
+async def test_one_that_was_built_before_its_turn(worker: Worker) -> None:
+    """Whichever of the two calls comes first."""
+    expected = encode_fragment(record(1)(), timestamp_us=TIME_US)
+    for is_early in (True, False):
+        building = Building(worker, timestamp_us=TIME_US)
+        turn = asyncio.Semaphore(1 if is_early else 0)
+        building_it = asyncio.create_task(building.build(record(1), turn))
+        if is_early:
+            await building_it
+        file = await building.write(record(1))
+        assert file.summed(await building.sum()) == expected
+        assert await building.finish(record(1)) is file
+        turn.release()
+        await building_it
+
+
+async def test_an_error_before_its_turn_is_raised_at_its_turn(worker: Worker) -> None:
+    building = Building(worker, timestamp_us=TIME_US)
+    await building.build(nothing, asyncio.Semaphore(1))
+    for call in (building.finish, building.write):
+        with pytest.raises(ValueError, match="at least one record"):
+            await call(record(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -303,6 +304,18 @@ def test_much_is_hashed_while_another_thread_makes_the_file(
     assert len(started) == threads
     assert found.setsum == Setsum.of_records(1, TIME_US, values)
     assert list(verify_fragment(found.data, found.entry(1)).values) == values
+
+
+def test_much_on_a_machine_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller makes the file, too."""
+    large = batch(*(b"v" * 1024 for _ in range(300)))
+    expected = encode_fragment([large], timestamp_us=1)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert encode_fragment([large], timestamp_us=1) == expected
 
 
 def test_batches_that_are_refused_change_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from uploader.chain.shards import list_behind
 from uploader.runtime.task_groups import (
     BackgroundTask,
+    LoopTaskGroup,
+    check_cancelled,
     first_of,
     gather_all,
     main_error,
@@ -68,6 +71,56 @@ async def test_a_cancellation_stays_one() -> None:
         waiting.cancel()
         await asyncio.wait([waiting])
     assert waiting.cancelled()
+
+
+@pytest.mark.parametrize("group", [LoopTaskGroup, task_group])
+@pytest.mark.parametrize("is_waiting_inside", [False, True])
+async def test_a_failed_group_was_no_cancellation_from_outside(
+    group: Callable[[], asyncio.TaskGroup], is_waiting_inside: bool
+) -> None:
+    """Whether its first task fails in the block or behind it."""
+
+    async def fail_next() -> None:
+        await asyncio.sleep(0)
+        raise ContentionError("x")
+
+    async def run() -> None:
+        try:
+            async with group() as tasks:
+                tasks.create_task(fail_next())
+                if is_waiting_inside:
+                    await asyncio.Event().wait()
+        except* ContentionError:
+            check_cancelled()
+
+    await asyncio.create_task(run())
+
+
+async def test_a_cancellation_in_the_turn_of_an_error_is_found_again() -> None:
+    async def run(failing: asyncio.Event, is_over: list[bool]) -> None:
+        async def fail_then() -> None:
+            await failing.wait()
+            raise ContentionError("x")
+
+        try:
+            async with LoopTaskGroup() as tasks:
+                tasks.create_task(fail_then())
+        except* ContentionError:
+            check_cancelled()
+        is_over.append(True)
+
+    for turns in range(5):
+        failing, is_over = asyncio.Event(), list[bool]()
+        running = asyncio.create_task(run(failing, is_over))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        failing.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled() != bool(is_over)
+        assert running.cancelled() or turns > 1
 
 
 async def test_results_come_in_order() -> None:

@@ -15,6 +15,7 @@ from tests.cloud import FAST, URL, cloud_log
 from tests.local import check_contiguous, turns
 from tests.waiting import until
 from uploader.admin.scrubber import Scrubber
+from uploader.chain.chain_root import ChainSettings
 from uploader.format.findings import Severity
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
@@ -25,6 +26,7 @@ from uploader.write.cloud_writer import CloudWriter
 from uploader.write.writer_settings import WriterSettings
 from walstore import Record
 from walstore.errors import (
+    AccessDeniedError,
     ContentionError,
     OffsetMismatchError,
     OutcomeUnknownError,
@@ -115,7 +117,13 @@ async def gathering(
     settings: WriterSettings = SETTINGS,
 ) -> AsyncIterator[Gathering]:
     async with CloudWriter.open(
-        URL, store=store, retry=FAST, clock=clock, layout=kind, settings=settings
+        URL,
+        store=store,
+        retry=FAST,
+        clock=clock,
+        layout=kind,
+        chain=ChainSettings(inline_bytes=0),
+        settings=settings,
     ) as log:
         found, reached = Gathering(log, store, clock, FRAGMENTS[kind]), asyncio.Event()
         store.on("put_if_absent", hang(found.release, reached), key_prefix=FRAGMENTS[kind])
@@ -418,6 +426,7 @@ async def test_the_other_writer_fills_the_gap(store, clock) -> None:
         await scene.begin()
         await append_elsewhere(store.inner, clock, b"theirs")
         await scene.append(b"2")
+        await scene.cut()
         scene.release.set()
     assert await scene.outcomes() == [4, 2, 3]
     assert await values(store.inner) == [b"theirs", b"1", b"2", b"first"]
@@ -605,3 +614,19 @@ async def test_a_store_that_refuses_in_the_middle_of_it(store, clock) -> None:
         assert outcomes == ["unknown", "unknown", "unknown", "not_written"]
         assert await scene.log.append(b"again") == 1
     assert await values(store.inner) == [b"again"]
+
+
+async def test_a_cancellation_in_the_moment_of_an_error_ends_the_writer(store) -> None:
+    """As when a program ends without closing it: its task must not wait for work for ever."""
+    log = await CloudWriter.open(URL, store=store, retry=FAST, settings=SETTINGS)
+    (writing,) = (task for task in asyncio.all_tasks() if task.get_name() == f"walstore {log.url}")
+
+    async def refuse(_: Request[object]) -> object:
+        writing.cancel()
+        raise AccessDeniedError("not yours")
+
+    store.on("put_if_absent", refuse, key_prefix=FRAGMENTS["swap"])
+    with pytest.raises(WalError):
+        await log.append(b"a")
+    await asyncio.wait((writing,), timeout=10)
+    assert writing.cancelled()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +16,11 @@ from tests.frames import batch_of, build, values_only
 from tests.local import turns
 from tests.waiting import until
 from uploader.format import layout
-from uploader.fragments.fragment_builder import encode_fragment
+from uploader.fragments.fragment_builder import (
+    EncodedFragment,
+    FragmentBuilder,
+    encode_fragment,
+)
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore, RetryPolicy
@@ -26,6 +30,7 @@ from uploader.write.fragment_cutter import FragmentCutter
 from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
 from uploader.write.publish_pipeline import CutSchedule
 from uploader.write.stall_guard import StallGuard, WriteContext
+from walstore.batches.batch import Batch
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -105,6 +110,15 @@ def roomy(bench: Bench) -> Bench:
     return dataclasses.replace(bench, cutter=cutter)
 
 
+@pytest.fixture
+def in_turn(bench: Bench) -> Bench:
+    """The same with one fragment put at a time, as where wal3's programs may write."""
+    context = bench.cutter.context
+    fragments = FragmentWriter(context, FragmentPuts(context, max_in_flight=3))
+    cutter = dataclasses.replace(bench.cutter, fragments=fragments)
+    return dataclasses.replace(bench, fragments=fragments, cutter=cutter)
+
+
 async def test_all_of_it_in_order(bench: Bench) -> None:
     """Fragments are cut at a size, whole batches each; the rest makes the last one."""
     await bench.ship(116)
@@ -135,6 +149,128 @@ async def test_no_more_than_allowed_are_under_way(bench: Bench) -> None:
         assert bench.store.count("put_if_match").requests == 0
         release.set()
     assert await cloud_values(bench.store.inner) == CONTENT
+
+
+def note_reads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the first offset of each read of the local log."""
+    reads: list[int] = []
+    read_local = bench.source.read_local
+
+    async def noted(position: int, limit: int, max_bytes: int) -> list[Batch]:
+        reads.append(position)
+        return await read_local(position, limit, max_bytes)
+
+    monkeypatch.setattr(bench.source, "read_local", noted)
+    return reads
+
+
+async def test_the_next_ones_are_built_while_one_is_put(
+    in_turn: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is built and one more is read; none is put before the one before is there."""
+    built: list[int] = []
+    finish = FragmentBuilder.finish
+
+    def noted(self: FragmentBuilder, batches: Sequence[Batch] = ()) -> EncodedFragment:
+        built.extend(batch.start for batch in batches)
+        return finish(self, batches)
+
+    monkeypatch.setattr(FragmentBuilder, "finish", noted)
+    reads, release = note_reads(in_turn, monkeypatch), asyncio.Event()
+    in_turn.store.on("put_if_absent", faults.hang(release), times=1, key_prefix="log/")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(in_turn.ship())
+        await until(lambda: built == [1, 11, 21])
+        await turns(50)
+        assert built == reads == [1, 11, 21]
+        assert in_turn.store.count("put_if_absent").requests == 1 + 1
+        release.set()
+    assert in_turn.spans() == [(at, at + 10) for at in range(1, 120, 10)]
+    assert await cloud_values(in_turn.store.inner) == CONTENT
+    assert built == reads == list(range(1, 120, 10))
+
+
+async def test_a_rest_is_read_once(in_turn: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not built before its turn."""
+    reads = note_reads(in_turn, monkeypatch)
+    await in_turn.ship(116)
+    assert in_turn.spans()[-2:] == [(101, 111), (111, 116)]
+    assert reads == list(range(1, 120, 10))
+
+
+async def test_what_is_read_ahead_may_be_damaged(
+    in_turn: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reported at its turn, when what is before it is there."""
+    error = CorruptionError("damaged", path="1.wal")
+    finish = FragmentBuilder.finish
+
+    def refuse(self: FragmentBuilder, batches: Sequence[Batch] = ()) -> EncodedFragment:
+        if any(batch.start == 31 for batch in batches):
+            raise error
+        return finish(self, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FragmentBuilder, "finish", refuse)
+        with pytest.raises(ExceptionGroup) as told:
+            await in_turn.ship()
+    assert set(told.value.exceptions) == {error}
+    assert in_turn.store.count("put_if_absent").requests == 1 + 3
+    await in_turn.cutter.plan()
+    await in_turn.ship()
+    assert await cloud_values(in_turn.store.inner) == CONTENT
+    assert await unreferenced(in_turn.store.inner) == []
+
+
+async def test_what_cannot_be_read_ahead(in_turn: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read again at its turn, when what is before it is there."""
+    error = CorruptionError("damaged", path="1.wal")
+    reads = note_reads(in_turn, monkeypatch)
+    read_local = in_turn.source.read_local
+
+    async def refuse(position: int, limit: int, max_bytes: int) -> list[Batch]:
+        found = await read_local(position, limit, max_bytes)
+        if position == 31:
+            raise error
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(in_turn.source, "read_local", refuse)
+        with pytest.raises(ExceptionGroup) as told:
+            await in_turn.ship()
+    assert told.value.exceptions == (error,)
+    assert in_turn.store.count("put_if_absent").requests == 1 + 3
+    assert reads[:4] == [1, 11, 21, 31]
+    await in_turn.cutter.plan()
+    await in_turn.ship()
+    assert await cloud_values(in_turn.store.inner) == CONTENT
+
+
+async def test_one_in_flight_is_one_in_memory(
+    in_turn: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cutter = dataclasses.replace(in_turn.cutter, max_in_flight=1, max_building=8)
+    one = dataclasses.replace(in_turn, cutter=cutter)
+    reads, release = note_reads(one, monkeypatch), asyncio.Event()
+    one.store.on("put_if_absent", faults.hang(release), times=1, key_prefix="log/")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one.ship())
+        await until(lambda: one.store.count("put_if_absent").requests == 2)
+        await turns(50)
+        assert reads == [1]
+        release.set()
+    assert await cloud_values(one.store.inner) == CONTENT
+
+
+async def test_cancelled_while_others_wait_to_be_built(in_turn: Bench) -> None:
+    in_turn.store.on("put_if_absent", faults.hang(asyncio.Event()), times=1, key_prefix="log/")
+    shipping = asyncio.create_task(in_turn.ship())
+    await until(lambda: in_turn.store.count("put_if_absent").requests == 2)
+    shipping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await shipping
+    await in_turn.ship()
+    assert await cloud_values(in_turn.store.inner) == CONTENT
 
 
 async def test_fragments_behind_a_slow_one_wait_to_be_published(bench: Bench) -> None:

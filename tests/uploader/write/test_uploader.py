@@ -149,6 +149,8 @@ async def test_who_waits_does_not_wait_for_those_before(bench: Bench, running) -
     first.set()
     await until(lambda: bench.store.count("put_if_match").requests == 1)
     bench.source.append(values(1))
+    await bench.clock.wait_for_sleepers(1)
+    bench.clock.advance(SETTINGS.interval_seconds)
     await until(lambda: bench.uploader.uploaded_fragments == 3)
     assert bench.source.uploaded_limit == 1
     swap.set()
