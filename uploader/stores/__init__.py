@@ -1,4 +1,4 @@
-"""Object stores: one port, and a directory, S3 and memory behind it.
+"""Object stores: one port, and a directory, buckets of three vendors and memory behind it.
 
 ``open_store(url)`` is the entry point. Await ``probe_conditional_puts`` before the first write.
 Wrappers are stores around stores: they hedge, repeat or meter requests.
@@ -10,6 +10,7 @@ from uploader.stores.hedged import HedgedStore, HedgeSettings, HedgeStatistics
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
 from uploader.stores.metering import KindUsage, MeteredStore, Prices, Usage
+from uploader.stores.obstore_store import ObstoreStore
 from uploader.stores.port import (
     ListedObject,
     ObjectInfo,
@@ -36,6 +37,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectNotFoundError",
     "ObjectStore",
+    "ObstoreStore",
     "PreconditionFailedError",
     "Prices",
     "RetryPolicy",

@@ -3,8 +3,8 @@
 Owns all knowledge of how aioboto3, aiobotocore and aiohttp fit together, and of their errors. Imported at the
 first request of an S3 store, on a thread, because the import alone takes half a second.
 
-:func:`translate` decides after a put whether it may have happened. Only an answer in which the server states
-that it decided nothing, or a connection that was never made, means "not written". No message repeats what a
+:func:`translate` decides after a put whether it may have happened. Only an answer that says so
+(``answers.py``), or a connection that was never made, means "not written". No message repeats what a
 credential provider or the server wrote about credentials.
 """
 
@@ -30,15 +30,9 @@ from botocore import exceptions as boto
 from botocore.httpsession import create_urllib3_context, get_cert_path
 from botocore.parsers import ResponseParserError
 
-from uploader.stores.port import ObjectNotFoundError, PreconditionFailedError, check_length
-from walstore.errors import (
-    InvalidSettingsError,
-    LogNotFoundError,
-    Outcome,
-    StorageUnavailableError,
-    UnsupportedStoreError,
-    WalError,
-)
+from uploader.stores.answers import FORBIDDEN, PAST_END, refusal
+from uploader.stores.port import check_length
+from walstore.errors import InvalidSettingsError, Outcome, StorageUnavailableError, WalError
 
 FAULTS = (
     boto.BotoCoreError,
@@ -50,41 +44,6 @@ FAULTS = (
 )
 """What a call of the client may raise; OSError includes TimeoutError."""
 
-_PRECONDITION = {"PreconditionFailed", "412", "304"}
-_CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
-_THROTTLED = {
-    "SlowDown",
-    "Throttling",
-    "ThrottlingException",
-    "RequestLimitExceeded",
-    "TooManyRequests",
-    "429",
-}
-_WRONG_REGION = {
-    "PermanentRedirect",
-    "AuthorizationHeaderMalformed",
-    "IllegalLocationConstraintException",
-    "301",
-}
-_FORBIDDEN = {
-    "AccessDenied",
-    "AllAccessDisabled",
-    "AccountProblem",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "SignatureDoesNotMatch",
-    "TokenRefreshRequired",
-    "401",
-    "403",
-}
-_REPEATABLE = {
-    "RequestTimeout",
-    "BadDigest",
-    "IncompleteBody",
-    "InternalError",
-    "ServiceUnavailable",
-}
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -115,7 +74,7 @@ def translate(error: BaseException, *, url: str, key: str, is_put: bool) -> WalE
         is_put: Whether the request would have changed something.
     """
     if isinstance(error, boto.ClientError):
-        return _translate_answer(error.response, url=url, key=key, is_put=is_put)
+        return refusal(_codes(error.response), url=url, key=key, is_put=is_put)
     if isinstance(error, _NO_CREDENTIALS):
         return StorageUnavailableError(
             f"no usable credentials for {url} ({type(error).__name__}); set AWS_ACCESS_KEY_ID and"
@@ -132,61 +91,19 @@ def translate(error: BaseException, *, url: str, key: str, is_put: bool) -> WalE
 def is_secret(error: BaseException) -> bool:
     """Return whether the text of a fault may reveal credentials."""
     if isinstance(error, boto.ClientError):
-        return not _FORBIDDEN.isdisjoint(_codes(error.response))
+        return not FORBIDDEN.isdisjoint(_codes(error.response))
     return isinstance(error, _NO_CREDENTIALS)
 
 
 def is_past_end(error: BaseException) -> bool:
     """Return whether the requested range begins at or after the end of the object."""
-    return isinstance(error, boto.ClientError) and not {"InvalidRange", "416"}.isdisjoint(
-        _codes(error.response)
-    )
+    return isinstance(error, boto.ClientError) and not PAST_END.isdisjoint(_codes(error.response))
 
 
 def _codes(response: Any) -> set[str]:
     """Return the code in the body and the HTTP status, which is all a HEAD has."""
     code = str(response.get("Error", {}).get("Code", ""))
     return {code, str(response.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))}
-
-
-def _translate_answer(response: Any, *, url: str, key: str, is_put: bool) -> WalError:
-    codes = _codes(response)
-    said = " ".join(sorted(codes - {""}))
-    if codes & _PRECONDITION:
-        return PreconditionFailedError(
-            f"the object exists already or was changed in {url}", key=key
-        )
-    if "NoSuchBucket" in codes:
-        return LogNotFoundError(f"there is no such bucket: {url}; create it first", location=url)
-    if codes & {"NotImplemented", "501"}:
-        return UnsupportedStoreError(f"{url} does not implement a request that is needed ({said})")
-    if codes & _CONFLICT:
-        return StorageUnavailableError(f"{url} was busy with the same object ({said}); try again")
-    if codes & _THROTTLED:
-        return StorageUnavailableError(f"{url} asks to slow down ({said}); try again")
-    if codes & _WRONG_REGION:
-        return InvalidSettingsError(
-            f"the bucket is in another region ({said}); add ?region=… to {url}"
-        )
-    if "RequestTimeTooSkewed" in codes:
-        return StorageUnavailableError(
-            f"{url} refuses this machine's time ({said}); set its clock", retriable=False
-        )
-    if codes & _FORBIDDEN:
-        return StorageUnavailableError(
-            f"{url} refuses the credentials ({said}); check them, and that they may get, put, list"
-            " and delete objects there",
-            retriable=False,
-        )
-    if codes & {"NoSuchKey", "404"}:
-        return ObjectNotFoundError(f"there is no such object in {url}", key=key)
-    if codes & _REPEATABLE or any(code.isdigit() and int(code) >= 500 for code in codes):
-        return StorageUnavailableError(
-            f"{url} failed ({said})", outcome="unknown" if is_put else "not_written"
-        )
-    return StorageUnavailableError(
-        f"{url} refuses the request for {key!r} ({said})", retriable=False
-    )
 
 
 def _translate_connection(error: BaseException, *, url: str, is_put: bool) -> WalError:

@@ -1,7 +1,8 @@
 """Store URLs, which name an object store.
 
-``file:///absolute/path``, ``s3://bucket/prefix?endpoint_url=…&region=…``, ``memory://name``. Owns the
-syntax; opens nothing. No error repeats a URL or a value, because a secret may have slipped in.
+``file:///absolute/path``, ``s3://bucket/prefix?endpoint_url=…&region=…``, ``gs://bucket/prefix``,
+``az://container/prefix``, ``memory://name``. Owns the syntax; opens nothing. No error repeats a URL or a
+value, because a secret may have slipped in.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import posixpath
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from uploader.stores.hedged import HedgedStore, HedgeSettings
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
+from uploader.stores.obstore_store import ObstoreStore, Scheme
 from uploader.stores.port import ObjectStore, check_key
 from uploader.stores.s3 import S3Store
 from walstore.errors import InvalidSettingsError
 
-SCHEMES = ("file", "s3", "memory")
-S3_OPTIONS = ("endpoint_url", "region", "max_connections", "hedges_per_second")
+SCHEMES = ("file", "s3", "gs", "az", "memory")
+OPTIONS = ("endpoint_url", "max_connections", "hedges_per_second")
+S3_OPTIONS = (*OPTIONS, "region", "client")
+S3_CLIENTS = ("aioboto3", "obstore")
 
 _METHODS = ("get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete", "aclose")
 _WHOLE = re.compile(r"[0-9]{1,5}")
@@ -35,9 +40,11 @@ def open_store(url: str) -> ObjectStore:
     * ``file:///absolute/path``: a directory, created by the first write.
     * ``s3://bucket/prefix``: an existing bucket and a prefix in it. ``endpoint_url`` names a server other
       than Amazon's, ``region`` the bucket's region. ``max_connections`` (32) bounds the requests in flight;
-      ``hedges_per_second`` late requests are sent a second time, see ``hedged.py``. These two
-      are not part of the store's ``url``: they do not locate it. Credentials come from the
-      environment only.
+      ``hedges_per_second`` late requests are sent a second time, see ``hedged.py``; ``client=obstore``
+      sends them by :class:`ObstoreStore`, which takes less processor time. These three are not part of the
+      store's ``url``: they do not locate it. Credentials come from the environment only.
+    * ``gs://bucket/prefix``, ``az://container/prefix``: the same in Google Cloud Storage and Azure Blob
+      Storage, of the account that the environment names. Without ``region`` and ``client``.
     * ``memory://name``: shared by all stores of that name in this process, and lost when it ends.
 
     InvalidSettingsError for any other scheme or option, and for a URL that holds credentials. TypeError for
@@ -51,8 +58,8 @@ def open_store(url: str) -> ObjectStore:
         raise InvalidSettingsError("the store URL cannot be parsed; check its brackets") from None
     if parts.scheme not in SCHEMES or not url[len(parts.scheme) :].startswith("://"):
         raise InvalidSettingsError(
-            "a store URL must begin with file:///absolute/path, s3://bucket or memory://name"
-            + (f", not {parts.scheme}:" if parts.scheme else "")
+            "a store URL must begin with file:///absolute/path, s3://bucket, gs://bucket, az://container or "
+            "memory://name" + (f", not {parts.scheme}:" if parts.scheme else "")
         )
     if has_login:
         raise InvalidSettingsError(
@@ -61,8 +68,8 @@ def open_store(url: str) -> ObjectStore:
         )
     if parts.fragment:
         raise InvalidSettingsError("a # in a store URL must be written %23")
-    if parts.scheme == "s3":
-        return _open_s3(parts)
+    if parts.scheme in {"s3", "gs", "az"}:
+        return _open_bucket(parts)
     _options(parts, allowed=())
     return _open_local(parts) if parts.scheme == "file" else _open_memory(parts)
 
@@ -106,24 +113,32 @@ def _open_memory(parts: SplitResult) -> MemoryStore:
     return MemoryStore(name)
 
 
-def _open_s3(parts: SplitResult) -> ObjectStore:
-    bucket = parts.netloc
+def _open_bucket(parts: SplitResult) -> ObjectStore:
+    scheme, bucket = parts.scheme, parts.netloc
     if not _BUCKET.fullmatch(bucket):
         raise InvalidSettingsError(
-            "an s3: URL needs a bucket, of letters, digits, dots and dashes: s3://bucket/prefix"
+            f"the store URL needs a bucket, of letters, digits, dots and dashes: "
+            f"{scheme}://bucket/prefix"
         )
     prefix = unquote(parts.path).strip("/")
     if prefix:
         check_key(prefix)
-    options = _options(parts, allowed=S3_OPTIONS)
+    options = _options(parts, allowed=S3_OPTIONS if scheme == "s3" else OPTIONS)
     endpoint_url = options.get("endpoint_url")
-    store = S3Store(
-        bucket,
-        prefix=prefix,
-        endpoint_url=None if endpoint_url is None else _checked_endpoint(endpoint_url),
-        region=options.get("region"),
-        max_connections=int(_number(options, "max_connections", whole=True, default=32)),
-    )
+    given: dict[str, Any] = {
+        "prefix": prefix,
+        "endpoint_url": None if endpoint_url is None else _checked_endpoint(endpoint_url),
+        "region": options.get("region"),
+        "max_connections": int(_number(options, "max_connections", whole=True, default=32)),
+    }
+    client = options.get("client", "aioboto3" if scheme == "s3" else "obstore")
+    if client not in S3_CLIENTS:
+        raise InvalidSettingsError(f"the option client must be {' or '.join(S3_CLIENTS)}")
+    store: ObjectStore
+    if client == "aioboto3":
+        store = S3Store(bucket, **given)
+    else:
+        store = ObstoreStore(cast("Scheme", scheme), bucket, **given)
     if "hedges_per_second" not in options:
         return store
     hedges_per_second = _number(options, "hedges_per_second", whole=False, default=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.s3.rgw import ENDPOINT
+from tests.uploader.stores.gcs_server import CREDENTIALS, GcsServer, url_of
 from uploader.stores import (
     HedgedStore,
     HedgeSettings,
@@ -101,6 +102,46 @@ class TestS3Store(OverHttp, ObjectStoreSuite):
     pass
 
 
+class ByObstore:
+    @pytest.fixture
+    async def store(self, s3_url):
+        async with aclosing(open_store(f"{s3_url}&client=obstore")) as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, s3_url):
+        async with aclosing(open_store(f"{s3_url}&client=obstore")) as peer:
+            yield peer
+
+
+@pytest.mark.s3
+class TestObstoreStore(ByObstore, ObjectStoreSuite):
+    pass
+
+
+@pytest.mark.s3
+class TestGoogle(ObjectStoreSuite):
+    """With generations for ETags, on a server of ours: no emulator has Google's XML interface."""
+
+    @pytest.fixture
+    async def gcs(self, monkeypatch):
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", CREDENTIALS)
+        server = GcsServer()
+        await server.start()
+        yield server
+        await server.stop()
+
+    @pytest.fixture
+    async def store(self, gcs):
+        async with aclosing(open_store(url_of(gcs, "logs/orders"))) as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, gcs):
+        async with aclosing(open_store(url_of(gcs, "logs/orders"))) as peer:
+            yield peer
+
+
 class TestWrappers(ObjectStoreSuite):
     """None of them changes what a store does."""
 
@@ -172,3 +213,9 @@ class TestLocalStoreUnderLoad(ObjectStoreLoadSuite):
 class TestS3StoreUnderLoad(OverHttp, ObjectStoreLoadSuite):
     # The emulator takes ten milliseconds for each object.
     objects = ObjectStoreLoadSuite.objects if ENDPOINT in os.environ else 1_020
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+class TestObstoreStoreUnderLoad(ByObstore, ObjectStoreLoadSuite):
+    objects = TestS3StoreUnderLoad.objects

@@ -67,10 +67,18 @@ class ScriptedServer:
         self.requests: list[Request] = []
         self.asked = asyncio.Event()
         self._connections = 0
+        self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}
+
+    async def aclose(self) -> None:
+        """End the connections that a client keeps, and wait for that."""
+        for writer, ended in list(self._open.items()):
+            writer.transport.abort()
+            await ended.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         connection = self._connections
+        ended = self._open[writer] = asyncio.Event()
         try:
             while line := await reader.readline():
                 method, path, _ = line.decode().split(" ")
@@ -95,6 +103,8 @@ class ScriptedServer:
             pass
         finally:
             writer.close()
+            del self._open[writer]
+            ended.set()
 
 
 @pytest.fixture
@@ -104,6 +114,7 @@ async def server():
     async with listener:
         scripted.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         yield scripted
+        await scripted.aclose()
 
 
 @pytest.fixture
@@ -128,7 +139,8 @@ async def hasty(server, impatient):
         yield opened
 
 
-OK = Answer(200, headers={"ETag": '"abc"'}, body=b"data")
+FOUND = {"ETag": '"abc"', "Last-Modified": "Mon, 01 Jun 2026 00:00:00 GMT"}
+OK = Answer(200, headers=FOUND, body=b"data")
 DONE = Answer(200, headers={"ETag": '"abc"'})
 NOTHING_DECIDED = [
     Answer(409, "ConditionalRequestConflict"),
@@ -142,9 +154,10 @@ PERHAPS = [
     Answer(503, "ServiceUnavailable"),
     Answer(504, body=b"<html>gateway timeout</html>"),
     Answer(400, "RequestTimeout"),
-    Answer(200, body=b"not what S3 says", headers={"ETag": '"abc"'}, cut_body_at=3),
     Answer(0),
 ]
+CUT = Answer(200, body=b"not what S3 says", headers=FOUND, cut_body_at=3)
+"""The headers of a success, and not all that was announced."""
 
 
 async def create(store):
@@ -175,6 +188,11 @@ async def test_a_put_without_a_clear_answer_is_unknown_and_sent_once(server, sto
     assert caught.value.retriable
     assert caught.value.outcome == "unknown"
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("put", [create, swap])
+async def test_a_put_whose_answer_is_cut_is_unknown_and_sent_once(server, store, put):
+    await test_a_put_without_a_clear_answer_is_unknown_and_sent_once(server, store, put, CUT)
 
 
 @pytest.mark.parametrize("put", [create, swap])
@@ -301,8 +319,15 @@ async def test_reads_and_deletes_are_repeated(server, store, instant_clock, answ
     assert (await store.get("key")).data == b"data"
     assert len(server.requests) == 3
     assert instant_clock.waits == [0.05, 0.1]
-    server.answers = [answer, Answer(204)] if answer.cut_body_at is None else [Answer(204)]
+    server.answers = [answer, Answer(204)]
     await store.delete(["key"])
+
+
+async def test_a_read_that_is_cut_is_repeated(server, store, instant_clock):
+    server.answers = [CUT, CUT, OK]
+    assert (await store.get("key")).data == b"data"
+    assert len(server.requests) == 3
+    assert instant_clock.waits == [0.05, 0.1]
 
 
 async def test_reads_give_up(server, store, instant_clock):
@@ -319,7 +344,7 @@ async def test_reads_give_up(server, store, instant_clock):
 async def test_the_body_of_what_is_too_long_is_not_read(server, store, size_bytes):
     """Its length is told before it; nothing more is sent here, and nothing more is waited for."""
     server.answers = [
-        Answer(200, headers={"ETag": '"abc"', "Content-Length": str(size_bytes)}, body=b"x"),
+        Answer(200, headers={**FOUND, "Content-Length": str(size_bytes)}, body=b"x"),
         OK,
     ]
     with pytest.raises(CorruptionError, match="longer") as caught:
