@@ -48,6 +48,8 @@ class FragmentPart:
     limit: int
     entry: Fragment = field(repr=False)
     """The fragment's entry in the manifest."""
+    is_ours: bool = False
+    """Whether the manifest says that the fragment has the columns of ours."""
 
     @property
     def size_bytes(self) -> int:

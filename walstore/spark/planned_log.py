@@ -172,8 +172,13 @@ class StoreLog:
             return []
         topic, partition = self.name
         entries = self._runner.run(self._log.fragments(start, limit))
+        first = self._log.manifest.ours_from
         parts = [
-            FragmentPart(*clip((entry.start, entry.limit), start, limit), entry)
+            FragmentPart(
+                *clip((entry.start, entry.limit), start, limit),
+                entry,
+                is_ours=first is not None and entry.seq_no >= first,
+            )
             for entry in entries
         ]
         return [

@@ -45,6 +45,8 @@ _NEVER: Final = "2147483647"
 _LISTINGS_PER_SLOT: Final = 4
 """Tasks that list files of a bucket, for each slot of the cluster: each waits for the network."""
 _SHOWN: Final = 300
+_NUL: Final = "\0"
+"""Is in no path."""
 _SETTING: Final = threading.Lock()
 _GLOB: Final = re.compile(r"([\\*?\[\]{}])")
 """Spark treats these in a path as a pattern unless a backslash precedes them."""
@@ -72,13 +74,16 @@ def hadoop_store(url: str, environment: Mapping[str, str]) -> HadoopStore:
     """Return a store in Hadoop's names, from its URL.
 
     ``environment`` may name the S3 server and the region if the URL does not, as for the Python client
-    (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_DEFAULT_REGION``).
+    (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_DEFAULT_REGION``). FastPathError for
+    a store that is neither a directory nor S3.
     """
     parts = urlsplit(url)
     path = unquote(parts.path).strip("/")
     prefix = f"{path}/" if path else ""
     if parts.scheme == "file":
         return HadoopStore("file", f"file:/{prefix}")
+    if parts.scheme != "s3":
+        raise FastPathError(f"the JVM reads file:// and s3:// stores, not {parts.scheme}://")
     given = dict(parse_qsl(parts.query))
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = given.get("endpoint_url") or _first(environment, named)
@@ -163,7 +168,7 @@ def scan(
     )
     try:
         with _listing(spark, store):
-            found = reader.parquet(*map(store.path, keys))
+            found = _open_parquet(spark, reader, [store.path(key) for key in keys])
         session: Any = found
         relation = session._jdf.queryExecution().analyzed().relation()  # noqa: SLF001
         seen_bytes = int(relation.location().sizeInBytes())
@@ -176,6 +181,13 @@ def scan(
             f"Spark finds {seen_bytes} bytes in the fragments under {store.base}, this process"
             f" {size_bytes}: they do not look at the same store, or wal3 has rewritten the objects"
         )
+    return found
+
+
+def _open_parquet(spark: Any, reader: Any, paths: Sequence[str]) -> DataFrame:
+    """As ``reader.parquet(*paths)``, which crosses to the JVM once for each path: 1 s for 10 000."""
+    array = spark._jvm.java.util.regex.Pattern.compile(_NUL).split(_NUL.join(paths))  # noqa: SLF001
+    found: DataFrame = reader._df(reader._jreader.parquet(array))  # noqa: SLF001
     return found
 
 

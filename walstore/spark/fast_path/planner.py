@@ -3,9 +3,10 @@
 The plan is that of ``format("walstore")``. Of a local log's files only those remain whose records are in no
 fragment yet.
 
-The JVM's reader knows neither the manifest nor the formats. What it would not notice is checked here: the
-number of records, their offsets, and the columns. This costs a small ranged request for each fragment, which
-checks its length too; the records of a fragment with another length are hashed.
+The JVM's reader knows neither the manifest nor the formats: columns that a fragment lacks are nulls to it.
+The manifest says from which fragment on all are ours, of this version, so those are planned without a
+request. Of the others the footer is read, a small ranged request each, and its columns, number of records,
+offsets and length are compared with the entry. All are read for one stream, since footers name the streams.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from typing import Final
 
 from uploader import open_store
 from uploader.format.entries import Fragment
+from uploader.format.layout import SHARD_PREFIX
 from uploader.fragments.fragment_file import (
     FORMAT_VERSION,
     OUR_FIELDS,
     WAL3_FIELDS,
     Footer,
 )
+from uploader.layouts.log_session import find_root
 from uploader.read.fragment_reader import FragmentReader
 from uploader.runtime.task_groups import gather_all
-from uploader.stores import ObjectStore
+from uploader.stores import ObjectStore, RetryPolicy
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
 from walstore.spark.environment import FastPathError
@@ -97,24 +100,41 @@ def _same(what: str, entry: Fragment, expected: object, found: object) -> None:
 KnownPart = tuple[FragmentPart, FragmentKind]
 
 
-def read_footers(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list[KnownPart]:
+def read_footers(
+    url: str, parts: Sequence[FragmentPart], stream: str | None, *, are_trusted: bool = True
+) -> list[KnownPart]:
     """Return each fragment of the log at ``url`` with its kind, in order.
 
-    Leaves out fragments whose footers exclude ``stream``, if one is named. Raises what :func:`kind_of`
-    raises, OffsetTrimmedError for a fragment that was collected since the manifest was read, CorruptionError
-    for one that is missing or has other records, and the store's errors.
+    Leaves out fragments whose footers exclude ``stream``, if one is named. Without one, footers of our own
+    fragments are read only if they are not trusted. Raises what :func:`kind_of` raises, OffsetTrimmedError
+    for a fragment that was collected since the manifest was read, CorruptionError for one that is missing or
+    has other records, and the store's errors.
     """
-    with closing(SyncRunner()) as runner:
-        return runner.run(_read_footers(open_store(url), parts, stream))
+    found: dict[int, KnownPart] = {}
+    if are_trusted and stream is None:
+        found = {at: (part, FragmentKind.OURS) for at, part in enumerate(parts) if part.is_ours}
+    if len(found) < len(parts) or any(map(_may_be_inline, parts)):
+        with closing(SyncRunner()) as runner:
+            runner.run(_read_footers(open_store(url), parts, stream, found))
+    return [found[at] for at in sorted(found)]
+
+
+def _may_be_inline(part: FragmentPart) -> bool:
+    """Return whether the fragment may be in a manifest alone: only in layout chain."""
+    return part.entry.path.startswith(SHARD_PREFIX)
 
 
 async def _read_footers(
-    store: ObjectStore, parts: Sequence[FragmentPart], stream: str | None
-) -> list[KnownPart]:
+    store: ObjectStore,
+    parts: Sequence[FragmentPart],
+    stream: str | None,
+    found: dict[int, KnownPart],
+) -> None:
+    """Add the parts that are not in ``found`` by their footers."""
     worker = Worker("footers")
     reader = FragmentReader(store=store, worker=worker, cache_bytes=0)
-    pending = iter(range(len(parts)))
-    found: dict[int, KnownPart] = {}
+    unknown = [at for at in range(len(parts)) if at not in found]
+    pending = iter(unknown)
 
     async def take() -> None:
         for at in pending:
@@ -124,12 +144,27 @@ async def _read_footers(
                 found[at] = parts[at], kind
 
     try:
-        await gather_all(take() for _ in range(min(PARALLEL_FOOTERS, len(parts))))
+        if any(map(_may_be_inline, parts)):
+            await _put_inline(store, worker)
+        await gather_all(take() for _ in range(min(PARALLEL_FOOTERS, len(unknown))))
     finally:
         await reader.aclose()
         worker.close()
         await store.aclose()
-    return [found[at] for at in sorted(found)]
+
+
+async def _put_inline(store: ObjectStore, worker: Worker) -> None:
+    """Put the objects that the JVM looks for and that are not there yet; FastPathError if that fails."""
+    root = await find_root(store, retry=RetryPolicy(), worker=worker, layout="chain")
+    try:
+        await root.put_inline()
+    except WalError as error:
+        raise FastPathError(
+            f"some fragments of {store.url} are in its manifests alone, and their objects cannot be put from "
+            f"here ({error}); the Python source reads them"
+        ) from error
+    finally:
+        await root.aclose()
 
 
 logger = logging.getLogger("walstore.spark")
@@ -221,9 +256,13 @@ class Fragments:
         return self.parts[0].start, self.parts[-1].limit
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Read the fragments' footers; see :func:`walstore.spark.fast_path.planner.read_footers`."""
+        """Return the scans; see :func:`walstore.spark.fast_path.planner.read_footers`."""
         found = read_footers(self.url, self.parts, stream)
         return scans_of(self.topic, self.partition, self.url, found, self.bounds)
+
+    def check(self) -> None:
+        """Read all footers; raises as :func:`walstore.spark.fast_path.planner.read_footers`."""
+        read_footers(self.url, self.parts, None, are_trusted=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +273,15 @@ class FastPathPlan:
     files: Sequence[FileRange]
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Read all footers and return the scans."""
+        """Return the scans; reads the footers that it needs."""
         with ThreadPoolExecutor(PARALLEL_LOGS, "walstore-footers") as threads:
             looks = [threads.submit(found.scans, stream) for found in self.fragments]
         return [scan for look in looks for scan in look.result()]
+
+    def check(self) -> None:
+        """Compare each fragment's footer with its entry; raises what is wrong."""
+        for found in self.fragments:
+            found.check()
 
 
 def plan(options: ReadOptions) -> FastPathPlan:

@@ -87,7 +87,11 @@ def _read(
         jvm.require_access(spark, jvm.hadoop_store(url, os.environ), is_shared=is_shared)
     slots = max(1, spark.sparkContext.defaultParallelism)
     scans = divide(planned.scans(options.stream), -(-options.min_partitions // slots))
-    frames = [_scan(spark, scan, options) for scan in scans]
+    try:
+        frames = [_scan(spark, scan, options) for scan in scans]
+    except FastPathError:
+        planned.check()  # says what is wrong with a fragment, if that is it
+        raise
     frames += [_files(spark, found, options) for found in planned.files]
     if frames:
         return _union(frames)

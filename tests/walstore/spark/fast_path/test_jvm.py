@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from walstore.spark.environment import FastPathError
 from walstore.spark.fast_path.jvm import hadoop_store
 
 
@@ -20,6 +21,12 @@ from walstore.spark.fast_path.jvm import hadoop_store
 )
 def test_paths(url, path):
     assert hadoop_store(url, {}).path("log/x") == path
+
+
+def test_other_vendors_are_read_with_python():
+    for url in ("gs://b/p", "az://c/p"):
+        with pytest.raises(FastPathError, match="not"):
+            hadoop_store(url, {})
 
 
 def test_a_directory_needs_no_settings():

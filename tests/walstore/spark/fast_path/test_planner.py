@@ -12,18 +12,24 @@ import pyarrow as pa
 import pytest
 
 from tests import local
+from tests.cloud import write_without_objects
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from tests.walstore.spark.fast_path.building import ours, put_log, records, wal3
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from uploader.format.entries import Fragment
-from uploader.format.layout import fragment_path
+from uploader.format.layout import MANIFEST, fragment_path
+from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import read_footer
+from uploader.stores.local import LocalStore
+from uploader.testing import FaultyStore
+from uploader.testing.faults import fail
 from walstore import Wal
-from walstore.errors import CorruptionError, FormatVersionError
+from walstore.errors import AccessDeniedError, CorruptionError, FormatVersionError
 from walstore.spark import FastPathError
+from walstore.spark.fast_path import planner
 from walstore.spark.fast_path.planner import (
     MOST_SCANS,
     FragmentKind,
@@ -70,6 +76,22 @@ def test_streams_rule_fragments_out(store, log):
     assert sum(len(s.parts) for s in planned(f"file://{store}").scans("eu")) == 3  # not wal3's
 
 
+def test_fragments_that_only_manifests_hold_are_put_for_the_jvm(store, monkeypatch):
+    asyncio.run(write_without_objects(LocalStore(store), b"1", b"2"))
+    found = planned(f"file://{store}")
+    refusing = FaultyStore(LocalStore(store))
+    refusing.on("put_if_absent", fail(AccessDeniedError("not yours")), times=10**9)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(FastPathError, match="the Python source reads"),
+    ):
+        patch.setattr(planner, "open_store", lambda _: refusing)
+        found.scans(None)
+    (scan,) = found.scans(None)
+    assert [(part.start, part.limit) for part in scan.parts] == [(1, 2), (2, 3)]
+    assert all((store / part.entry.path).is_file() for part in scan.parts)
+
+
 def test_what_is_wrong_with_a_fragment(store, log):
     found = planned(f"file://{store}")
     whole = log[1].read_bytes()
@@ -79,6 +101,34 @@ def test_what_is_wrong_with_a_fragment(store, log):
             found.scans(None)
     log[1].unlink()
     with pytest.raises(CorruptionError, match="a fragment that the manifest names is missing"):
+        found.scans(None)
+
+
+def test_the_manifest_is_enough_if_it_says_that_all_fragments_are_ours(store, monkeypatch):
+    put_log(store, [ours(records(1 + 50 * at, 50, at)) for at in range(4)])
+    found = planned(f"file://{store}", startingOffsets="20")
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "open_store", lambda _: pytest.fail("a request"))
+        kinds = [(s.kind, s.cut, len(s.parts)) for s in found.scans(None)]
+    assert kinds == [(FragmentKind.OURS, None, 3), (FragmentKind.OURS, (20, 201), 1)]
+    assert found.scans("nobody") == []
+
+
+def test_footers_are_read_of_fragments_before_ours(store, monkeypatch):
+    """We appended, then wal3 did, then we again: only of the first two a footer is needed."""
+    parts = [records(1 + 50 * at, 50, at) for at in range(3)]
+    paths = put_log(store, [ours(parts[0]), wal3(parts[1]), ours(parts[2])])
+    assert Manifest.parse((store / MANIFEST).read_bytes()).ours_from == 3
+    found = planned(f"file://{store}")
+    paths[2].write_bytes(b"not looked at")
+    assert [(s.kind, len(s.parts)) for s in found.scans(None)] == [
+        (FragmentKind.OURS, 2),
+        (FragmentKind.WAL3, 1),
+    ]
+    with pytest.raises(CorruptionError):
+        found.check()
+    paths[0].write_bytes(b"looked at")
+    with pytest.raises(CorruptionError):
         found.scans(None)
 
 
