@@ -12,7 +12,7 @@ import typer
 from walstore.cli.cursors import open_cursors
 from walstore.cli.errors import FAILED
 from walstore.cli.inspect import find_holder
-from walstore.cli.location import is_url, open_location
+from walstore.cli.location import is_store, open_location
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import format_bytes, format_count, print_verdict
 from walstore.cli.running import run_async
@@ -112,7 +112,7 @@ async def _look(location: str, *, asks_tier: bool) -> dict[str, Any]:
     """Return the figures of a log, null where it has none."""
     async with open_cursors(location, "check") as cursors:
         seen = await cursors.to_json()
-    limit = seen["tail" if is_url(location) else "durable_limit"]
+    limit = seen["tail" if is_store(location) else "durable_limit"]
     found: dict[str, Any] = {
         "location": seen["location"],
         "head": seen["head"],
@@ -124,7 +124,7 @@ async def _look(location: str, *, asks_tier: bool) -> dict[str, Any]:
         "writer": None,
         "missing_from": None,
     }
-    if not is_url(location):
+    if not is_store(location):
         path = Path(location)
         found |= await asyncio.to_thread(_look_at_disk, path)
         tier = found.pop("tier_url")

@@ -53,6 +53,7 @@ Examples:
   walstore logs apply orders --cluster etcd://10.0.0.1:2379
   walstore logs apply orders --replicas 5 --label env=prod
   walstore logs apply orders --tier s3://bucket/orders --set retention_bytes=10000000000
+  walstore logs apply partners --source s3://their-bucket/orders
   walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
 """
 EDIT_EXAMPLES = """\b
@@ -125,9 +126,9 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
         [
             [
                 row["name"],
-                row["leader"] or ("suspended" if row["suspended"] else "nobody"),
+                row["leader"] or ("suspended" if row["suspended"] else row["source"] or "nobody"),
                 "–" if row["epoch"] is None else str(row["epoch"]),
-                f"{len(row['copies'])} of {row['replicas']}",
+                "–" if row["source"] else f"{len(row['copies'])} of {row['replicas']}",
                 "–" if row["present"] is None else str(row["present"]),
                 " ".join(f"{label}={value}" for label, value in row["labels"].items()),
             ]
@@ -161,6 +162,14 @@ def apply(
         str | None,
         typer.Option("--tier", metavar="URL", help="Ship it to a store; cannot be changed later."),
     ] = None,
+    reads: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="URL",
+            help="Read it from a store that others write; it has no copies then.",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,13 +193,19 @@ def apply(
         raise UsageError("give the NAME of a log, or --from FILE")
     wanted: dict[str, Callable[[LogSpec], LogSpec]]
     if source is not None:
-        if replicas is not None or quorum is not None or tier is not None or labels or settings:
+        given = (replicas, quorum, tier, reads, labels or None, settings or None)
+        if any(one is not None for one in given):
             raise UsageError("--from FILE goes without the other options")
         wanted = _parse_specs(source.read())
     else:
         assert name is not None
-        given = {"replicas": replicas, "quorum": quorum, "tier": tier and to_url(tier, "--tier")}
-        fields: dict[str, Any] = {one: value for one, value in given.items() if value is not None}
+        options: dict[str, Any] = {
+            "replicas": replicas,
+            "quorum": quorum,
+            "tier": tier and to_url(tier, "--tier"),
+            "source": reads and to_url(reads, "--source"),
+        }
+        fields = {one: value for one, value in options.items() if value is not None}
         new_labels, new_settings = _pairs(labels or (), "label"), _pairs(settings or (), "set")
 
         def change(spec: LogSpec) -> LogSpec:
@@ -324,6 +339,7 @@ def _spec_fields(name: str, spec: LogSpec) -> dict[str, Any]:
         "tier": spec.tier,
         "settings": dict(spec.settings),
         "suspended": spec.suspended,
+        "source": spec.source,
     }
 
 
@@ -362,8 +378,8 @@ def _value(text: str) -> Any:
 def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
     """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
     wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
-    allowed = {"replicas", "quorum", "labels", "preferred", "tier", "settings", "suspended"}
     placed = ("copies", "generation", "joined")
+    allowed = set(LogSpec._fields) - set(placed)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -407,6 +423,7 @@ async def _change(
             before = old or await removed_spec(keys, name) or LogSpec()
             new[name] = _checked(change(before))
             await _check_tier(before, new[name])
+            await _check_source(before, new[name])
         for name, spec in new.items():
             if spec == view.specs.get(name):
                 continue
@@ -429,6 +446,12 @@ async def _check_tier(before: LogSpec, spec: LogSpec) -> None:
         )
     if spec.tier and await _is_used(spec.tier):
         raise UsageError(f"there is a log at {spec.tier} already; give a prefix of its own")
+
+
+async def _check_source(before: LogSpec, spec: LogSpec) -> None:
+    """Refuse a source where there is no log."""
+    if spec.source not in ("", before.source) and not await _is_used(spec.source):
+        raise UsageError(f"there is no log at {spec.source}")
 
 
 async def _is_used(url: str, *, may_be_wrong: bool = False) -> bool:
@@ -493,14 +516,17 @@ def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
         return
     for row in rows:
         quorum = "more than half" if row["quorum"] is None else row["quorum"]
+        kept = [
+            ["replicas", str(row["replicas"])],
+            ["quorum", str(quorum)],
+            ["copies", " ".join(row["copies"]) or "to be chosen"],
+            ["preferred", row["preferred"] or "any"],
+            ["tier", row["tier"] or "none"],
+        ]
         print_table(
             ("log", row["name"]),
             [
-                ["replicas", str(row["replicas"])],
-                ["quorum", str(quorum)],
-                ["copies", " ".join(row["copies"]) or "to be chosen"],
-                ["preferred", row["preferred"] or "any"],
-                ["tier", row["tier"] or "none"],
+                *([["source", row["source"]]] if row["source"] else kept),
                 *([["suspended", "yes"]] if row["suspended"] else []),
                 *([name, str(value)] for name, value in row["settings"].items()),
             ],

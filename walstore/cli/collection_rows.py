@@ -11,13 +11,12 @@ import base64
 import binascii
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.cli.errors import InputError, UsageError
-from walstore.cli.output import to_json
+from walstore.cli.output import replaced_file, to_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,13 +97,8 @@ def write_parquet(table: pa.Table, path: Path) -> None:
         with path.open("wb") as file:
             file.write(sink.getvalue())
         return
-    beside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with beside.open("xb") as file:
-            pq.write_table(table, file, compression="zstd")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replaced_file(path) as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def json_lines(table: pa.Table) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import typer
 
 from walstore import CursorInfo
 from walstore.cli.errors import UsageError
-from walstore.cli.location import check_offset, is_url, to_directory
+from walstore.cli.location import check_offset, is_store, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
@@ -75,7 +75,7 @@ def cursors(
     """
     if move is not None and delete is not None:
         raise UsageError("give --set or --delete, not both")
-    if lease is not None and (move is None or not is_url(location)):
+    if lease is not None and (move is None or not is_store(location)):
         raise UsageError("--lease goes with --set, and with a store")
     found = run_async(_change(location, move, delete, lease, is_confirmed=confirm))
     if as_json:
@@ -126,7 +126,7 @@ async def open_cursors(
     location: str, verb: str = "cursors"
 ) -> AsyncIterator[_LocalCursors | _StoredCursors]:
     """Open the cursors of a log for the time of a block; ``verb`` is who asks, for messages."""
-    if not is_url(location):
+    if not is_store(location):
         path = to_directory(location, verb)
         yield _LocalCursors(path, await asyncio.to_thread(LogSnapshot.open, path))
         return

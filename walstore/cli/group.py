@@ -16,8 +16,9 @@ from walstore.cli.output import complain, format_count, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
+from walstore.files.directory import PROMISE_NAME
 from walstore.files.log_files import LogSnapshot
-from walstore.groups.journal import list_journals
+from walstore.groups.journal import groups_of, list_journals
 from walstore.runtime.clock import SystemClock
 
 GROUP_EXAMPLES = """\b
@@ -112,8 +113,9 @@ def _look(path: Path) -> list[GroupInfo]:
             one.name: one.position
             for one in list_all_cursors(view.fs, path, SystemClock().now_us())
         }
+        is_copy = PROMISE_NAME in view.fs.list(path)
         found = []
-        for name in list_journals(view.fs, path):
+        for name in groups_of(floors) if is_copy else list_journals(view.fs, path):
             floor = floors.get(f"group.{name}")
             behind = None if floor is None else max(0, view.durable_limit - floor)
             found.append(GroupInfo(name, floor, behind, None))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from walstore.cli.location import is_url, to_directory
+from walstore.cli.location import is_store, to_directory
 from walstore.cli.options import AsJson, Directory, Location
 from walstore.cli.output import (
     format_bytes,
@@ -44,7 +44,7 @@ def inspect(location: Location, *, as_json: AsJson = False) -> None:
     A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to; of a directory of
     logs what 'walstore ls' shows. A store: what the manifest contains.
     """
-    if is_url(location):
+    if is_store(location):
         found = run_async(_inspect_store(location))
         fields = _store_fields
     else:

@@ -18,11 +18,13 @@ from walstore import (
     OffsetNotWrittenError,
     OffsetTrimmedError,
     ReadonlyWal,
+    RemoteReadonlyWal,
     RemoteWal,
     connect,
+    connect_readonly,
 )
 from walstore.cli.errors import UsageError
-from walstore.errors import CollectionNotFoundError, LogNotFoundError
+from walstore.errors import AccessDeniedError, CollectionNotFoundError, LogNotFoundError
 from walstore.records import to_timestamp_us
 from walstore.runtime.resource import Opening
 
@@ -39,6 +41,16 @@ def is_url(location: str) -> bool:
     return "://" in location
 
 
+def is_store(location: str) -> bool:
+    """As :func:`is_url`, for verbs that a server does not do; UsageError for its address."""
+    if is_address(location):
+        raise UsageError(
+            f"{location} is the address of a server, which does not do this: name the log's directory, or "
+            "its store; 'walstore top' and 'walstore tail' take addresses"
+        )
+    return is_url(location)
+
+
 def is_address(location: str) -> bool:
     """Return whether a location is the address of a server."""
     return _SERVED.match(location) is not None
@@ -49,9 +61,20 @@ def connect_to(location: str) -> Opening[RemoteWal]:
     return connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
 
 
+async def _connect_to_read(location: str) -> RemoteWal | RemoteReadonlyWal:
+    """Connect to a served log, also to one that is only read there."""
+    try:
+        return await connect_to(location)
+    except AccessDeniedError as error:
+        try:
+            return await connect_readonly(location, token=os.environ.get(TOKEN_VARIABLE) or None)
+        except AccessDeniedError:
+            raise error from None
+
+
 def to_directory(location: str, verb: str) -> Path:
     """Return a location as a path; UsageError if it is a URL or was meant as something else."""
-    if is_url(location):
+    if is_store(location):
         raise UsageError(f"{verb} needs a log directory, not a store URL: {location}")
     if not location:
         raise UsageError("the name of the log directory is empty")
@@ -70,7 +93,7 @@ def to_directory(location: str, verb: str) -> Path:
 
 def to_url(location: str, verb: str) -> str:
     """Return a location as a store URL; UsageError if it is none, for verbs that need a store."""
-    if not is_url(location):
+    if not is_store(location):
         raise UsageError(
             f"{verb} needs a store URL such as s3://bucket/prefix or file:///directory, "
             f"not {location!r}"
@@ -118,9 +141,9 @@ def check_offset(
 class OpenedLog:
     """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
 
-    def __init__(self, log: ReadonlyWal | CloudLog | RemoteWal) -> None:
+    def __init__(self, log: ReadonlyWal | CloudLog | RemoteWal | RemoteReadonlyWal) -> None:
         self._log = log
-        if isinstance(log, RemoteWal):
+        if isinstance(log, RemoteWal | RemoteReadonlyWal):
             self.limit = log.visible_limit
         else:
             self.limit = log.limit if isinstance(log, ReadonlyWal) else log.tail
@@ -154,7 +177,7 @@ class OpenedLog:
 async def open_location(location: str) -> AsyncIterator[OpenedLog]:
     """Open the log at a directory, an address or a store URL for reading; raises the typed errors of each."""
     if is_address(location):
-        async with connect_to(location) as remote:
+        async with await _connect_to_read(location) as remote:
             yield OpenedLog(remote)
     elif is_url(location):
         from uploader import CloudLog

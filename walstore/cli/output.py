@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -134,6 +135,30 @@ def complain(text: str, described: Mapping[str, Any] | None = None) -> None:
     line = f"walstore: {text}" if described is None else to_json(described)
     with contextlib.suppress(OSError):  # there is no other place to report it
         print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that gets its name at the end of the block, and replaces one that had it before.
+
+    It is made at once, with another name in the same directory: OSError if that is not possible. An exception
+    in the block removes it. A device or a pipe is not replaced but written to.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    unfinished = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        file = unfinished.open("xb")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def terminal() -> Console:

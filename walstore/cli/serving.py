@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -112,6 +114,8 @@ async def serve_cluster(
     """Be a machine of a cluster until a signal, or until another program has its address: FencedError."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
+        # On the event loop, when the first log needs it, it would take as long as a short lease.
+        asyncio.get_running_loop().run_in_executor(None, _import_uploader)
         registry, metrics = _registry() if serving.web is not None else (None, None)
         keys = await stack.enter_async_context(open_keys(cluster))
         opened = ClusterMember.open(
@@ -119,6 +123,7 @@ async def serve_cluster(
             keys,
             metrics=metrics,
             tier=lambda _, url: _tier(url, metrics, take_over=False),
+            stored=_stored,
             **options,
         )
         member = await stack.enter_async_context(opened)
@@ -191,6 +196,18 @@ def _tier(url: str, metrics: PrometheusMetrics | None, *, take_over: bool) -> An
     store = MeteredStore(open_store(url))
     metrics.watch(store, url.partition("?")[0].rstrip("/").rpartition("/")[2])
     return CloudTier(url, store=store, take_over=take_over)
+
+
+async def _stored(url: str) -> Any:
+    from uploader import CloudLog
+
+    return await CloudLog.open(url)
+
+
+def _import_uploader() -> None:
+    """Blocking. Without the extra ``cloud`` the first log with a tier says so."""
+    with contextlib.suppress(ImportError):
+        import_module("uploader")
 
 
 def _registry() -> tuple[Any, Any]:

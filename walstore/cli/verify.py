@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from walstore.cli.errors import CORRUPTION, FAILED
-from walstore.cli.location import is_url, to_directory, to_url
+from walstore.cli.location import is_store, to_directory, to_url
 from walstore.cli.options import AsJson, Location, StoredAt
 from walstore.cli.output import (
     complain,
@@ -43,7 +43,7 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
     against the segments. A store: the manifest, and every fragment's length, offsets and setsum.
     Exit code 2 if anything is not as it was written.
     """
-    if is_url(location):
+    if is_store(location):
         found = run_async(_verify_store(location))
     else:
         found = _verify_directory(to_directory(location, "verify"))

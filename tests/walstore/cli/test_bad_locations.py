@@ -121,6 +121,12 @@ def test_a_store_instead_of_a_directory(cli: Cli, place: Path) -> None:
         _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
 
 
+def test_a_server_instead_of_a_log(cli: Cli, place: Path) -> None:
+    for verb in (*DIRECTORY, *STORE, *COLLECTION, "inspect", "verify", "check", "cursors"):
+        for location in ("tcp://127.0.0.1:1", "unix:///nowhere"):
+            _check(cli, verb, location, {1}, "is the address of a server")
+
+
 def test_a_directory_instead_of_a_store(cli: Cli, place: Path) -> None:
     for verb in (*STORE, *COLLECTION):
         for location in ("log", "missing", "~/log", ""):

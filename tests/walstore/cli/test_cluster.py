@@ -110,6 +110,32 @@ def test_a_tier_is_changed_only_while_nothing_is_there(
     assert spec(store).tier == used
 
 
+def test_a_log_is_read_from_a_store(cli: Cli, store: MemoryKeyValues, tmp_path: Path) -> None:
+    url, none = ((tmp_path / name).as_uri() for name in ("theirs", "none"))
+
+    async def ship() -> None:
+        async with Wal.open(tmp_path / "log", tier=CloudTier(url)) as wal:
+            await wal.append(b"v", durability="cloud")
+
+    asyncio.run(ship())
+    for wrong, said in (("bucket", "needs a store URL"), (none, "there is no log at")):
+        refused = cli("logs", "apply", "theirs", "--source", wrong)
+        assert (refused.code, said in refused.error) == (1, True), refused.error
+    assert store.get("walstore/logs/theirs") is None
+    done = cli("logs", "apply", "theirs", "--source", url, "--label", "from=them")
+    assert (done.code, [line.split() for line in done.lines[1:]]) == (0, [["source", url]])
+    assert spec(store, "theirs") == LogSpec(labels={"from": "them"}, source=url)
+    assert cli("logs", "list").lines[1].split()[:4] == ["theirs", url, "–", "–"]
+    (row,) = cli("logs", "list", "--json").json["logs"]
+    put(store, "walstore/logs/theirs", None)
+    assert cli("logs", "apply", "--from", "-", stdin=json.dumps(row).encode()).code == 0
+    assert spec(store, "theirs") == LogSpec(labels={"from": "them"}, source=url)
+    put(store, "walstore/logs/orders", LogSpec(copies=("tls://a:1", "tls://b:1")).encode())
+    refused = cli("logs", "apply", "orders", "--source", url)
+    assert (refused.code, "has no copies" in refused.error) == (1, True)
+    assert "--from FILE goes without" in cli("logs", "apply", "--from", "-", "--source", url).error
+
+
 def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:
     assert "make one with" in cli("logs", "list").err
     copies = ("tls://a:1", "tls://b:1", "tls://c:1")

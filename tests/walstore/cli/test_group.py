@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.walstore.cli.conftest import Cli
+from tests.walstore.replication.cluster import Cluster
 from uploader import CloudLog, CloudWriter
 from walstore import Wal
 from walstore.serve import Server
@@ -31,6 +32,18 @@ def test_a_directory(cli: Cli, tmp_path: Path) -> None:
     assert cli("group", tmp_path / "log", "--delete", "workers", "--confirm").code == 0
     empty = cli("group", tmp_path / "log")
     assert (empty.code, "there are no groups" in empty.err, empty.out) == (0, True, b"")
+
+
+async def test_a_copy_of_a_replicated_log(cli: Cli, tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        wal = await cluster.primary(0)
+        await wal.append_many([b"v"] * 5)
+        async with wal.group("workers") as group:
+            await group.ack(await group.fetch(2))
+        await wal.aclose()
+        copy = cluster.machines[1].path / "orders"
+        (found,) = (await asyncio.to_thread(cli, "group", copy, "--json")).json["groups"]
+        assert (found["name"], found["floor"], found["behind"]) == ("workers", 3, 3)
 
 
 async def test_a_log_in_a_store(cli: Cli, tmp_path: Path) -> None:

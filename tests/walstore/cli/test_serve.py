@@ -19,8 +19,11 @@ import pytest
 from tests.cases import case
 from tests.local import contents
 from tests.walstore.cli.conftest import Cli
-from uploader import CloudLog
-from walstore import Wal, connect
+from tests.walstore.topology import fake_etcd
+from uploader import CloudLog, CloudTier
+from walstore import Wal, connect, connect_readonly
+from walstore.topology.documents import LogSpec
+from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -166,6 +169,35 @@ async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 4
+
+
+async def test_a_machine_of_a_cluster_reads_a_log_of_others(tmp_path: Path, cli: Cli) -> None:
+    url = (tmp_path / "store" / "theirs").as_uri()
+    async with Wal.open(tmp_path / "theirs", tier=CloudTier(url)) as wal:
+        await wal.append(b"v", durability="cloud")
+    store = MemoryKeyValues()
+    store.swap("walstore/logs/theirs", LogSpec(source=url).encode(), 0, 0)
+    async with fake_etcd.serving(fake_etcd.FakeEtcd(store)) as (place,):
+        command = (tmp_path, "--cluster", place.replace("http", "etcd"), "--json")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "walstore", "serve", *map(str, command)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        said = json.loads(await process.stdout.readline())
+        async with (
+            connect_readonly(said["advertised"], log="theirs") as log,
+            log.reader(follow=False) as reader,
+        ):
+            assert [record.value async for record in reader] == [b"v"]
+        address = f"{said['advertised']}?log=theirs"
+        for verb in ("tail", "dump"):
+            found = await asyncio.to_thread(cli, verb, address)
+            assert (found.code, len(found.lines)) == (0, 1), found.error
+        refused = await asyncio.to_thread(cli, "append", address, stdin=b"w\n")
+        assert (refused.code, "takes no appends here" in refused.error) == (1, True)
+        process.terminate()
+        assert await process.wait() == 0
 
 
 async def test_copies_and_their_primary(tmp_path: Path, cli: Cli) -> None:

@@ -46,6 +46,8 @@ class Actor:
     """Whether the process works."""
     is_over: bool = False
     """It needs no further life."""
+    asked_life: int = 0
+    """The life that was last asked to close the log; 0 is none."""
     rss: list[list[int]] = field(default_factory=list)
     """Resident bytes, looked at once a second, of each life."""
 
@@ -59,7 +61,10 @@ class Actor:
     def is_closed(self) -> bool:
         """Ask a writer to close the log; return whether it has."""
         if self.is_open and self.process is not None and self.process.returncode is None:
-            self.process.terminate()
+            # Only once: a second signal may come after the process took its handler away.
+            if self.asked_life != self.life:
+                self.process.terminate()
+            self.asked_life = self.life
         return self.is_over
 
     def look(self) -> None:
