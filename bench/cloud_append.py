@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
+from uploader.chain import ChainSettings
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.wrapper import Request, StoreWrapper
@@ -39,6 +40,8 @@ from walstore.runtime.clock import SystemClock
 T = TypeVar("T")
 Append = Callable[[bytes], Awaitable[int]]
 TICK_SECONDS = 0.001
+CHAIN = ChainSettings(inline_bytes=1 << 20)
+"""Of the layout chain: an append takes one round trip."""
 
 
 class EvenClock(SystemClock):
@@ -82,13 +85,13 @@ def new_store(latency_seconds: float) -> tuple[FaultyStore, TimedStore]:
 
 @asynccontextmanager
 async def writer(store: ObjectStore, layout: str, _: Path) -> AsyncIterator[Append]:
-    async with CloudWriter.open("memory://ignored", store=store, layout=layout) as log:
+    async with CloudWriter.open("memory://ignored", store=store, layout=layout, chain=CHAIN) as log:
         yield log.append
 
 
 @asynccontextmanager
 async def wal(store: ObjectStore, layout: str, directory: Path) -> AsyncIterator[Append]:
-    tier = CloudTier("memory://ignored", store=store, layout=layout)
+    tier = CloudTier("memory://ignored", store=store, layout=layout, chain=CHAIN)
     async with Wal.open(directory / "log", tier=tier) as log:
 
         async def append(value: bytes) -> int:

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -37,9 +35,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from bench import served_peers
+from bench import peer_clients
+from bench.peer_clients import Append, clients_rate
+from bench.peer_servers import free_port, lacking, reach, running
 from bench.served import CLIENTS, PRODUCERS, appends_a_second
-from bench.served_peers import Append, clients_rate, free_port, reach, running
 from tests.etcd import EtcdCluster
 from walstore import Replication, Wal
 
@@ -68,8 +67,7 @@ async def open_appends(kind: str, place: str) -> AsyncIterator[list[Append]]:
         elif kind == "Redis, WAIT 1":
             yield [await _open_waiting(stack, place) for _ in range(count)]
         else:
-            opened = served_peers.open_appends(kind.removesuffix(" R3"), place)
-            yield await stack.enter_async_context(opened)
+            yield await stack.enter_async_context(peer_clients.open_appends(place))
 
 
 async def _open_puts(stack: AsyncExitStack, place: str, count: int) -> list[Append]:
@@ -231,7 +229,8 @@ async def one_round(peers: list[str], directory: Path, seconds: float) -> dict[s
     found = {IN_PROCESS: await in_process_rate(directory / "in-process", seconds)}
     for kind in (SERVED, *peers):
         async with serve(kind, directory / kind.replace(" ", "-")) as place:
-            found[kind] = await clients_rate(kind, place, seconds, "bench.replicated_peers")
+            command = ["bench.replicated_peers", "--client", kind, place]
+            found[kind] = await clients_rate(command, seconds)
     return found
 
 
@@ -239,16 +238,16 @@ def installed() -> list[str]:
     """Return the peers that can run here; say which cannot."""
     found = []
     for kind, (program, module) in PEERS.items():
-        if shutil.which(program) and importlib.util.find_spec(module):
-            found.append(kind)
+        if need := lacking(program, module):
+            print(f"{kind} is skipped: it needs {need}")
         else:
-            print(f"{kind} is skipped: it needs {program}, and the module {module} for Python")
+            found.append(kind)
     return found
 
 
 async def main(rounds: int, seconds: float, parent: Path | None) -> None:
     """Measure and print a table."""
-    os.environ["PATH"] += ":/usr/sbin"
+    os.environ["PATH"] += ":/usr/sbin"  # where Debian has etcd
     peers, found = installed(), []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=parent) as name:
@@ -276,6 +275,6 @@ def _arguments() -> Any:
 if __name__ == "__main__":
     given = _arguments()
     if given.client:
-        asyncio.run(served_peers.client(*given.client, given.seconds, open_appends))
+        asyncio.run(peer_clients.client(open_appends(*given.client), given.seconds))
     else:
         asyncio.run(main(given.rounds, given.seconds, given.directory))

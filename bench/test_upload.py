@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from bench.conftest import Run
-from uploader import CloudLog, CloudTier, open_store
+from bench.report.figures import percentile
+from uploader import CloudLog, CloudTier, UploadSettings, open_store
+from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from walstore import Wal
@@ -22,6 +24,8 @@ from walstore.format.segment import SUFFIX
 RECORDS = 64 * 1024
 VALUE_BYTES = 1024
 MEGABYTES = RECORDS * VALUE_BYTES / 1e6
+GROUPS = 6000
+"""Groups of 256 records that are appended in a round."""
 
 
 def values(count: int) -> list[bytes]:
@@ -41,9 +45,10 @@ def make_log(path: Path, records: int) -> Path:
     return path
 
 
-async def ship(log: Path, store: ObjectStore) -> None:
+async def ship(log: Path, store: ObjectStore, *, processes: int = 0) -> None:
     """Open a log with a tier, and close it once all of it is shipped."""
-    async with Wal.open(log, tier=CloudTier(store.url, store=store)) as wal:
+    settings = UploadSettings(encoder_processes=processes)
+    async with Wal.open(log, tier=CloudTier(store.url, settings=settings, store=store)) as wal:
         await wal.wait_durable(wal.tail - 1, "cloud")
 
 
@@ -96,6 +101,22 @@ def test_upload(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None:
     benchmark.extra_info |= usage
 
 
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_upload_of_a_longer_log(benchmark, run: Run, tmp_path: Path, *, processes: int) -> None:
+    """A longer log into memory, so that opening it and starting processes hardly count, nor does a disk."""
+    benchmark.group = "ship 1 GiB of 1 KiB records"
+    log = make_log(tmp_path / "log", 16 * RECORDS)
+
+    def upload() -> None:
+        run(ship(log, MemoryStore(), processes=processes))
+
+    benchmark.pedantic(upload, rounds=3)
+    benchmark.extra_info["megabytes_per_second"] = round(
+        16 * MEGABYTES / benchmark.stats["median"], 1
+    )
+    shutil.rmtree(log)
+
+
 def test_upload_on_one_core(benchmark, run: Run, one_core: None, tmp_path: Path) -> None:
     """A longer log, so that opening and closing it hardly count."""
     benchmark.group = "ship 256 MiB of 1 KiB records on one core"
@@ -131,6 +152,39 @@ def test_upload_raw(benchmark, full_log: Path, tmp_path: Path) -> None:
 
     benchmark.pedantic(copy, setup=setup, rounds=3)
     benchmark.extra_info["megabytes_per_second"] = round(MEGABYTES / benchmark.stats["median"], 1)
+
+
+@pytest.mark.parametrize("processes", [None, 0, 1], ids=["alone", "threads", "process"])
+def test_appends_while_they_are_shipped(
+    benchmark, run: Run, tmp_path: Path, *, processes: int | None
+) -> None:
+    """Groups of 256 x 1 KiB, one after the other, in a log without a tier and in one that ships them."""
+    benchmark.group = "append_many, 256 x 1 KiB, while it is shipped"
+    group = values(256)
+    times: list[float] = []
+    rounds = iter(range(100))
+
+    async def append_some() -> None:
+        path = tmp_path / f"log{next(rounds)}"
+        tier = None
+        if processes is not None:
+            settings = UploadSettings(encoder_processes=processes)
+            tier = CloudTier("memory://ignored", settings=settings, store=MemoryStore())
+        async with Wal.open(path, tier=tier) as wal:
+            for _ in range(GROUPS):
+                begun = time.perf_counter()
+                await wal.append_many(group, durability="disk")
+                times.append(time.perf_counter() - begun)
+            behind = wal.tail - wal.uploaded_limit if tier else 0
+            benchmark.extra_info["megabytes_behind"] = round(behind * VALUE_BYTES / 1e6)
+        shutil.rmtree(path)
+
+    benchmark.pedantic(lambda: run(append_some()), rounds=3, warmup_rounds=1)
+    ordered = sorted(times)
+    benchmark.extra_info["megabytes_per_second"] = round(
+        len(times) * 256 * VALUE_BYTES / sum(times) / 1e6, 1
+    )
+    benchmark.extra_info["p99_ms"] = round(1e3 * percentile(ordered, 0.99), 2)
 
 
 def test_hash_alone(benchmark) -> None:
