@@ -169,9 +169,9 @@ PAGES = [
         "Object stores",
         "The port, the stores behind it, and stores around stores.",
         {
-            "uploader.stores": "open_store ObjectStore LocalStore S3Store MemoryStore StoreWrapper "
-            "RetryPolicy RetryingStore HedgedStore HedgeSettings HedgeStatistics MeteredStore Usage "
-            "KindUsage Prices ObjectInfo StoredObject ListedObject probe_conditional_puts"
+            "uploader.stores": "open_store ObjectStore LocalStore S3Store ObstoreStore MemoryStore "
+            "StoreWrapper RetryPolicy RetryingStore HedgedStore HedgeSettings HedgeStatistics "
+            "MeteredStore Usage KindUsage Prices ObjectInfo StoredObject ListedObject probe_conditional_puts"
         },
     ),
     Page(
@@ -242,7 +242,7 @@ SECTIONS = {
         "spark_collections"
     ),
     "Reference": "errors cli metrics format chain",
-    "Explanation": "design guarantees",
+    "Explanation": "design guarantees performance gazette",
 }
 """Which page is of which kind."""
 
