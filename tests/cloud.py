@@ -8,8 +8,11 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+import pytest
+
 from tests.frames import batch_of, build, values_only
-from uploader import CloudLog, CloudTier, UploadSettings
+from uploader import ChainSettings, CloudLog, CloudTier, CloudWriter, UploadSettings
+from uploader.chain import inline
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import encode_fragment
@@ -17,6 +20,7 @@ from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
+from uploader.testing.faults import hang
 from walstore import Settings
 from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError, WalError
@@ -222,3 +226,18 @@ class MemorySource:
 async def listed(items: AsyncIterator[object]) -> list[object]:
     """Return what an asynchronous iterator yields."""
     return [item async for item in items]
+
+
+async def write_without_objects(store: ObjectStore, *values: bytes, url: str = URL) -> None:
+    """Append values to a chain, a fragment each, and be killed before one of their objects is put."""
+    faulty = FaultyStore(store)
+    faulty.on("put_if_absent", hang(asyncio.Event()), key_prefix=layout.SHARD_PREFIX, times=10**9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "_CLOSE_SECONDS", 0.0)
+        patch.setattr(inline, "_FIRST_OPEN", inline.MOST_OPEN)
+        patch.setattr(inline, "_QUICK_SECONDS", 1e9)
+        async with CloudWriter.open(
+            url, store=faulty, layout="chain", chain=ChainSettings(inline_bytes=1 << 20), retry=FAST
+        ) as log:
+            for value in values:
+                await log.append(value)

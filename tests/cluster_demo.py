@@ -38,8 +38,7 @@ from walstore import RemoteWal, WalError, connect
 WRONG = ("lost", "duplicated", "disordered", "reader_differs", "not_linearizable")
 """What is to be 0, false or empty in the result."""
 PRODUCERS = 4
-_MOVE_SECONDS = 150.0
-"""A machine that could not lead at the first try is left alone for a minute."""
+_MOVE_SECONDS = 60.0
 LOG = "orders"
 
 

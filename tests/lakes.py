@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
-import pytest
 from pyspark.sql import SparkSession
 
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
@@ -97,8 +96,8 @@ class Lake:
         return [offset for offset, _ in found]
 
 
-def find_lake(table_format: str, path: Path) -> Lake:
-    """Return the format with its jars; skips the test where they are not at hand."""
+def open_lake(table_format: str, path: Path) -> Lake:
+    """Return the format with its jars; raises LookupError, with advice, where they are not at hand."""
     variable = f"WALSTORE_{table_format.upper()}_JARS"
     named = os.environ.get(variable)
     places = [Path(named)] if named else sorted(Path.home().glob(".ivy2*/jars"))
@@ -115,10 +114,20 @@ def find_lake(table_format: str, path: Path) -> Lake:
                 )
                 return Lake(table_format, ",".join(map(str, jars)), path)
             others.append(jar.name)
-    pytest.skip(
-        f"no jars of {table_format} for Spark {MINOR} ({', '.join(others) or 'none at all'}): {variable} may "
-        f"name their directory, or start a session once with spark.jars.packages={package}"
+    raise LookupError(
+        f"jars of {table_format} for Spark {MINOR}, if there are such (here: {', '.join(others) or 'none'}): "
+        f"{variable} may name their directory, or start a session once with spark.jars.packages={package}"
     )
+
+
+def find_lake(table_format: str, path: Path) -> Lake:
+    """Return the format with its jars; skips the test where they are not at hand."""
+    import pytest
+
+    try:
+        return open_lake(table_format, path)
+    except LookupError as error:
+        pytest.skip(f"needs {error}")
 
 
 def main(table_format: str, jars: str, path: str) -> None:

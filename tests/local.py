@@ -217,7 +217,7 @@ def read_opened(opened: Opened) -> list[Record]:
     for source in [*opened.sealed, tail.active]:
         limit = source.summary.limit if source.summary else tail.durable_limit
         while position < limit:
-            for batch in read_batches(tail._fs, source, position, limit, 1 << 20):
+            for batch in read_batches(PosixFileSystem(), source, position, limit, 1 << 20):
                 records += batch.records()
                 position = batch.limit
     assert position == tail.durable_limit

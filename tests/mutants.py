@@ -40,6 +40,7 @@ SEGMENT = "walstore/format/segment.py"
 CHECKPOINT = "walstore/format/checkpoint.py"
 RECOVERY = "walstore/format/recovery.py"
 STATE = "walstore/append/state.py"
+ACTIVE = "walstore/append/active_segment.py"
 TAIL = "walstore/append/tail.py"
 WRITER = "walstore/append/writer.py"
 CAS = "uploader/root/cas.py"
@@ -68,6 +69,7 @@ TESTS: Final = {
         "tests/scenarios/test_18_building_on_what_was_found.py",
         "tests/scenarios/test_10_a_full_disk.py",
     ),
+    ACTIVE: ("tests/walstore/append", "tests/walstore/log/test_opening.py"),
     WRITER: (
         "tests/walstore/append/test_writer.py",
         "tests/walstore/log",
@@ -112,9 +114,9 @@ MUTANTS: Final = (
     Mutant(STATE, "if limit <= self.written_limit else", "if limit < self.written_limit else"),
     Mutant(STATE, "self.durable_serial = self.written_serial", "pass"),
     Mutant(TAIL, "if summary.limit <= limit]", "if summary.start <= limit]"),
-    Mutant(TAIL, "return end + builder.size_bytes > most and", "return end > most and"),
+    Mutant(ACTIVE, "return end + size_bytes > most and", "return end > most and"),
     Mutant(TAIL, "chain.next_offset, chain.previous_crc, chain.timestamp_us = before", "pass"),
-    Mutant(TAIL, "if self._file.is_dirty or not is_full(error):", "if not is_full(error):"),
+    Mutant(TAIL, "if self._segment.file.is_dirty or not is_full(error):", "if not is_full(error):"),
     Mutant(TAIL, "if is_known and reached.durable_serial == reached.attempted_serial:", "if is_known:"),
     Mutant(TAIL, "self._tail._refuse()  # noqa", "pass  # noqa"),
     Mutant(TAIL, "reached if is_known else reached.in_doubt())", "reached)"),

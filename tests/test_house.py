@@ -45,19 +45,19 @@ def test_every_package_says_what_is_in_it() -> None:
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
         _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
-        _disk_watch _engine _file _files _fragments _fs _guard _head_starts _keeper _made _publisher _queue
-        _root _sequencer _session _shared _state _store _tail _window""",
+        _disk_watch _engine _files _fragments _fs _guard _head_starts _inline _keeper _made _publisher
+        _queue _root _sequencer _session _shared _state _store _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """
-        _call _compare _execution _explain_start _finish _note _open _open_it _plan _put _read_bytes
+        _call _compare _execution _explain_start _finish _give_up _note _open _open_it _plan _put _read_bytes
         _running _start _stop _stopping_on_signal _take _watch""",
     "what must be released: threads, tasks, descriptors, bytes, entries": """
-        _admissions _ahead _batches _builder _busy _cached_bytes _closed _descriptor _fd _filling _groups
-        _held _hosted _idle _inherited _listening _ordered _others _partials _pending _plans _pool _process
-        _producers _records _references _segments""",
+        _admissions _ahead _batches _builder _busy _cached_bytes _closed _descriptor _fd _filling
+        _free _groups _held _hosted _idle _inherited _listening _offsets _ordered _others _partials
+        _pending _plans _pool _process _processes _producers _records _references _segments""",
     "an optional library or a bound of the module under test": """
-        _MAGIC _Package _Standard _endpoint_url _fold _from_lanes _library _may_plan""",
+        _MAGIC _Package _Standard _VALUE_AT _endpoint_url _fold _from_lanes _library _may_plan""",
     "asyncio, the interpreter, blockbuster and PySpark have no public name for it": """
-        _callback _cancelled _context _exit _gateway _get_running_loop _getframe _jdf _jsc _jvm
+        _args _callback _cancelled _context _exit _gateway _get_running_loop _getframe _jdf _jsc _jvm
         _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
     "tests share it among themselves": "_world",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -20,3 +21,13 @@ async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
             await asyncio.sleep(0)
         while not condition():  # noqa: ASYNC110 - the condition is about other threads, too
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
+    """Wait for what threads and processes do, where no event loop runs; TimeoutError if it never comes."""
+    pause = threading.Event()
+    for _ in range(int(seconds / _PAUSE_SECONDS)):
+        if condition():
+            return
+        pause.wait(_PAUSE_SECONDS)
+    raise TimeoutError

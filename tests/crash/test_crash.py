@@ -22,6 +22,7 @@ SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 6, 8)))
 """Lives that sync with each commit, or after some time; the last one compresses."""
 QUICK_MOMENTS = 60
 STEPS = 8
+LENT = "log/next.tmp"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,21 @@ def _all(life: Life) -> range:
 def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace: bool) -> None:
     life = record_life(tmp_path, seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
     assert _try([life], 3, tmp_path / "failures", _a_share).tried >= 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_power_failure_breaks_no_promise_where_segments_are_recycled(
+    tmp_path: Path, can_trace: bool
+) -> None:
+    """From the moment on at which a deleted segment lends its file to the next one."""
+    if not can_trace:
+        pytest.skip("strace cannot run here")
+    life = record_life(tmp_path, 3, 4 * STEPS)
+    lent = [at for at, event in enumerate(life.events) if event[0] == "rename" and event[2] == LENT]
+    assert len(lent) >= 2
+    tally = _try([life], 2, tmp_path / "failures", lambda life: range(lent[0], len(life.events), 3))
+    assert tally.tried >= 100
 
 
 @pytest.mark.slow

@@ -62,7 +62,10 @@ class Workload:
         seed: int,
         first_op: int = 1,
         forged: bytes = b"",
+        *,
+        is_trimmed_often: bool = False,
     ) -> None:
+        """With ``is_trimmed_often`` most segments get the files of deleted ones."""
         self.wal = wal
         self.chance = random.Random(seed)
         self._say = say
@@ -81,8 +84,8 @@ class Workload:
             self.produce: 5,
             self.append_forged: 5 if forged else 0,
             self.append_lazily: 4,
-            self.rotate: 2,
-            self.trim: 2,
+            self.rotate: 6 if is_trimmed_often else 2,
+            self.trim: 10 if is_trimmed_often else 2,
             self.move_cursor: 3,
         }
         self._steps, self._weights = list(steps), list(steps.values())
@@ -286,7 +289,14 @@ async def live(directory: Path, say: Callable[[list], None], seed: int, steps: i
         async with Wal.open(directory, settings=settings_of(seed)) as wal:
             if session:
                 await report_shown(wal, say)
-            work = Workload(wal, say, seed * 10 + session, 1 + session * 100_000, forged)
+            work = Workload(
+                wal,
+                say,
+                seed * 10 + session,
+                1 + session * 100_000,
+                forged,
+                is_trimmed_often=seed % 2 == 1,
+            )
             await work.run(steps)
             limit = wal.tail
         say(["durable", limit])

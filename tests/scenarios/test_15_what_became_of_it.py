@@ -304,6 +304,7 @@ async def test_S13_a_segment_that_cannot_be_unlinked_is_unlinked_later(
         for number in range(6):
             await wal.append(b"%d" % number * 30 * KIB)
         old = (await asyncio.to_thread(segments, log_directory))[0]
+        faulty.fail("replace", error, name="next.tmp")  # nor does the next segment get its file
         faulty.fail("remove", error, name=old.name)
         assert await wal.trim(6) > 1
         assert await wal.append(b"goes on") == 7

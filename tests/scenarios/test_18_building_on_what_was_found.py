@@ -228,7 +228,7 @@ async def cut_below_the_head(directory: Path, *, keep: int, without: tuple[str, 
     async with Wal.open(directory) as wal:
         for number in range(1, 21):
             await wal.append(b"%d" % number)
-            places.append(wal._engine.writer._tail._file.position)
+            places.append(wal._engine.writer._tail.written_position)
         assert await wal.trim(18) == 18
     (path,) = await asyncio.to_thread(segments, directory)
     await asyncio.to_thread(os.truncate, path, places[keep - 1])
@@ -333,7 +333,7 @@ async def test_S16_synced_offsets_that_are_gone_are_logged(
         await wal.append_many([b"1", b"2"])
         if is_sealed:
             await wal.rotate()
-        place = wal._engine.writer._tail._file.position
+        place = wal._engine.writer._tail.written_position
         await wal.append(b"3")
     (log_directory / CHECKPOINT).unlink()
     last = (await asyncio.to_thread(segments, log_directory))[-1]

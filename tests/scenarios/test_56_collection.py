@@ -36,7 +36,7 @@ LAYOUTS = ["swap", "chain"]
 
 
 def writer(store: ObjectStore, kind: str = "swap"):
-    chain = ChainSettings(shards=3) if kind == "chain" else None
+    chain = ChainSettings(shards=3, inline_bytes=0) if kind == "chain" else None
     return CloudWriter.open(
         URL, store=store, settings=WRITING, layout=kind, chain=chain, retry=FAST
     )

@@ -52,7 +52,8 @@ def test_with_spark_as_json() -> None:
     assert (found["ok"], found["spark_ok"], found["problems"]) == (True, True, [])
     assert (found["lost"], found["duplicated"], found["kills"]) == (0, 0, 1)
     assert found["records"] >= found["acknowledged"] > 1000
-    assert found["segments"] > 1
+    # As many as the bytes fill, on a machine of any speed; each life may end before its last one is reported.
+    assert found["segments"] >= found["megabytes"] * 1e6 // (4 << 20) - 2
     assert found["fragments"] > 1
     assert set(found["streams"]) == {"cpu", "memory", "disk", "network", "processes", "text"}
     assert "demo: ok" in done.stderr

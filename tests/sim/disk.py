@@ -29,6 +29,8 @@ class Inode:
         self.content = FileContent(data, most_pending=most_pending)
         self.holders: dict[object, bool] = {}
         """Who holds a lock on it, and whether that excludes all others."""
+        self.openers: list[Process] = []
+        """The process of each open descriptor of it."""
 
     def write(self, position: int, data: bytes) -> None:
         end = position + len(data)

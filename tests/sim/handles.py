@@ -27,6 +27,7 @@ class SimFile:
         self._inode = inode
         self._path = path
         self._descriptor: int | None = descriptor
+        inode.openers.append(system.process)
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         data = b"".join(bytes(piece) for piece in pieces)
@@ -63,8 +64,17 @@ class SimFile:
     def size(self) -> int:
         return self._call("size", lambda: len(self._inode.data))
 
+    def is_alone(self, *, names: int = 1) -> bool:
+        def act() -> bool:
+            if sum(found is self._inode for found in self._system.disk.names.values()) != names:
+                return False
+            return sum(process.is_alive for process in self._inode.openers) == 1
+
+        return self._call("is_alone", act)
+
     def close(self) -> None:
         if self._descriptor is not None:
+            self._inode.openers.remove(self._system.process)
             self._system.process.descriptors.pop(self._descriptor, None)
             self._descriptor = None
 

@@ -23,6 +23,7 @@ from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
 from walstore.errors import LogNotFoundError, WalError
+from walstore.files import unlinked_file
 from walstore.files.spill import Spill
 from walstore.verify.verifying import verify_directory
 
@@ -294,6 +295,7 @@ class History:
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(walstore.log.transaction, "_LEAST_FRAME_BYTES", 1024),
+            patch.object(unlinked_file, "PART_BYTES", 4096),
             patch.object(Spill, "__hash__", lambda spill: len(spill.path.name)),
         ):
             directing = self.loop.create_task(self.direct())

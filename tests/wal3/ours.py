@@ -12,7 +12,9 @@ from uploader import (
     ScrubReport,
     Severity,
     WriterSettings,
+    open_store,
 )
+from uploader.fragments.fragment_file import is_ours
 from walstore import Record
 
 AT_ONCE: Final = CollectorSettings(
@@ -43,10 +45,19 @@ async def scrub(url: str) -> ScrubReport:
 
 
 async def assert_sound(url: str) -> ScrubReport:
-    """Assert that a scrub and a look at all sums find no fault, and nothing to warn of."""
+    """Assert that a scrub and a look at all sums find no fault, and nothing to warn of.
+
+    And that the manifest takes no fragment of theirs for ours.
+    """
     report = await scrub(url)
     serious = [str(found) for found in report.findings if found.severity is not Severity.NOTE]
     assert (serious, report.is_complete) == ([], True)
     async with CloudLog.open(url) as log:
         await log.verify()
+        first = log.manifest.ours_from
+        claimed = [] if first is None else await log.fragments(log.head)
+        store = open_store(url)
+        for entry in (one for one in claimed if one.seq_no >= (first or 0)):
+            assert is_ours((await store.get(entry.path)).data, path=entry.path)
+        await store.aclose()
     return report

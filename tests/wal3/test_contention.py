@@ -11,7 +11,7 @@ import pytest
 from tests.wal3.ledger import Ledger
 from tests.wal3.ours import AT_ONCE, CURSOR, assert_sound, read
 from tests.wal3.wal3 import Wal3, Wal3Error, pairs
-from uploader import CloudWriter, GarbageCollector, RollUpSettings, WriterSettings
+from uploader import CloudLog, CloudWriter, GarbageCollector, RollUpSettings, WriterSettings
 from uploader.format import layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore
@@ -45,8 +45,13 @@ async def test_in_turns(url: str, wal3: Wal3) -> None:
         for number in range(50):
             assert await ledger.ours(log, b"ours %d" % number)
             assert await ledger.theirs(wal3, b"theirs %d" % number)
+        async with CloudLog.open(url) as read_by_us:
+            assert read_by_us.manifest.ours_from is None, "they appended last"
+        assert await ledger.ours(log, b"the last one")
     found = await assert_agreed(url, wal3, ledger)
-    assert len(found) == 100
+    async with CloudLog.open(url) as read_by_us:
+        assert read_by_us.manifest.ours_from == read_by_us.manifest.next_seq_no - 1
+    assert len(found) == 101
     assert not ledger.errors
 
 

@@ -23,7 +23,7 @@ from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import Weather
 from walstore import Replication, Settings, Wal
-from walstore.append import tail
+from walstore.append import upkeep
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -222,7 +222,7 @@ class ReplicaHistory:
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(primaries, "client_of", client_of),
-            patch.object(tail, "_REPLICATED_CHECKPOINT_WRITES", self.plan.checkpoint_writes),
+            patch.object(upkeep, "_REPLICATED_CHECKPOINT_WRITES", self.plan.checkpoint_writes),
         ):
             directing = self.loop.create_task(self._direct())
             try:

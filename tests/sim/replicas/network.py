@@ -86,7 +86,7 @@ class Link:
         async def answer() -> None:
             result, error = None, None
             try:
-                result = await node.call(memoryview(payload), verb, *arguments)
+                result = await node.call(memoryview(payload), verb, *arguments)()
             except (WalError, ValueError) as raised:
                 error = raised
             self._travel(1, lambda: self._answer(future, result, error))
@@ -136,7 +136,7 @@ class SimClient:
             raise StorageUnavailableError("there is no connection")
         return await self._link.send(name, arguments, b"".join(payload))
 
-    def send(self, _: Any, head: Any, payload: Any, **__: Any) -> Any:
+    def send(self, _: Any, head: Any, payload: Any = b"", **__: Any) -> Any:
         name, arguments = head
         if self._is_closed or self._link is None or self._link.is_lost:
             raise StorageUnavailableError("there is no connection")
