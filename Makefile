@@ -32,6 +32,7 @@ SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_70_spark
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-develop
 DOCS := $(VENV)/.ready-to-document
+BENCH := $(VENV)/.ready-to-compare
 
 .PHONY: help
 help: ## Show this list
@@ -67,6 +68,12 @@ test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's;
 	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_64_cloud_s3.py tests/scenarios/test_68_collections_s3.py \
 		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
+
+# Azurite is a package of npm; without Node it says so and is skipped.
+.PHONY: test-azure
+test-azure: $(DEV) ## Run the store tests at az:// against Azurite, Microsoft's emulator; needs Node 20
+	@$(VENV)/bin/python -m tests.azure $(PYTEST) $(PARALLEL) tests/azure $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "test-azure: skipped, see above"; } || exit $$status
 
 # Chroma's repository is not here, and is not needed otherwise: a checkout, or a git directory, is named.
 CHROMA ?=
@@ -171,6 +178,14 @@ docs: $(DOCS) ## Generate the reference and build the documentation into site/
 bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
 	$(PYTEST) bench --benchmark-only --timeout=600 $(ARGS)
 
+# The reference server of Durable Streams is a package of npm; without npm, or without the package, it is skipped.
+WALSTORE_BENCH_DURABLE_STREAMS ?= $(CURDIR)/.durable-streams-server
+.PHONY: bench-report
+bench-report: $(BENCH) ## Measure beside SQLite, LMDB, RocksDB, Redis, JetStream, Durable Streams, Spark, Delta and the disk alone; pages and plots: ARGS="--directory /mnt/disk"
+	@[ -d "$(WALSTORE_BENCH_DURABLE_STREAMS)/node_modules/@durable-streams/server" ] || ! command -v npm >/dev/null \
+		|| npm install --silent --no-audit --no-fund --prefix "$(WALSTORE_BENCH_DURABLE_STREAMS)" @durable-streams/server || true
+	WALSTORE_BENCH_DURABLE_STREAMS="$(WALSTORE_BENCH_DURABLE_STREAMS)" $(VENV)/bin/python -m bench.report $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
 	rm -rf $(VENV) .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache \
@@ -197,6 +212,11 @@ $(RUN): pyproject.toml | $(VENV)/bin/python
 $(DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "installing walstore and its development tools into $(VENV)"
 	@$(PIP) install --no-compile --editable '.[dev]'
+	@touch $@ $(RUN)
+
+$(BENCH): pyproject.toml | $(VENV)/bin/python
+	@echo "installing walstore and what it is compared with into $(VENV)"
+	@$(PIP) install --no-compile --editable '.[all,bench]'
 	@touch $@ $(RUN)
 
 $(DOCS): pyproject.toml | $(VENV)/bin/python
