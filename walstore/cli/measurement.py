@@ -154,7 +154,7 @@ def _raw(plan: MeasurePlan) -> Measured:
         file.allocate(_RAW_BYTES)
         file.datasync()
         begin = now = time.monotonic()
-        while now < begin + plan.part_seconds:
+        while not samples or now < begin + plan.part_seconds:
             file.pwrite([data], len(samples) * len(data) % (_RAW_BYTES - len(data)))
             file.datasync()
             after = time.monotonic()
@@ -178,11 +178,13 @@ async def _produce(
 
     async def produce() -> None:
         now = time.monotonic()
-        while now < begin + seconds:
+        while True:  # once at least, however slow the machine is
             await append()
             after = time.monotonic()
             samples.append(after - now)
             now = after
+            if now >= begin + seconds:
+                return
 
     async with asyncio.TaskGroup() as group:
         for _ in range(producers):
