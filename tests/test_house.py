@@ -45,7 +45,7 @@ def test_every_package_says_what_is_in_it() -> None:
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
         _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
-        _disk_watch _engine _files _fragments _fs _guard _head_starts _inline _keeper _made _publisher
+        _disk_watch _engine _files _fragments _fs _guard _head_starts _inline _keeper _known _publisher
         _queue _root _sequencer _session _shared _state _store _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """
         _call _compare _execution _explain_start _finish _give_up _note _open _open_it _plan _put _read_bytes

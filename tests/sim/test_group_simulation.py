@@ -11,8 +11,8 @@ from tests.sim.groups.history import GroupHistory, simulate
 from tests.sim.groups.plan import draw
 from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.rules import ViolationError
-from uploader.groups.cloud_group import CloudGroup
 from uploader.groups.group_turn import GroupTurn, Sight
+from uploader.groups.known_group import KnownGroup
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
@@ -52,7 +52,7 @@ def _takes_any(self: GroupTurn, busy: set[int]) -> Any:
     return [(offset, row) for offset, row in self._rows.items() if not row.is_leased]
 
 
-def _same_tags(self: CloudGroup) -> str:
+def _same_tags(self: KnownGroup) -> str:
     self._turns += 1
     return f"p-{self._turns}"
 
@@ -63,7 +63,7 @@ def _same_tags(self: CloudGroup) -> str:
     [
         (Sight, "due", _ends_early, "lease"),
         (GroupTurn, "_eligible", _takes_any, "order"),
-        (CloudGroup, "_next_tag", _same_tags, "one-member"),
+        (KnownGroup, "next_tag", _same_tags, "one-member"),
         (GroupTurn, "settle", lambda *_: None, "acknowledged"),
     ],
 )

@@ -4,38 +4,27 @@ There is no owner. Every process replaces the group's object by compare-and-swap
 meanwhile goes into the next swap together. Records are read from the log's fragments, each by the process
 that leases it. While members wait for jobs, the log's manifest and the group's object are read again, less
 and less often.
-
-A swap whose answer is lost may have happened. What it settled is settled. A lease that it made is found by
-its tag in the document that is read next, and goes to a member then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from uploader.format import layout
 from uploader.format.group_document import GroupDocument
-from uploader.groups.group_place import (
-    GroupPlace,
-    JobReader,
-    LetterWriter,
-    cursor_of,
-    remove,
-    remove_cursor,
-)
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.root import cas
-from uploader.root.stored_document import parse_aside
+from uploader.groups.dead_letters import DeadLetters
+from uploader.groups.group_cursor import GroupCursor
+from uploader.groups.group_making import find_or_make, jobs_trimmed
+from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
+from uploader.groups.group_turn import GroupTurn
+from uploader.groups.known_group import KnownGroup, LeasedJob
 from uploader.runtime.task_groups import BackgroundTask, within_seconds
 from walstore.errors import (
     CorruptionError,
-    CursorMovedError,
     FormatVersionError,
     InvalidSettingsError,
     LeaseExpiredError,
@@ -44,18 +33,13 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.groups.letters import append_letter
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
 
-logger = logging.getLogger("walstore")
-
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 2.0
-_SAVE_SECONDS: Final = 1.0
-"""How far the cursor, and with it what may be collected, may lag behind the floor."""
 _MOST_LATE_ATTEMPTS: Final = 3
 """How often a swap is lost to other processes before a taker whose time is over gets nothing."""
 _FINAL: Final = (CorruptionError, FormatVersionError, WalClosedError, OffsetTrimmedError)
@@ -80,15 +64,6 @@ class _Wish:
 
     make: Callable[[GroupTurn], bool | None]
     future: asyncio.Future[bool | None] | None = None
-
-
-@dataclass(slots=True)
-class _Leased:
-    """A lease that this process has."""
-
-    record: Record
-    deliveries: int
-    member: bytes = b""
 
 
 @dataclass(slots=True)
@@ -122,53 +97,46 @@ class CloudGroup:
         self._place = place
         self._clock = place.clock
         self._make_tag = make_tag
-        self._process = make_tag()
-        self._turns = 0
         self._opening = asyncio.Lock()
         self._changing = asyncio.Lock()
         """Held while the document is read or changed: a change is always one of the newest that is known."""
-        self._document: GroupDocument | None = None
-        self._etag = ""
-        self._made: str | None = None
-        self._sight = Sight()
-        self._moments: dict[str, float] = {}
-        """When this process asked for its last changes, by tag."""
-        self._lost: dict[str, str] = {}
-        """Tags of changes whose outcome it did not learn, and the ETags that they were to replace."""
-        self._leased: dict[int, _Leased] = {}
+        self._known = KnownGroup(place, name, make_tag())
         self._jobs = JobReader(place, name, settings)
         self._wishes: list[_Wish] = []
         self._takers: list[_Taker] = []
         self._kicked = asyncio.Event()
         self._failure: WalError | None = None
         self._task = BackgroundTask[None]()
-        self._saving = BackgroundTask[None]()
-        self._saved = 0.0
-        self._saved_floor = 0
-        self._burials: set[asyncio.Task[None]] = set()
-        self._delivered = self._redelivered = self._dead = 0
+        self._cursor = GroupCursor(place, name)
+        self._dead = DeadLetters(name, settings, letters, self.settle)
+        self._delivered = self._redelivered = 0
 
     @property
     def is_used(self) -> bool:
         """Whether members use it, or are about to: opening it has not failed, and it has not ended."""
-        return self._failure is None and (self._made is not None or self._opening.locked())
+        return self._failure is None and (self._known.made is not None or self._opening.locked())
 
     # -- opening and closing -----------------------------------------------------------------
 
     async def open(self) -> None:
         """Find the group or make it, once; raises as :meth:`uploader.CloudLog.group`."""
         async with self._opening:
-            if self._failure is not None:
-                raise copy_error(self._failure)
-            if self._made is not None:
+            self._check_unfailed()
+            if self._known.made is not None:
                 return
-            document = await self._find_or_make()
-            if self._failure is not None:
-                raise copy_error(self._failure)
+            found = await find_or_make(
+                self._place,
+                self.name,
+                self.settings,
+                make_tag=self._make_tag,
+                next_tag=self._known.next_tag,
+                check=self._check_unfailed,
+            )
+            document = self._known.know(*found)
+            self._check_unfailed()
             self.check_kind(document)
-            self._made = document.made
-            self._saved_floor = document.floor
-            self._saved = self._clock.monotonic()
+            self._known.made = document.made
+            self._cursor.begin(document)
             self._task.start(self._run(), f"walstore group {self.name}")
 
     def check_kind(self, document: GroupDocument) -> None:
@@ -180,89 +148,6 @@ class CloudGroup:
                 f"is_ordered={document.is_ordered}; give these, or delete it"
             )
 
-    async def _find_or_make(self) -> GroupDocument:
-        while self._failure is None:
-            found = await self._place.load(self.name)
-            is_new = found is None or found[0].is_removed
-            if found is None or is_new:
-                found = await self._make(None if found is None else found[1])
-                if found is None:
-                    continue
-            document = found[0]
-            await self._check_position(document)
-            cursor = cursor_of(self.name, document)
-            try:
-                await self._place.cursors.create(cursor, document.floor)
-            except OffsetTrimmedError as error:
-                # A collection came between the group and its cursor. Nobody has a job of a new group.
-                if not is_new:
-                    raise self._trimmed(error) from error
-                await remove(self._place, self.name, self._next_tag(), only=document.made)
-                if self.settings.start != "earliest":
-                    raise
-                continue
-            again = await self._place.load(self.name)
-            if again is None or again[0].is_removed or again[0].made != document.made:
-                # It was deleted meanwhile, perhaps before it had this cursor.
-                await remove_cursor(self._place, self.name, document)
-                continue
-            self._know(*again)
-            return again[0]
-        raise copy_error(self._failure)
-
-    async def _make(self, etag: str | None) -> tuple[GroupDocument, str] | None:
-        """Make the group where there is none, or a removed one; None if another process came first."""
-        made = GroupDocument(
-            made=self._make_tag(),
-            tag=self._next_tag(),
-            position=await self._start(),
-            stream=self.settings.stream,
-            is_ordered=self.settings.is_ordered,
-        )
-        result = await self._place.put(self.name, made, etag)
-        result.decided(self._place.store.url, f"group {self.name!r} was made; call again")
-        if result.outcome is not cas.PutOutcome.COMMITTED:
-            return None
-        assert result.etag is not None
-        return made, result.etag
-
-    async def _check_position(self, document: GroupDocument) -> None:
-        """Raise OffsetNotWrittenError if the group has seen more of the log than there is."""
-        log = self._place.log
-        if document.position > log.tail:
-            await log.refresh()
-        if document.position > log.tail:
-            raise OffsetNotWrittenError(
-                f"group {self.name!r} has seen records that the log does not have: it is of another log, or "
-                "the log is restored as of an earlier time. delete_group() removes it; start= says where a "
-                "new one begins",
-                requested=document.position,
-                head=log.head,
-                tail=log.tail,
-            )
-
-    def _trimmed(self, error: OffsetTrimmedError) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            f"jobs of group {self.name!r} were removed from the log, so its cursor was deleted or changed by "
-            "somebody; delete_group() removes the group, and start= says where a new one begins",
-            requested=error.requested,
-            head=error.head,
-            tail=error.tail,
-        )
-
-    async def _start(self) -> int:
-        """Return the offset at which a new group begins."""
-        log = self._place.log
-        await log.refresh()
-        async with log.reader(self.settings.start) as reader:
-            position = reader.position
-        if not log.head <= position <= log.tail:
-            kind = OffsetTrimmedError if position < log.head else OffsetNotWrittenError
-            raise kind(
-                "the group cannot begin there", requested=position, head=log.head, tail=log.tail
-            )
-        return position
-
     async def end(self) -> None:
         """End the group for the members in this process, because it is deleted."""
         self._fail(WalClosedError(f"the group {self.name!r} was deleted"))
@@ -271,17 +156,12 @@ class CloudGroup:
     async def aclose(self) -> None:
         """End the group in this process. Members that are not left keep their leases. Twice is allowed."""
         is_in_use = self._failure is None
-        while self._burials:
-            for burial in self._burials:
-                burial.cancel()
-            await asyncio.wait(self._burials)
+        await self._dead.aclose()
         self._fail(WalClosedError("the log is closed"))
         async with self._opening:  # who enters has seen that, and begins nothing
             pass
         await self._task.aclose()
-        await self._saving.wait()
-        if is_in_use and self._document is not None:
-            await self._save(self._document)
+        await self._cursor.aclose(self._known.document if is_in_use else None)
 
     # -- for members -------------------------------------------------------------------------
 
@@ -346,8 +226,9 @@ class CloudGroup:
                 taker.future.set_exception(
                     WalClosedError(f"the member has left the group {self.name!r}")
                 )
-        held = [(at, one.deliveries) for at, one in self._leased.items() if one.member == member]
-        if self._failure is not None or self._made is None or not held:
+        leased = self._known.leased
+        held = [(at, one.deliveries) for at, one in leased.items() if one.member == member]
+        if self._failure is not None or self._known.made is None or not held:
             return
 
         def give_all(turn: GroupTurn) -> None:
@@ -368,7 +249,7 @@ class CloudGroup:
 
     def look(self) -> GroupStatistics | None:
         """Return the group as it was read last; None if it is not in use."""
-        document = self._document
+        document, sight = self._known.document, self._known.sight
         if document is None or self._failure is not None:
             return None
         now = self._clock.monotonic()
@@ -376,14 +257,14 @@ class CloudGroup:
             name=self.name,
             floor=document.floor,
             pending=sum(
-                row.is_leased and self._sight.due(offset, row) > now
+                row.is_leased and sight.due(offset, row) > now
                 for offset, row in document.rows.items()
             ),
             unsettled=len(document.rows),
             lag=max(0, self._place.log.tail - document.position),
             delivered=self._delivered,
             redelivered=self._redelivered,
-            dead=self._dead,
+            dead=self._dead.count,
         )
 
     # -- the loop ----------------------------------------------------------------------------
@@ -399,7 +280,8 @@ class CloudGroup:
                 for taker in looking:
                     taker.has_looked = True
                 looking = []
-                self._save_at_times()
+                if self._known.document is not None:
+                    self._cursor.follow(self._known.document)
                 now = self._clock.monotonic()
                 self._takers = [taker for taker in self._takers if not self._is_over(taker, now)]
                 if self._wishes:
@@ -438,8 +320,9 @@ class CloudGroup:
     def _seconds_to_wait(self, pause: float, now: float) -> float:
         moments = [taker.deadline for taker in self._takers if taker.deadline is not None]
         moments.append(now + pause)
-        if self._document is not None:
-            due = self._sight.next_due(self._document, now)
+        document = self._known.document
+        if document is not None:
+            due = self._known.sight.next_due(document, now)
             moments += [] if due is None else [due]
         return max(0.0, min(moments) - now)
 
@@ -449,6 +332,10 @@ class CloudGroup:
                 await self._refresh()
         except WalError as error:
             self._reject(takers, (), error)
+
+    async def _refresh(self) -> None:
+        await self._place.log.refresh()
+        await self._known.reload()
 
     async def _turn_for_all(self) -> None:
         """Make one turn for all that wait; its error is theirs."""
@@ -467,7 +354,7 @@ class CloudGroup:
 
     def _reject(self, takers: Sequence[_Taker], wishes: Sequence[_Wish], error: WalError) -> None:
         if isinstance(error, OffsetTrimmedError):
-            error = self._trimmed(error)
+            error = jobs_trimmed(self.name, error)
         for waiting in (*(taker.future for taker in takers), *(wish.future for wish in wishes)):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(copy_error(error))
@@ -478,10 +365,7 @@ class CloudGroup:
     async def _turn(self, wishes: Sequence[_Wish], takers: Sequence[_Taker]) -> None:
         attempt = 0
         while True:
-            if self._document is None:
-                await self._reload()
-            document = self._document
-            assert document is not None
+            document = self._known.document or await self._known.reload()
             wanted = sum(taker.most for taker in takers)
             try:
                 if wanted:
@@ -489,17 +373,17 @@ class CloudGroup:
             except WalError as error:
                 self._reject(takers, (), error)
                 wanted = 0
-            tag = self._next_tag()
+            tag = self._known.next_tag()
             began = self._clock.monotonic()
-            turn = GroupTurn(document, self._sight, self.settings, tag=tag, now=began)
+            turn = GroupTurn(document, self._known.sight, self.settings, tag=tag, now=began)
             outcome = _Outcome([wish.make(turn) for wish in wishes])
-            found, buried = self._found_again(document, wanted)
+            found, buried = self._known.found_again(wanted, max_deliver=self.settings.max_deliver)
             if wanted > len(found):
                 outcome.taken, outcome.spent = turn.take(
                     wanted - len(found), self._jobs.ahead, self._jobs.limit
                 )
             made = turn.made()
-            if made is not None and not await self._put(made, began):
+            if made is not None and not await self._known.put(made, began):
                 attempt += 1
                 takers = self._in_time(takers, attempt)
                 retry = self._place.retry
@@ -519,28 +403,6 @@ class CloudGroup:
                 taker.future.set_result([])
         return [taker for taker in takers if not taker.future.done()]
 
-    async def _put(self, made: GroupDocument, began: float) -> bool:
-        """Put a changed document; False, and the newest one is known, if another process came first."""
-        self._moments = {tag: at for tag, at in self._moments.items() if tag in self._lost}
-        self._moments[made.tag] = began
-        self._lost[made.tag] = self._etag
-        result = await self._place.put(self.name, made, self._etag)
-        if result.outcome is cas.PutOutcome.UNKNOWN:
-            self._document = None
-        result.decided(self._place.store.url, f"group {self.name!r} was changed; try again")
-        if result.outcome is cas.PutOutcome.COMMITTED:
-            del self._lost[made.tag]
-            assert result.etag is not None
-            self._know(made, result.etag)
-            return True
-        if not result.was_unanswered:
-            del self._lost[made.tag]
-        if result.data is None or result.etag is None:
-            raise self._gone()
-        parse = partial(GroupDocument.parse, name=self.name)
-        self._know(await parse_aside(parse, result.data), result.etag)
-        return False
-
     async def _answer(
         self,
         wishes: Sequence[_Wish],
@@ -557,90 +419,43 @@ class CloudGroup:
             for offset, deliveries in jobs:
                 self._revoke(offset, deliveries)
             raise
+        leased = self._known.leased
         for offset, deliveries in outcome.spent:
-            self._begin_burial(self._leased[offset].record, deliveries)
+            self._dead.begin(leased[offset].record, deliveries - 1)
         for taker in takers:
             if taker.future.done() or not jobs:
                 continue
             given = [jobs.popleft() for _ in range(min(taker.most, len(jobs)))]
             for offset, _ in given:
-                self._leased[offset].member = taker.member
+                leased[offset].member = taker.member
             self._delivered += len(given)
             self._redelivered += sum(deliveries > 1 for _, deliveries in given)
             taker.future.set_result(
-                [(self._leased[offset].record, deliveries) for offset, deliveries in given]
+                [(leased[offset].record, deliveries) for offset, deliveries in given]
             )
         for offset, deliveries in jobs:
             self._revoke(offset, deliveries)
 
-    # -- the document ------------------------------------------------------------------------
-
-    def _know(self, document: GroupDocument, etag: str) -> None:
-        """Go on with a document that was read or put."""
-        if document.is_removed or self._made not in {None, document.made}:
-            raise self._gone()
-        self._sight.look(document, self._clock.monotonic(), self._moments)
-        self._document, self._etag = document, etag
-        rows = document.rows
-        self._leased = {
-            offset: leased
-            for offset, leased in self._leased.items()
-            if (row := rows.get(offset)) and row.is_leased and row.deliveries == leased.deliveries
-        }
-        # A change that is not in it, and was to replace another one, never happens.
-        tags = {row.tag for row in rows.values()}
-        self._lost = {tag: at for tag, at in self._lost.items() if tag in tags or at == etag}
-
-    def _found_again(
-        self, document: GroupDocument, wanted: int
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return leases that changes of this process made without its knowledge: of jobs, and to bury."""
-        found: list[tuple[int, int]] = []
-        buried: list[tuple[int, int]] = []
-        if self._lost:
-            now, most = self._clock.monotonic(), self.settings.max_deliver
-            for offset, row in document.rows.items():
-                if row.tag not in self._lost or not row.is_leased or offset in self._leased:
-                    continue
-                if self._sight.due(offset, row) > now:
-                    is_spent = most is not None and row.deliveries > most
-                    (buried if is_spent else found).append((offset, row.deliveries))
-        return found[:wanted], buried
-
-    async def _refresh(self) -> None:
-        await self._place.log.refresh()
-        await self._reload()
-
-    async def _reload(self) -> None:
-        found = await self._place.load(self.name)
-        if found is None:
-            raise self._gone()
-        self._know(*found)
-
-    def _gone(self) -> WalClosedError:
-        return WalClosedError(f"the group {self.name!r} was deleted")
-
-    def _next_tag(self) -> str:
-        self._turns += 1
-        return f"{self._process}-{self._turns}"
-
     async def _note_leased(self, jobs: Sequence[tuple[int, int]]) -> None:
         """Note what was leased, with its records: those read ahead, and others, which are read again."""
-        read = self._jobs.pass_by(0 if self._document is None else self._document.position)
+        document = self._known.document
+        read = self._jobs.pass_by(0 if document is None else document.position)
         for offset, deliveries in jobs:
             record = read.get(offset) or await self._jobs.read(offset)
-            self._leased[offset] = _Leased(record, deliveries)
+            self._known.leased[offset] = LeasedJob(record, deliveries)
 
     # -- wishes ------------------------------------------------------------------------------
 
     def _check(self) -> GroupDocument:
+        self._check_unfailed()
+        document = self._known.document
+        if document is None and self._known.made is None:
+            raise WalClosedError("the group is not open; use it within 'async with'")
+        return document or GroupDocument(made="", tag="", position=layout.MAX_U64)
+
+    def _check_unfailed(self) -> None:
         if self._failure is not None:
             raise copy_error(self._failure)
-        if self._document is None and self._made is None:
-            raise WalClosedError("the group is not open; use it within 'async with'")
-        if self._document is None:
-            return GroupDocument(made="", tag="", position=layout.MAX_U64)
-        return self._document
 
     async def _ask(self, make: Callable[[GroupTurn], bool | None]) -> bool | None:
         self._check()
@@ -666,54 +481,3 @@ class CloudGroup:
         for waiting in (*(taker.future for taker in takers), *(wish.future for wish in wishes)):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(copy_error(self._failure))
-
-    # -- dead letters and the cursor ---------------------------------------------------------
-
-    def _begin_burial(self, record: Record, deliveries: int) -> None:
-        task = asyncio.get_running_loop().create_task(
-            self._bury(record, deliveries - 1), name=f"walstore dead letter of group {self.name}"
-        )
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
-
-    async def _bury(self, record: Record, deliveries: int) -> None:
-        """Append a dead letter and settle its job. After a failure the job is due again after its lease."""
-        assert self.letters is not None
-        assert self.settings.max_deliver is not None
-        counted, letters = min(deliveries, self.settings.max_deliver), self.letters
-        stream = self.settings.letters_of(self.name)
-
-        async def append(letter: Record) -> None:
-            await letters.append(
-                letter.value, key=letter.key, stream=stream, headers=letter.headers
-            )
-
-        try:
-            await append_letter(self.name, record, counted, append)
-            await self.settle((record.offset,))
-            self._dead += 1
-        except WalError as error:
-            logger.warning("a dead letter of group %s will be appended later: %s", self.name, error)
-
-    def _save_at_times(self) -> None:
-        """Move the cursor to the floor, at most once a second, and without waiting for it."""
-        document, now = self._document, self._clock.monotonic()
-        if document is None or self._saving.is_busy or now < self._saved + _SAVE_SECONDS:
-            return
-        if document.floor > self._saved_floor:
-            self._saved = now
-            self._saving.start(self._save(document), f"walstore cursor of group {self.name}")
-
-    async def _save(self, document: GroupDocument) -> None:
-        cursors, name = self._place.cursors, cursor_of(self.name, document)
-        if document.floor <= self._saved_floor:
-            return
-        try:
-            seen = await cursors.load(name)
-            if seen is not None and seen.position < document.floor:
-                await cursors.commit(name, document.floor, seen=seen)
-            self._saved_floor = document.floor
-        except CursorMovedError:
-            return  # by another member, or it is deleted with the group
-        except WalError as error:
-            logger.warning("the cursor of group %s stays behind: %s", self.name, error)

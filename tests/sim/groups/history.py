@@ -334,7 +334,7 @@ class GroupProgram:
         self.history.happened["jobs"] += 1
         self.history.happened["redelivered"] += job.deliveries > 1
         backend: Any = group.backend
-        self.truth.deliver(job.offset, job.deliveries, backend._made)
+        self.truth.deliver(job.offset, job.deliveries, backend._known.made)
         self._had(group).append((job.offset, job.deliveries))
 
     def _had(self, group: Group) -> list[tuple[int, int]]:
