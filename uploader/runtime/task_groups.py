@@ -40,14 +40,19 @@ class LoopTaskGroup(asyncio.TaskGroup):
         if kind is GeneratorExit:
             return
         was_requested = self._has_cancelled_parent
+        is_destroyed = False
         try:
             await super().__aexit__(kind, error, trace)
+        except GeneratorExit:
+            is_destroyed = True
+            raise
         finally:
             # Before Python 3.13 the count of cancellations keeps the group's own one if the first task
             # failed when the block was over.
-            task = asyncio.current_task()
-            if _KEEPS_COUNT and task and self._has_cancelled_parent and not was_requested:
-                task.uncancel()
+            if _KEEPS_COUNT and not is_destroyed:
+                task = asyncio.current_task()
+                if task and self._has_cancelled_parent and not was_requested:
+                    task.uncancel()
 
     @property
     def _has_cancelled_parent(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -148,6 +148,26 @@ async def test_nothing_goes_on_after_a_failure() -> None:
     with pytest.raises(StorageUnavailableError, match="away"):
         await list_behind(OneShardFails(), 7)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_group_is_destroyed_with_its_loop(is_inside: bool) -> None:  # noqa: FBT001
+    """Also one whose block is over, and that waits for its tasks."""
+
+    async def wait() -> None:
+        async with task_group() as tasks:
+            tasks.create_task(asyncio.Event().wait())
+            if is_inside:
+                await asyncio.Event().wait()
+
+    async def begin() -> Coroutine[Any, Any, None]:
+        waiting = wait()
+        waiting.send(None)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        return waiting
+
+    asyncio.run(begin()).close()
 
 
 async def test_a_block_that_is_forgotten_leaves_nothing_to_the_event_loop() -> None:
