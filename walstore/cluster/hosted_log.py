@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from walstore.errors import WalError
 from walstore.log.wal import Wal
+from walstore.ports import Clock
+from walstore.replication.primary import Primary
+from walstore.replication.settings import Replication
 from walstore.topology.documents import LEADERS, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
@@ -187,12 +190,13 @@ class HostedLog:
         self, claim: Leadership, spec: LogSpec, nodes: tuple[str, ...]
     ) -> None:
         async with self._member.node.leading(self.name) as directory:
-            wal = await self._open(directory, spec, nodes)
-            if wal is None:
+            opened = await self._open(directory, spec, nodes)
+            if opened is None:
                 rest = min(_FIRST_REST_SECONDS * 2**self._failures, _LONGEST_REST_SECONDS)
                 self._failures = min(self._failures + 1, 8)
                 self._rests_until = self._member.clock.monotonic() + rest
                 return
+            wal, primary = opened
             self._failures = 0
             logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
             try:
@@ -200,20 +204,24 @@ class HostedLog:
                 self._view.notify()
                 await self._keep(claim, wal, spec)
             finally:
-                await self._close(wal)
+                await self._close(wal, claim, None if spec.tier else primary)
 
-    async def _open(self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]) -> Wal | None:
+    async def _open(
+        self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]
+    ) -> tuple[Wal, Primary] | None:
         """Take the log over; None if that fails, or the member closes or the log is suspended meanwhile."""
         member = self._member
 
-        async def open_it() -> Wal | None:
+        async def open_it() -> tuple[Wal, Primary] | None:
             try:
-                replication = member.replication(self.name, nodes, spec)
+                plan = _OpeningPlan(member.replication(self.name, nodes, spec))
                 options = member.log_options(self.name, spec)
-                return await Wal.open(directory, replication=replication, **options)
+                wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
                 logger.warning("%s cannot be led: %s", self.name, error)
                 return None
+            assert plan.primary is not None
+            return wal, plan.primary
 
         async with asyncio.TaskGroup() as group:
             task = group.create_task(open_it())
@@ -225,14 +233,29 @@ class HostedLog:
             task.cancel()
         return None if task.cancelled() else task.result()
 
-    async def _close(self, wal: Wal) -> None:
-        try:
-            await wal.aclose()
-        except WalError as error:
-            logger.warning("%s is not led from here any more: %s", self.name, error)
-        finally:
-            self.wal = None
-            self._view.notify()
+    async def _close(self, wal: Wal, claim: Leadership, primary: Primary | None) -> None:
+        """Close the log. Its claim is given up once ``primary`` has ended: the next one opens meanwhile.
+
+        Without one that waits for the whole: a log with a tier ships first, as appends may wait for that.
+        """
+
+        async def close() -> None:
+            try:
+                await wal.aclose()
+            except WalError as error:
+                logger.warning("%s is not led from here any more: %s", self.name, error)
+            finally:
+                self.wal = None
+                self._view.notify()
+
+        async with asyncio.TaskGroup() as group:
+            closing = group.create_task(close())
+            if primary is None:
+                return
+            ended = group.create_task(primary.ended.wait())
+            await asyncio.wait((closing, ended), return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            await claim.leave()
 
     async def _keep(self, claim: Leadership, wal: Wal, spec: LogSpec) -> None:
         """Return when the log is closed, is to be led by another machine, or has other copies."""
@@ -304,6 +327,20 @@ class HostedLog:
         self._yielded = preferred, now, times + 1
         self._yields_to = preferred
         return True
+
+
+class _OpeningPlan:
+    """How one opening is replicated; implements :class:`walstore.ports.ReplicationPlan`."""
+
+    def __init__(self, replication: Replication) -> None:
+        self._replication = replication
+        self.primary: Primary | None = None
+        """What replicates it, once it opens."""
+
+    def begin(self, path: Path, clock: Clock) -> Primary:
+        """As the port says."""
+        self.primary = Primary(self._replication, path, clock=clock)
+        return self.primary
 
 
 def _present(wal: Wal) -> list[str]:

@@ -297,8 +297,8 @@ class ClusterMember:
         """The logs that this machine leads now."""
         return {name: log.wal for name, log in self._hosted.items() if log.wal is not None}
 
-    async def find(self, name: str | None) -> Wal | Address:
-        """Return a log that is led here, or where it is led. Waits a while for a leader.
+    async def find(self, name: str | None, *, after: int = 0) -> Wal | Address:
+        """Return a log that is led here, or where it is led with an epoch above ``after``. Waits a while.
 
         InvalidSettingsError without a name, LogNotFoundError, LogSuspendedError, AccessDeniedError for a log
         that is only read, StorageUnavailableError if nobody leads it.
@@ -312,7 +312,7 @@ class ClusterMember:
 
         def is_decided() -> bool:
             spec = self.view.specs.get(name)
-            is_led = self._where(name) is not None
+            is_led = self._where(name, after) is not None
             is_known = spec is None or spec.suspended or bool(spec.source) or is_led
             return is_known or self.is_closing
 
@@ -328,7 +328,7 @@ class ClusterMember:
                 f"the log {name!r} is read from a store, and takes no appends here; "
                 "read it with walstore.connect_readonly()"
             )
-        found = self._where(name)
+        found = self._where(name, after)
         if found is not None:
             return found
         if self.is_closing:
@@ -396,12 +396,12 @@ class ClusterMember:
         """Return when another machine than the one at an address leads a log."""
         await self.view.wait(lambda: self._where(name) not in (None, address))
 
-    def _where(self, name: str) -> Wal | Address | None:
+    def _where(self, name: str, after: int = 0) -> Wal | Address | None:
         hosted = self._hosted.get(name)
         if hosted is not None and hosted.wal is not None and not hosted.wal.is_closing:
             return hosted.wal
         leader = self.view.leaders.get(name)
-        if leader is None or not leader.epoch or leader.address in ("", self.address):
+        if leader is None or leader.epoch <= after or leader.address in ("", self.address):
             return None
         return parse_address(leader.address)
 

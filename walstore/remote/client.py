@@ -26,13 +26,14 @@ from walstore.errors import (
 from walstore.ports import Clock
 from walstore.remote.question import Question
 from walstore.remote.server_connection import ServerConnection, check_version, connect_to
-from walstore.remote.server_search import FoundServer, find_server
+from walstore.remote.server_search import FoundServer, epoch_of, find_server
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import (
     MOST_HEAD_BYTES,
+    MOVES,
     NO_REQUEST,
     NOT_BEGUN,
     UNDECIDED,
@@ -158,6 +159,8 @@ class Client:
         self._watching: asyncio.Task[None] | None = None
         self._is_doubtful = False
         """Whether the server lately said that it cannot do something for want of others."""
+        self._left_epoch = 0
+        """Of the log, if the last server said that it goes on with a later one."""
         self._newest_epoch = 0
         """Of the log, as far as this client knows."""
         self._failure: WalError | None = None
@@ -327,9 +330,13 @@ class Client:
     # -- connections -------------------------------------------------------------------------
 
     async def _new_link(self, seconds: float) -> FoundServer:
-        return await find_server(self._addresses, lambda address: self._link_to(address, seconds))
+        # Only the first search: if nobody takes the log over, the refusals of a second one say why.
+        after, self._left_epoch = self._left_epoch, 0
+        return await find_server(
+            self._addresses, lambda address: self._link_to(address, seconds, after=after)
+        )
 
-    async def _link_to(self, address: Address, seconds: float) -> FoundServer:
+    async def _link_to(self, address: Address, seconds: float, *, after: int = 0) -> FoundServer:
         made: list[ServerConnection] = []
 
         def said(message: Message) -> None:
@@ -349,6 +356,7 @@ class Client:
             seconds=seconds,
             service=self._service,
             is_direct=len(self._addresses) > 1,
+            after=after,
         )
         made.append(link)
         server = FoundServer(address, link, welcome)
@@ -524,6 +532,8 @@ class Client:
         is_over = message.kind == Kind.FAILED and not isinstance(message.head, list)
         if self._link in made:
             self._is_leaving |= is_over or message.kind == Kind.GOODBYE
+            if message.kind == Kind.GOODBYE and message.head is MOVES:
+                self._left_epoch = epoch_of(self.welcome)
         if message.kind == Kind.FAILED and message.id == NO_REQUEST:
             self._refusal = str(unpack_error(message.head))
         elif message.kind != Kind.GOODBYE:

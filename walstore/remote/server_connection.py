@@ -93,7 +93,13 @@ class ServerConnection(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     async def greet(
-        self, token: str | None, log: str | None, service: str | None, *, is_direct: bool
+        self,
+        token: str | None,
+        log: str | None,
+        service: str | None,
+        *,
+        is_direct: bool,
+        after: int,
     ) -> dict[str, Any]:
         """Introduce this client and return what the server says of itself and of the log.
 
@@ -104,6 +110,8 @@ class ServerConnection(asyncio.Protocol):
             greeting["service"] = service
         if is_direct:
             greeting["direct"] = True
+        if after:
+            greeting["after"] = after
         self.send(encode(Kind.HELLO, _GREETING, greeting))
         welcome = await self._welcome
         if not isinstance(welcome, dict):
@@ -181,10 +189,12 @@ async def connect_to(
     seconds: float,
     service: str | None = None,
     is_direct: bool = False,
+    after: int = 0,
 ) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
 
-    ``service`` asks for something else than a log, ``is_direct`` for a server that has the log itself.
+    ``service`` asks for something else than a log, ``is_direct`` for a server that has the log itself,
+    and ``after`` for a log of a later epoch.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
@@ -205,7 +215,7 @@ async def connect_to(
                 )
             else:
                 _, link = await loop.create_connection(make, address.host, address.port)
-            return link, await link.greet(token, log, service, is_direct=is_direct)
+            return link, await link.greet(token, log, service, is_direct=is_direct, after=after)
     except BaseException as error:
         if link is not None:
             link.abort()

@@ -81,6 +81,8 @@ class Primary:
         """What the copies follow."""
         self.replicated_limit = 0
         """Every offset below it is on enough machines."""
+        self.ended = asyncio.Event()
+        """Set once it acknowledges nothing more, and sends the copies nothing: another one may take over."""
         self._loop = asyncio.get_running_loop()
         self._replicated = Watermark(0, self._loop)
         """Serials up to it are on enough machines."""
@@ -251,6 +253,7 @@ class Primary:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
+        self.ended.set()
         if self._claim is not None:
             await self._claim.aclose()
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("walstore")
 
+_FIRST_PAUSE_SECONDS: Final = 0.02
 _PAUSE_SECONDS: Final = 0.1
 
 
@@ -131,6 +132,7 @@ async def _ask(
     clock: Clock,
 ) -> None:
     """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
+    pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
             if not copy.client.is_connected:
@@ -140,7 +142,8 @@ async def _ask(
             refused[copy] = error
             if isinstance(error, FencedError) or not error.retriable:
                 return
-            await clock.sleep(_PAUSE_SECONDS)
+            await clock.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS)
         else:
             refused.pop(copy, None)
             return

@@ -37,6 +37,7 @@ from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
     MESSAGE_OVERHEAD_BYTES,
+    MOVES,
     NO_REQUEST,
     NOT_BEGUN,
     PREAMBLE,
@@ -74,8 +75,8 @@ class ConnectionOwner(Protocol):
     def monotonic(self) -> Callable[[], float]:
         """Seconds that never go back."""
 
-    async def log(self, name: str | None) -> Wal | Address:
-        """Return the log of that name, or where it is led."""
+    async def log(self, name: str | None, *, after: int) -> Wal | Address:
+        """Return the log of that name, or where it is led with an epoch above ``after``."""
 
     async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
         """Return a log that can be read here."""
@@ -211,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
 
     def say_goodbye(self) -> None:
         """Tell the client that no more requests are taken; waiting reads end."""
-        self._say_goodbye()
+        self._say_goodbye(None)
         for task in list(self._tasks.values()):
             task.cancel()
 
@@ -236,21 +237,23 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _make_room(self) -> None:
-        """Let the client look elsewhere: the log is closed here.
+    def _make_room(self, number: int, why: bool | None) -> None:  # noqa: FBT001
+        """Let the client look elsewhere with a request: the log is closed here.
 
-        It ends the connection once it has the answers of what is under way; one that does not know of that
-        is disconnected.
+        It ends the connection once it has the answers of what is under way, and knows by then that the log
+        moves; one that does not know of that is disconnected.
         """
         if self._moves:
-            self._say_goodbye()
-        else:
+            self._say_goodbye(MOVES)
+        if self._moves or why is NOT_BEGUN:
+            self._write(encode(Kind.FAILED, number, why))
+        if not self._moves:
             self.close()
 
-    def _say_goodbye(self) -> None:
+    def _say_goodbye(self, why: bool | None) -> None:  # noqa: FBT001
         if not self._is_leaving:
             self._is_leaving, self.since = True, self._owner.monotonic()
-            self._write(encode(Kind.GOODBYE, 0, None))
+            self._write(encode(Kind.GOODBYE, 0, why))
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -275,8 +278,7 @@ class ClientConnection(asyncio.Protocol):
             self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
             return
         if self._is_over:
-            self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
-            self._make_room()
+            self._make_room(message.id, NOT_BEGUN)
             return
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
@@ -350,9 +352,7 @@ class ClientConnection(asyncio.Protocol):
             if isinstance(error, ProtocolViolationError) and not self._is_greeted:
                 self._violated(error)
             elif self._is_over:  # what became of the request is known to the next primary
-                if self._moves:
-                    self._write(encode(Kind.FAILED, number, UNDECIDED))
-                self._make_room()
+                self._make_room(number, UNDECIDED)
             else:
                 self._refuse(number, error)
 
@@ -379,6 +379,9 @@ class ClientConnection(asyncio.Protocol):
         name = head.get("log")
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")
+        after = head.get("after", 0)
+        if type(after) is not int:
+            raise ProtocolViolationError("an epoch that is none")
         settings = self._owner.settings
         welcome = {
             "version": VERSION,
@@ -396,7 +399,7 @@ class ClientConnection(asyncio.Protocol):
             log = await self._owner.readable(name)
             self._service = ReadService(log)
             return self._greeted({**welcome, "log": describe_readable(log)})
-        wal = await self._owner.log(name)
+        wal = await self._owner.log(name, after=after)
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None

@@ -191,13 +191,13 @@ class Server:
         """Trust for the other machines of the cluster."""
         return None if self._cluster is None else self._cluster.tls
 
-    async def log(self, name: str | None) -> Wal | Address:
-        """Return the log that a client asked for, or where it is led.
+    async def log(self, name: str | None, *, after: int = 0) -> Wal | Address:
+        """Return the log that a client asked for, or where it is led with an epoch above ``after``.
 
         LogNotFoundError if this server serves another one, InvalidSettingsError if it has to be named.
         """
         if self._cluster is not None:
-            return await self._cluster.find(name)
+            return await self._cluster.find(name, after=after)
         if isinstance(self._logs, WalStore):
             if name is None:
                 raise InvalidSettingsError(

@@ -53,6 +53,9 @@ class Kind(IntEnum):
 NOT_BEGUN: Final = None
 """Head of FAILED for a request that a stopping server did not begin: the client sends it again elsewhere."""
 
+MOVES: Final = True
+"""Head of GOODBYE if the log is closed here: whoever opens it next does so with a later epoch."""
+
 UNDECIDED: Final = False
 """Head of FAILED for a request that may have been done, as if the connection had been lost. Only for clients
 whose greeting has ``moves``."""

@@ -23,6 +23,7 @@ from walstore import (
 from walstore.cluster.member import ClusterMember
 from walstore.files.directory import PROMISE_NAME
 from walstore.serve import Server
+from walstore.testing.faults import FaultyFileSystem
 from walstore.topology.documents import PREFIX
 
 pytestmark = pytest.mark.timeout(60)
@@ -124,6 +125,41 @@ async def test_a_log_is_moved_without_a_refused_append(cluster: Machines) -> Non
         await cluster.led(by=target)
         assert done == list(range(1, len(done) + 1))
         await remote.append(b"v")
+
+
+async def test_who_left_a_log_waits_for_the_next_leader(cluster: Machines) -> None:
+    """Another machine may believe for a moment that the old one leads, and pass clients on to it."""
+    await cluster.apply()
+    leader = await cluster.led()
+    other, target = (machine for machine in cluster.all if machine is not leader)
+    wal = leader.led()
+    assert wal is not None
+    assert other.member is not None
+    epoch = wal.statistics().epoch
+    assert str(await other.member.find("orders", after=epoch - 1)) == leader.address
+    waiting = asyncio.create_task(other.member.find("orders", after=epoch))
+    await cluster.apply(preferred=target.address)
+    assert str(await waiting) == target.address
+
+
+async def test_the_next_leader_opens_while_the_last_one_closes_its_files(tmp_path: Path) -> None:
+    """The claim is given up once the copies have all that they get."""
+    cluster, disks = Machines(tmp_path), [FaultyFileSystem() for _ in range(3)]
+    for machine, disk in zip(cluster.all, disks, strict=True):
+        machine.options["fs"] = disk
+    async with cluster:
+        await cluster.apply()
+        leader = await cluster.led()
+        target = next(machine for machine in cluster.all if machine is not leader)
+        async with await cluster.connect() as remote:
+            assert await remote.append(b"v") == 1
+            with disks[cluster.all.index(leader)].hold("truncate") as closing:
+                await cluster.apply(preferred=target.address)
+                await closing.wait_entered()
+                assert await remote.append(b"v") == 2
+                assert target.led() is not None
+                assert leader.led() is not None
+            assert await cluster.led() is target
 
 
 async def test_plain_appends_under_way_are_answered_before_a_log_moves(cluster: Machines) -> None:

@@ -17,6 +17,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.wire.address import parse_address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
+    MOVES,
     NOT_BEGUN,
     PREAMBLE,
     UNDECIDED,
@@ -28,6 +29,7 @@ from walstore.wire.message import (
 )
 
 MOST: Final = 1 << 20
+EPOCH: Final = 7
 Answer = Callable[[asyncio.StreamWriter, Message], None]
 """What a server does with a request."""
 
@@ -52,7 +54,12 @@ async def servers(path: Path, *answers: Answer) -> AsyncIterator[list[dict[str, 
                 for message in decoder.feed(data):
                     if message.kind == Kind.HELLO:
                         greetings.append(message.head)
-                        welcome = {"version": VERSION, "server": "1", "message_bytes": MOST}
+                        welcome = {
+                            "version": VERSION,
+                            "server": "1",
+                            "message_bytes": MOST,
+                            "log": {"log_id": "1", "epoch": EPOCH},
+                        }
                         writer.write(encode_all(Kind.DONE, message.id, welcome))
                     else:
                         answer(writer, message)
@@ -177,6 +184,25 @@ async def test_what_may_have_been_done_is_as_if_the_connection_were_lost(tmp_pat
         done(*waiting[0])
         assert (await first, await repeated) == ("done", "done")
         assert client.reconnects == 1
+
+
+@pytest.mark.parametrize("why", [MOVES, None])
+async def test_after_a_log_moved_the_next_server_is_asked_for_a_later_epoch(
+    tmp_path: Path, why: bool | None
+) -> None:
+    """Others may not know yet that it moves. A server that only stops says nothing of the log."""
+
+    def goodbye(writer: asyncio.StreamWriter, message: Message) -> None:
+        done(writer, message)
+        writer.write(encode_all(Kind.GOODBYE, 0, why))
+
+    path = tmp_path / "s"
+    async with servers(path, goodbye, drop, done) as greetings, connected(path) as client:
+        assert await client.call("a") == "done"
+        assert await client.call("b") == "done"
+    # The third connection is made because the second one was lost, which says nothing of an epoch.
+    found = [greeting.get("after") for greeting in greetings]
+    assert found == [None, EPOCH if why is MOVES else None, None]
 
 
 async def test_nothing_new_is_sent_after_a_goodbye(tmp_path: Path) -> None:
