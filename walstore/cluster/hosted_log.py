@@ -176,7 +176,8 @@ class HostedLog:
                 logger.warning("%s cannot be claimed: %s", self.name, error)
                 await member.clock.sleep(_PAUSE_SECONDS)
                 return
-            await self._open_and_keep(claim, spec, nodes)
+            async with asyncio.TaskGroup() as leaving:
+                await self._open_and_keep(claim, spec, nodes, leaving)
         finally:
             await claim.leave()
 
@@ -187,8 +188,13 @@ class HostedLog:
                 await self._view.wait(lambda: self.name in self._view.leaders)
 
     async def _open_and_keep(
-        self, claim: Leadership, spec: LogSpec, nodes: tuple[str, ...]
+        self,
+        claim: Leadership,
+        spec: LogSpec,
+        nodes: tuple[str, ...],
+        leaving: asyncio.TaskGroup,
     ) -> None:
+        """Open the log and keep it until it is over. ``leaving`` may give up the claim a little later."""
         async with self._member.node.leading(self.name) as directory:
             opened = await self._open(directory, spec, nodes)
             if opened is None:
@@ -204,7 +210,12 @@ class HostedLog:
                 self._view.notify()
                 await self._keep(claim, wal, spec)
             finally:
-                await self._close(wal, claim, None if spec.tier else primary)
+                early = None
+                if self._is_led_elsewhere_next(wal, spec, primary):
+                    early = leaving.create_task(self._leave_early(claim, primary))
+                await self._close(wal)
+                if early is not None and not primary.ended.is_set():
+                    early.cancel()  # it closed by a defect
 
     async def _open(
         self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]
@@ -233,29 +244,33 @@ class HostedLog:
             task.cancel()
         return None if task.cancelled() else task.result()
 
-    async def _close(self, wal: Wal, claim: Leadership, primary: Primary | None) -> None:
-        """Close the log. Its claim is given up once ``primary`` has ended: the next one opens meanwhile.
+    def _is_led_elsewhere_next(self, wal: Wal, opened: LogSpec, primary: Primary) -> bool:
+        """Return whether another machine should open the log while it is closed here.
 
-        Without one that waits for the whole: a log with a tier ships first, as appends may wait for that.
+        Only if it does not need the copy here for that, which is locked until then; and not a log with a
+        tier, which ships first, since appends may wait for that.
         """
+        spec, own = self._spec, self._member.address
+        if spec is None or spec.suspended or opened.tier:
+            return False
+        if not (self._member.is_closing or self._yields_to or own not in spec.copies):
+            return False  # it is opened here again
+        there = sum(one in self._view.members for one in _present(wal))
+        return there >= max(primary.settings.needed, primary.settings.needed_to_take_over)
 
-        async def close() -> None:
-            try:
-                await wal.aclose()
-            except WalError as error:
-                logger.warning("%s is not led from here any more: %s", self.name, error)
-            finally:
-                self.wal = None
-                self._view.notify()
+    async def _leave_early(self, claim: Leadership, primary: Primary) -> None:
+        """Give the claim up once the copies have all that they get. The store may not answer for long."""
+        await primary.ended.wait()
+        await claim.leave()
 
-        async with asyncio.TaskGroup() as group:
-            closing = group.create_task(close())
-            if primary is None:
-                return
-            ended = group.create_task(primary.ended.wait())
-            await asyncio.wait((closing, ended), return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            await claim.leave()
+    async def _close(self, wal: Wal) -> None:
+        try:
+            await wal.aclose()
+        except WalError as error:
+            logger.warning("%s is not led from here any more: %s", self.name, error)
+        finally:
+            self.wal = None
+            self._view.notify()
 
     async def _keep(self, claim: Leadership, wal: Wal, spec: LogSpec) -> None:
         """Return when the log is closed, is to be led by another machine, or has other copies."""

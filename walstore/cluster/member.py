@@ -55,6 +55,8 @@ _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.5
 _FIND_SECONDS: Final = 5.0
 """How long a client waits for somebody to lead the log that it asks for."""
+_LATER_SECONDS: Final = 0.25
+"""How long one that left a log waits for a later epoch of it, of which this machine may never hear."""
 
 
 class ClusterMember:
@@ -298,7 +300,8 @@ class ClusterMember:
         return {name: log.wal for name, log in self._hosted.items() if log.wal is not None}
 
     async def find(self, name: str | None, *, after: int = 0) -> Wal | Address:
-        """Return a log that is led here, or where it is led with an epoch above ``after``. Waits a while.
+        """Return a log that is led here, or where it is led. Waits a while for a leader, and for a short
+        while for one with an epoch above ``after``.
 
         InvalidSettingsError without a name, LogNotFoundError, LogSuspendedError, AccessDeniedError for a log
         that is only read, StorageUnavailableError if nobody leads it.
@@ -310,9 +313,14 @@ class ClusterMember:
         check_log_name(name)
         self._check_joined()
 
+        if after:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LATER_SECONDS):
+                    await self.view.wait(lambda: self._is_later(name, after))
+
         def is_decided() -> bool:
             spec = self.view.specs.get(name)
-            is_led = self._where(name, after) is not None
+            is_led = self._where(name) is not None
             is_known = spec is None or spec.suspended or bool(spec.source) or is_led
             return is_known or self.is_closing
 
@@ -328,7 +336,7 @@ class ClusterMember:
                 f"the log {name!r} is read from a store, and takes no appends here; "
                 "read it with walstore.connect_readonly()"
             )
-        found = self._where(name, after)
+        found = self._where(name)
         if found is not None:
             return found
         if self.is_closing:
@@ -396,12 +404,17 @@ class ClusterMember:
         """Return when another machine than the one at an address leads a log."""
         await self.view.wait(lambda: self._where(name) not in (None, address))
 
-    def _where(self, name: str, after: int = 0) -> Wal | Address | None:
+    def _is_later(self, name: str, epoch: int) -> bool:
+        """Return whether nobody leads a log with this epoch any more, as far as is known here."""
+        leader = self.view.leaders.get(name)
+        return leader is None or leader.epoch == 0 or leader.epoch > epoch
+
+    def _where(self, name: str) -> Wal | Address | None:
         hosted = self._hosted.get(name)
         if hosted is not None and hosted.wal is not None and not hosted.wal.is_closing:
             return hosted.wal
         leader = self.view.leaders.get(name)
-        if leader is None or leader.epoch <= after or leader.address in ("", self.address):
+        if leader is None or not leader.epoch or leader.address in ("", self.address):
             return None
         return parse_address(leader.address)
 

@@ -76,7 +76,7 @@ class ConnectionOwner(Protocol):
         """Seconds that never go back."""
 
     async def log(self, name: str | None, *, after: int) -> Wal | Address:
-        """Return the log of that name, or where it is led with an epoch above ``after``."""
+        """Return the log of that name, or where it is led: with an epoch above ``after``, if it soon is."""
 
     async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
         """Return a log that can be read here."""
@@ -380,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")
         after = head.get("after", 0)
-        if type(after) is not int:
+        if type(after) is not int or after < 0:
             raise ProtocolViolationError("an epoch that is none")
         settings = self._owner.settings
         welcome = {

@@ -192,7 +192,7 @@ class Server:
         return None if self._cluster is None else self._cluster.tls
 
     async def log(self, name: str | None, *, after: int = 0) -> Wal | Address:
-        """Return the log that a client asked for, or where it is led with an epoch above ``after``.
+        """Return the log that a client asked for, or where it is led: above epoch ``after``, if it soon is.
 
         LogNotFoundError if this server serves another one, InvalidSettingsError if it has to be named.
         """

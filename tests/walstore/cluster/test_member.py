@@ -137,16 +137,76 @@ async def test_who_left_a_log_waits_for_the_next_leader(cluster: Machines) -> No
     assert other.member is not None
     epoch = wal.statistics().epoch
     assert str(await other.member.find("orders", after=epoch - 1)) == leader.address
+    # One that is cut off from the store never hears of it, and names the leader that it knows.
+    assert str(await other.member.find("orders", after=epoch)) == leader.address
     waiting = asyncio.create_task(other.member.find("orders", after=epoch))
     await cluster.apply(preferred=target.address)
     assert str(await waiting) == target.address
 
 
-async def test_the_next_leader_opens_while_the_last_one_closes_its_files(tmp_path: Path) -> None:
-    """The claim is given up once the copies have all that they get."""
-    cluster, disks = Machines(tmp_path), [FaultyFileSystem() for _ in range(3)]
+def with_disks(path: Path, size: int = 3) -> tuple[Machines, list[FaultyFileSystem]]:
+    """Return machines whose disks can be held."""
+    cluster, disks = Machines(path, size), [FaultyFileSystem() for _ in range(size)]
     for machine, disk in zip(cluster.all, disks, strict=True):
         machine.options["fs"] = disk
+    return cluster, disks
+
+
+@pytest.mark.parametrize(
+    ("copies", "change"),
+    [
+        (2, {"preferred": "another"}),  # which needs the copy that is locked
+        (3, {"suspended": True}),  # it is idle once its files are closed
+        (3, {"settings": {"retention_bytes": 1 << 30}}),  # it is led here again
+    ],
+)
+async def test_a_claim_lasts_until_the_files_are_closed_if_nobody_can_use_it_before(
+    tmp_path: Path, copies: int, change: dict[str, Any]
+) -> None:
+    cluster, disks = with_disks(tmp_path, copies)
+    async with cluster:
+        await cluster.apply(replicas=copies)
+        leader = await cluster.led()
+        target = next(machine for machine in cluster.all if machine is not leader)
+        if "preferred" in change:
+            change = {"preferred": target.address}
+        wal = leader.led()
+        assert wal is not None
+        await wal.append(b"v")
+        claim = cluster.store.get(f"{PREFIX}leaders/orders")
+        with disks[cluster.all.index(leader)].hold("truncate") as closing:
+            await cluster.apply(**change)
+            await closing.wait_entered()
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert cluster.store.get(f"{PREFIX}leaders/orders") == claim
+        if "suspended" in change:
+            await until(lambda: cluster.store.get(f"{PREFIX}leaders/orders") is None)
+        else:
+            await cluster.led(by=target if "preferred" in change else leader)
+
+
+async def test_a_store_that_hangs_for_the_last_leader_keeps_no_copy_locked(tmp_path: Path) -> None:
+    """It cannot give its claim up; that ends with its lease."""
+    async with Machines(tmp_path, 2) as cluster:
+        await cluster.apply(replicas=2)
+        leader = await cluster.led()
+        target = next(machine for machine in cluster.all if machine is not leader)
+        member, wal = leader.member, leader.led()
+        assert member is not None
+        assert wal is not None
+        await wal.append(b"v")
+        await cluster.apply(preferred=target.address)
+        await until(lambda: member.view.specs["orders"].preferred == target.address)
+        leader.keys.hangs = True
+        await until(lambda: target.led() is not None)
+        leader.keys.hangs = False
+        assert await read(cluster) == [b"v"]
+
+
+async def test_the_next_leader_opens_while_the_last_one_closes_its_files(tmp_path: Path) -> None:
+    """The claim is given up once the copies have all that they get."""
+    cluster, disks = with_disks(tmp_path)
     async with cluster:
         await cluster.apply()
         leader = await cluster.led()

@@ -203,7 +203,7 @@ async def test_a_store_that_has_no_such_log(cluster: Machines, theirs: Wal, url:
     await cluster.apply(source=f"{url}-none")
     await known(cluster)
     with pytest.raises(LogNotFoundError):
-        await connect_readonly(places(cluster)[0], log="orders", connect_seconds=0.1)
+        await connect_readonly(places(cluster)[0], log="orders", connect_seconds=10)
     await cluster.apply("other", source=url)
     await known(cluster, "other")
     async with connect_readonly(places(cluster)[0], log="other", reconnect_seconds=0.1) as log:
@@ -212,7 +212,7 @@ async def test_a_store_that_has_no_such_log(cluster: Machines, theirs: Wal, url:
         with pytest.raises(LogNotFoundError):
             await values(log)
     with pytest.raises(LogNotFoundError):
-        await connect_readonly(places(cluster)[0], log="other", connect_seconds=0.1)
+        await connect_readonly(places(cluster)[0], log="other", connect_seconds=10)
     await until(lambda: opened(cluster) == [[], [], []])
 
 

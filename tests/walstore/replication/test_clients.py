@@ -256,7 +256,7 @@ async def test_places_that_refuse_differently_are_all_named(
     ):
         addresses = [str(two_servers[0].addresses[0]), str(other.addresses[0])]
         with pytest.raises(StorageUnavailableError) as caught:
-            await connect(addresses, token="guess", log="no such log", connect_seconds=0.1)
+            await connect(addresses, token="guess", log="no such log", connect_seconds=0.5)
         assert all(address in str(caught.value) for address in addresses)
 
 
