@@ -151,7 +151,7 @@ async def test_nothing_goes_on_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize("is_inside", [True, False])
-def test_a_group_is_destroyed_with_its_loop(is_inside: bool) -> None:  # noqa: FBT001
+def test_a_group_is_destroyed_with_its_loop(is_inside: bool) -> None:
     """Also one whose block is over, and that waits for its tasks."""
 
     async def wait() -> None:
