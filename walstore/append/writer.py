@@ -221,7 +221,7 @@ class Writer:
         try:
             await self._request(advance)
             with contextlib.suppress(WalError):  # the head has moved; the rest is only deletion
-                await self._free_removed()
+                await self._free_removed(lambda: is_left)
         finally:
             is_left = True  # by a caller who is cancelled; the request may still be served
             self._free_at_once()
@@ -234,12 +234,21 @@ class Writer:
         found = await self._run(partial(self._tail.remove, starts, in_parts=in_parts))
         self._unlinked.extend(found)
 
-    async def _free_removed(self) -> None:
-        """Free the blocks of deleted files, and delete the rest, some between two commits."""
+    async def _free_removed(self, is_left: Callable[[], bool]) -> None:
+        """Free the blocks of deleted files, and delete the rest, some between two commits.
+
+        Once it ``is_left`` by its caller, what it asked for may still be served, and is freed at once.
+        """
+
+        async def remove() -> None:
+            await self._remove()
+            if is_left():
+                self._free_at_once()
+
         async with self._removing:
             await self._free_unlinked()
             while self._tail.is_removing:
-                await self._request(self._remove)
+                await self._request(remove)
                 await self._free_unlinked()
 
     async def _free_unlinked(self) -> None:
