@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ async def wal(log_directory: Path, pace: ManualClock, _small_parts: None):
         yield opened
 
 
-async def let_time_pass(task: asyncio.Task[int], clock: ManualClock) -> None:
+async def let_time_pass(task: asyncio.Task[Any], clock: ManualClock) -> None:
     while not task.done():
         clock.advance(0.01)
         await asyncio.sleep(0.001)
@@ -203,6 +204,25 @@ async def test_one_who_stops_waiting_leaves_nothing(wal, log_directory, pace) ->
     await let_time_pass(other, pace)  # it may have begun a pause before the threads were done
     assert other.result() == 60
     assert await wal.append(b"after") == 81
+
+
+@pytest.mark.usefixtures("_small_parts")
+async def test_what_the_writer_deletes_for_one_who_stopped_waiting_is_freed_too(
+    log_directory: Path, pace: ManualClock
+) -> None:
+    """It has begun to, and knows of the files once it is done."""
+    disk = FaultyFileSystem(UnsyncedFileSystem())
+    async with Wal.open(log_directory, settings=KEPT, fs=disk) as wal:
+        for _ in range(80):
+            await wal.append(bytes(15 * KIB))
+        trimming = asyncio.create_task(wal.trim(before=81))
+        await until(lambda: len(deleted(log_directory)) == HELD)
+        with disk.hold("sync_directory") as second:
+            await let_time_pass(asyncio.create_task(second.wait_entered()), pace)
+            trimming.cancel()
+            await asyncio.gather(trimming, return_exceptions=True)
+        await until(lambda: not deleted(log_directory))
+        await wal.append(b"after")
 
 
 async def test_cancelled_at_any_turn_it_leaves_nothing(wal, log_directory) -> None:
