@@ -100,6 +100,8 @@ class Writer:
         self._unlinked: list[UnlinkedFile] = []
         """Deleted segments whose blocks are not freed."""
         self._removing = asyncio.Lock()
+        self._trimming = 0
+        """How many callers wait in :meth:`advance_head`: each frees what is deleted meanwhile."""
         self._stopping = False
         self._ended = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -206,7 +208,6 @@ class Writer:
 
         WalError if the log failed or closes before. Cancelling does not stop it.
         """
-        is_left = False
 
         async def advance() -> None:
             starts = await self._run(decide, self._tail)
@@ -215,40 +216,33 @@ class Writer:
             self._listener.on_drop(starts, self._tail.head)
             if starts:
                 await self._remove(starts)
-            if is_left:
-                self._free_at_once()
 
+        self._trimming += 1
         try:
             await self._request(advance)
             with contextlib.suppress(WalError):  # the head has moved; the rest is only deletion
-                await self._free_removed(lambda: is_left)
+                await self._free_removed()
         finally:
-            is_left = True  # by a caller who is cancelled; the request may still be served
+            self._trimming -= 1
             self._free_at_once()
 
     async def _remove(self, starts: Sequence[int] = ()) -> None:
+        """Delete some files. As a request it is served also after its caller was cancelled."""
         if self._unlinked:
             await self._run(self._tail.give_up, starts)  # until those are freed
-            return
-        in_parts = self._freeing is not None
-        found = await self._run(partial(self._tail.remove, starts, in_parts=in_parts))
-        self._unlinked.extend(found)
+        else:
+            in_parts = self._freeing is not None
+            found = await self._run(partial(self._tail.remove, starts, in_parts=in_parts))
+            self._unlinked.extend(found)
+        if not self._trimming:
+            self._free_at_once()
 
-    async def _free_removed(self, is_left: Callable[[], bool]) -> None:
-        """Free the blocks of deleted files, and delete the rest, some between two commits.
-
-        Once it ``is_left`` by its caller, what it asked for may still be served, and is freed at once.
-        """
-
-        async def remove() -> None:
-            await self._remove()
-            if is_left():
-                self._free_at_once()
-
+    async def _free_removed(self) -> None:
+        """Free the blocks of deleted files, and delete the rest, some between two commits."""
         async with self._removing:
             await self._free_unlinked()
             while self._tail.is_removing:
-                await self._request(remove)
+                await self._request(self._remove)
                 await self._free_unlinked()
 
     async def _free_unlinked(self) -> None:
