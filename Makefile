@@ -181,7 +181,7 @@ bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
 # The reference server of Durable Streams is a package of npm; without npm, or without the package, it is skipped.
 WALSTORE_BENCH_DURABLE_STREAMS ?= $(CURDIR)/.durable-streams-server
 .PHONY: bench-report
-bench-report: $(BENCH) ## Measure beside SQLite, LMDB, RocksDB, Redis, JetStream, Durable Streams, Spark, Delta and the disk alone; pages and plots: ARGS="--directory /mnt/disk"
+bench-report: $(BENCH) ## Compare with SQLite, LMDB, RocksDB, Redis, JetStream, Durable Streams, Spark, Delta and the disk alone; pages and plots: ARGS="--directory /mnt/disk"
 	@[ -d "$(WALSTORE_BENCH_DURABLE_STREAMS)/node_modules/@durable-streams/server" ] || ! command -v npm >/dev/null \
 		|| npm install --silent --no-audit --no-fund --prefix "$(WALSTORE_BENCH_DURABLE_STREAMS)" @durable-streams/server || true
 	WALSTORE_BENCH_DURABLE_STREAMS="$(WALSTORE_BENCH_DURABLE_STREAMS)" $(VENV)/bin/python -m bench.report $(ARGS)

@@ -2,7 +2,7 @@
 
 ``python -m bench.spark_scans DIRECTORY --records 1000000 --times 3`` makes the log and the tables in the
 directory unless they are there, and prints the seconds of each scan as JSON. A first scan of each kind warms
-the JVM. Before each scan its files leave the page cache, so it plans anew and reads from the disk. Delta is
+the JVM. Before each scan its files leave the page cache, so it plans again and reads from the disk. Delta is
 skipped unless its jars for the running Spark are at hand (see ``tests/lakes.py``).
 """
 

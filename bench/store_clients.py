@@ -1,6 +1,6 @@
-"""What a request to an S3 server costs this process: aioboto3 beside obstore.
+"""What a request to an S3 server costs this process: aioboto3 compared with obstore.
 
-Run from the root of the repository, beside a server that is another process; it takes a minute::
+Run from the root of the repository, with a server that is another process; it takes a minute::
 
     python tests/s3/rgw.py run python -m bench.store_clients [--rounds 3] [--puts 200]
 

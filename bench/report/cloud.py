@@ -39,7 +39,7 @@ _GB: Final = 1e9
 
 
 def cloud(report: Report, _: Path, seconds: float) -> None:
-    """Open loop, by way and rate; beside one request to the same store."""
+    """Open loop, by way and rate; compared with one request to the same store."""
     for way, (layout, chain) in WAYS.items():
         for rate in RATES:
             times, dollars = asyncio.run(_append(layout, chain, rate, seconds))

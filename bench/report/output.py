@@ -49,7 +49,7 @@ def machine(directory: Path) -> dict[str, str]:
 
 def page(report: Report) -> str:
     """Return the report as a page."""
-    lines = ["# walstore beside its peers", ""]
+    lines = ["# walstore compared with its peers", ""]
     lines += [
         "Made by `make bench-report`: rounds interleaved, medians; latencies count from the moment"
     ]

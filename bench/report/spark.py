@@ -1,4 +1,4 @@
-"""The suite of Spark: reading all values of a log, beside its own scan of Parquet and a Delta table."""
+"""The suite of Spark: reading all values of a log, next to Spark's own scan of Parquet and a Delta table."""
 
 from __future__ import annotations
 

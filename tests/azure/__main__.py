@@ -36,7 +36,7 @@ def install() -> bool:
 
 
 def main(command: list[str]) -> int:
-    """Run a command beside the emulator; return its exit code."""
+    """Run a command while the emulator runs; return its exit code."""
     if why := missing():
         print(f"Azurite cannot run: {why}")
         return SKIPPED

@@ -306,7 +306,7 @@ async def test_collected_before_we_learned_that_it_was_named() -> None:
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 async def test_an_orphan_that_is_collected_while_it_is_adopted(kind: str) -> None:
-    """Nobody waits for the outcome of a dead writer's fragment: who opens the log goes on behind its end."""
+    """Nobody waits for the outcome of a dead writer's fragment: the next writer goes on behind its end."""
     inner = MemoryStore()
     dying = FaultyStore(inner)
     with contextlib.suppress(StoreKilled, BaseExceptionGroup):

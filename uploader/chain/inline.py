@@ -341,5 +341,5 @@ class InlineStore(StoreWrapper):
                 if link is not None:
                     return await self._worker.run(link.content, key)
         except (CorruptionError, FormatVersionError):
-            pass  # who asked for the fragment finds that the manifests are damaged
+            pass  # the caller that asked for the fragment finds that the manifests are damaged
         return None

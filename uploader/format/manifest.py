@@ -10,7 +10,7 @@ log; ``seal.py`` and ``destroy.py`` make it. A program that knows the first mark
 for a sealed one.
 
 Behind that name is the number from which on all fragments are ours. wal3's programs, and older ones of ours,
-replace the whole field when they append: then the next fragment of ours begins anew.
+replace the whole field when they append: then the next fragment of ours begins again.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class EncoderProcesses:
     def lane_for(self, batches: Sequence[Batch]) -> Lane | None:
         """Return a lane of threads for :meth:`encode`; None if that would do nothing.
 
-        Who waits for a process takes no thread from those who have something to do.
+        A call that waits for a process takes no thread from calls that have something to do.
         """
         return self._pool.lane() if _is_worth_it(batches) else None
 
@@ -190,7 +190,7 @@ class EncoderProcesses:
             return self._free.pop() if self._free else None
 
     def _end(self, *processes: _Process) -> None:
-        """End processes, whatever they do: who waits for one of them is told by its connection."""
+        """End processes, whatever they do: a call that waits for one sees its connection end."""
         free, self._free = self._free, []
         for one in free:
             if one.process in processes:

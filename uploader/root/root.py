@@ -73,7 +73,7 @@ class Root(Protocol):
         """Put the objects that the newest manifest known says may be missing, for programs that know only
         objects.
 
-        Anyone who may write may do so. The store's errors; CorruptionError for damaged manifests.
+        Any program that may write may do so. The store's errors; CorruptionError for damaged manifests.
         """
 
     def unpublished(self) -> AsyncIterator[ListedObject]:

@@ -1,7 +1,7 @@
 """ActiveSegment: the segment that frames are appended to. Its header, its index, its file, and what comes
 next.
 
-Blocking; belongs to the writer's thread. When to sync, and what to tell of it, is left to
+Blocking; belongs to the writer's thread. When to sync, and what to report of it, is decided by
 :mod:`walstore.append.tail`.
 """
 

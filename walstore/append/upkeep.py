@@ -1,4 +1,4 @@
-"""Upkeep: what a log does beside its data. Checkpoints, the durable cell, and files of segments that were
+"""Upkeep: what a log does besides its data. Checkpoints, the durable cell, and files of segments that were
 given up.
 
 Blocking; belongs to the writer's thread, between two commits. The tail says what is so; this says when

@@ -78,7 +78,7 @@ class HostedLog:
                 changed.clear()
                 if await self._may_lead(changed):
                     await self._lead()
-                    self._vacant_since = None  # the turns of the candidates begin anew
+                    self._vacant_since = None  # the turns of the candidates begin again
         finally:
             self._view.unsubscribe(changed)
 

@@ -152,7 +152,7 @@ class PosixFile(_Writable):
         return os.fstat(self._fd).st_size
 
     def is_alone(self, *, names: int = 1) -> bool:
-        """Return whether nobody else has the file, open or by a further name: a write lease tells (fcntl(2)).
+        """Return whether nobody else has the file, open or by a further name; by a write lease (fcntl(2)).
 
         False where there are no leases, and for a file of another user.
         """
@@ -160,7 +160,7 @@ class PosixFile(_Writable):
         if sys.platform != "linux":
             return False
         try:
-            # Who opens the file in this very moment waits until the lease is given back, and this process
+            # A process that opens it at this moment waits until the lease is given back, and this process
             # gets a signal. This one is ignored unless somebody handles it; the usual one ends the process.
             fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -62,7 +62,7 @@ class SpareSegment:
         """Return the file, open for writing, if there is one that nobody else has open or linked.
 
         Its end is cut off, where the footer was: without it the file is no sealed segment. No error is
-        raised: a file that is of no use is left to who makes the next one of that name.
+        raised: a file that is of no use is left to the caller that makes the next one of that name.
         """
         if not self._is_there:
             return None

@@ -181,7 +181,7 @@ class Spill:
 def remove_leftovers(fs: FileSystem, directory: Path, names: Collection[str]) -> None:
     """Delete what a crash left, among the names in a directory: files of transactions, a spare segment.
 
-    CorruptionError if no segment could be made beside what has the name of one.
+    CorruptionError if no segment could be made because something else has its name.
     """
     for name in names:
         if (name.startswith(PREFIX) and name.endswith(SUFFIX)) or name == spare_segment.NAME:

@@ -198,7 +198,7 @@ class OwnedGroups(GroupMixin):
                 await found.end()
             had_journal = False
             if parts.keeping is not None:
-                # Before the cursor, by which it is found: else one made anew would know what this one did.
+                # Before the cursor, by which it is found: else one made again would know what this one did.
                 had_journal = await remove_kept(parts.keeping, name)
             # Before the file of a journal: that alone is found by whoever deletes again.
             had_cursor = await log.delete_cursor(CURSOR_PREFIX + name)

@@ -198,7 +198,7 @@ class LocalCopy:
             self._written(writes, [error] * len(writes))
 
     def _written(self, writes: Sequence[_QueuedWrite], answers: Sequence[Place | WalError]) -> None:
-        """Tell what became of writes, after the next ones have begun."""
+        """Answer writes, after the next ones have begun."""
         self._writing = None
         if self._writes:
             self._write_queued()

@@ -254,7 +254,7 @@ class Refusing:
 
 
 async def test_without_objects_appends_wait_for_them_again(store, caplog, monkeypatch) -> None:
-    """One failed put, and objects come first, so that appends tell what is wrong; until one succeeds."""
+    """One failed put, and objects come first, so that appends report what is wrong; until one succeeds."""
     monkeypatch.setattr(inline, "_RETRY_SECONDS", 0.0)
     refusing = Refusing(store)
     async with writing(store) as log:

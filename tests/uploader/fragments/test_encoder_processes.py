@@ -168,7 +168,7 @@ def test_one_that_does_not_answer(
 
 
 def test_one_that_is_ended_while_it_works(large, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the last user, whose shipping was cancelled: who waits for it is told."""
+    """By the last user, whose shipping was cancelled: a waiting caller gets the error."""
     found = EncoderProcesses(1)
     is_asked = threading.Event()
     with ThreadPoolExecutor(1) as threads:
@@ -249,7 +249,7 @@ with found.used():
 
 
 def test_it_dies_with_its_parent() -> None:
-    """Which nobody can tell it when that is killed."""
+    """It gets no notice when the parent is killed."""
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

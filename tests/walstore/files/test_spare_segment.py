@@ -353,7 +353,7 @@ def crashed_copy(directory: Path, tmp_path: Path) -> Path:
 def test_batches_of_one_size_begin_where_old_ones_began(
     opened: Opened, log_directory: Path, tmp_path: Path, batches: int, hints: str
 ) -> None:
-    """So whole old batches, with headers and trailers, lie right behind the end."""
+    """So whole old batches, with headers and trailers, are right behind the end."""
     give_up(opened)
     fill(opened)
     for _ in range(batches):

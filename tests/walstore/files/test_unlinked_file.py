@@ -1,4 +1,4 @@
-"""Deleted segments are freed in parts, and nobody else who has such a file loses any of it."""
+"""Deleted segments are freed in parts, and another process that has such a file loses nothing."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_cut_that_fails_frees_all_at_once(big: Path) -> None:
 
 
 async def test_a_busy_event_loop_does_not_hold_it_up(big: Path, pace: ManualClock) -> None:
-    """Who wakes it late finds that all parts are due that the time was for."""
+    """If it wakes late, all parts are due for which there was time."""
     worker = Worker("test")
     found = await asyncio.to_thread(taken, big)
     freeing = asyncio.create_task(free_blocks(found, worker))

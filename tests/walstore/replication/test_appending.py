@@ -1,4 +1,4 @@
-"""Appends to a replicated log: what copies are asked, when they get a transaction, and who waits for it."""
+"""Appends to a replicated log: what copies are asked, when they get a transaction, and what callers await."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_copies_get_a_large_transaction_when_it_commits(cluster: Cluster, 
         async with wal.transaction() as transaction:
             for value in LARGE:
                 await transaction.append(value)
-            assert await wal.append(b"beside") == 1
+            assert await wal.append(b"meanwhile") == 1
             await caught_up(wal)
             for number in (1, 2):
                 assert LARGE[0] not in b"".join(cluster.files(number).values())
@@ -109,7 +109,7 @@ async def test_copies_get_a_large_transaction_when_it_commits(cluster: Cluster, 
                 raise ZeroDivisionError
     await wal.append(b"behind")
     committed = LARGE if end == "commit" else []
-    assert await values(wal) == [b"beside", *committed, b"behind"]
+    assert await values(wal) == [b"meanwhile", *committed, b"behind"]
     await caught_up(wal)
     for number in (1, 2):
         assert (LARGE[0] in b"".join(cluster.files(number).values())) is (end == "commit")

@@ -35,7 +35,8 @@ from walstore import (
 from walstore.serve import Server, ServeSettings
 from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, Message, encode
 
-HELLO = b"".join(encode(Kind.HELLO, 1, {"version": VERSION, "token": None, "log": None}))
+GREETING: dict[str, Any] = {"version": VERSION, "token": None, "log": None}
+HELLO = b"".join(encode(Kind.HELLO, 1, GREETING))
 QUICK = ServeSettings(stall_seconds=0.1)
 
 
@@ -88,6 +89,10 @@ async def test_bytes_that_are_no_message_end_the_connection(
         ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
         ("version 9", PREAMBLE[:-1] + b"\x09" + HELLO),
         ("greeting", PREAMBLE + b"".join(encode(Kind.HELLO, 1, ["no"]))),
+        *(
+            ("an epoch", PREAMBLE + b"".join(encode(Kind.HELLO, 1, {**GREETING, "after": after})))
+            for after in (-1, True, "1", None)
+        ),
         ("a message of", PREAMBLE + HEADER.pack(1 << 31, 1, 0, Kind.HELLO)),
         ("a head of", PREAMBLE + HEADER.pack(100, 1, 99, Kind.HELLO) + bytes(200)),
         ("not msgpack", PREAMBLE + HEADER.pack(10, 1, 1, Kind.HELLO) + b"\xc1"),
