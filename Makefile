@@ -17,6 +17,8 @@ PYTEST := $(VENV)/bin/python -m pytest
 # On all processors, unless told otherwise: make test WORKERS=0
 WORKERS ?= auto
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
+# Groups (Spark, a cluster) run on one worker each, so that one JVM serves all of a group.
+BY_GROUP := --numprocesses=$(WORKERS) --dist=loadgroup
 # Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
 QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
 QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal
@@ -38,6 +40,9 @@ BENCH := $(VENV)/.ready-to-compare
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+.PHONY: setup
+setup: $(DEV) ## Set up the environment for development
+
 .PHONY: demo
 demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real data of this machine: append, kill, recover, ship, read, Spark
 	@$(VENV)/bin/walstore demo $(ARGS)
@@ -55,7 +60,7 @@ test: $(DEV) ## Run the quick tests
 .PHONY: test-slow
 test-slow: $(DEV) ## Run the tests that take longer than about a second each
 	@$(VENV)/bin/python -m tests.spark_classes >/dev/null 2>&1 || true
-	$(PYTEST) -m slow $(PARALLEL) $(ARGS)
+	$(PYTEST) -m slow $(BY_GROUP) $(ARGS)
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
@@ -156,6 +161,11 @@ fuzz-frames: $(DEV) ## Send a million frames, right and wrong ones, to a server:
 mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and see which the tests catch: ARGS="tail cas"
 	@$(VENV)/bin/python -m tests.mutants $(ARGS)
 
+# The record is what the next runs are compared with, and what they plan their time by.
+.PHONY: timing
+timing: ## Keep the times of the last .ci/run in tests/timing.json
+	cp .ci-run/timing.json tests/timing.json
+
 .PHONY: check
 check: $(DEV) ## Check style, formatting, types and who imports whom
 	$(VENV)/bin/ruff check .
@@ -188,7 +198,7 @@ bench-report: $(BENCH) ## Compare with SQLite, LMDB, RocksDB, Redis, JetStream, 
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache \
+	rm -rf $(VENV) .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .fuzz .ci-run .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

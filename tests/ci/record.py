@@ -1,0 +1,102 @@
+"""What a run of pytest wrote down about itself: one JSON object a line, so that a killed run can be read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+NOT_RUN: Final = "not run"
+"""The outcome of a test that was skipped because the time of its step had passed."""
+
+
+@dataclass
+class TestRun:
+    """One test of a run. ``outcome`` is None while it runs."""
+
+    __test__ = False
+
+    node: str
+    outcome: str | None = None
+    seconds: float = 0.0
+    worker: str = ""
+    message: str = ""
+
+    @property
+    def file(self) -> str:
+        """The path of its file, relative to the root."""
+        return self.node.partition("::")[0]
+
+
+@dataclass
+class Record:
+    """One run of pytest."""
+
+    tests: dict[str, TestRun] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """What a second run of its tests needs."""
+    broken: list[str] = field(default_factory=list)
+    """Modules that could not be collected, with the reason."""
+    exit_status: int | None = None
+    """None if the run was killed."""
+
+    def by_outcome(self, outcome: str | None) -> list[TestRun]:
+        """Return the tests that ended so; None: those that had begun and did not end."""
+        return [test for test in self.tests.values() if test.outcome == outcome]
+
+    def counts(self) -> Counter[str]:
+        """Return how many tests ended how."""
+        return Counter(test.outcome or "stopped" for test in self.tests.values())
+
+    def seconds_by_file(self) -> dict[str, float]:
+        """Return the seconds of each file's tests, setting up and tearing down included."""
+        sums: Counter[str] = Counter()
+        for test in self.tests.values():
+            sums[test.file] += test.seconds  # type: ignore[assignment]
+        return dict(sums)
+
+
+class RecordWriter:
+    """Writes a record while the tests run."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Write one line, at once."""
+        print(json.dumps({"kind": kind, **facts}), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_record(path: Path) -> Record:
+    """Return what a run wrote; an empty record if it wrote nothing."""
+    record = Record()
+    for line in _lines(path):
+        match line:
+            case {"kind": "run", "environment": environment}:
+                record.environment = environment
+            case {"kind": "start", "node": node}:
+                record.tests[node] = TestRun(node)
+            case {"kind": "end", "node": node, **facts}:
+                record.tests[node] = TestRun(node, **facts)
+            case {"kind": "broken", "module": module, "message": message}:
+                record.broken.append(f"{module}: {message}")
+            case {"kind": "finish", "exit_status": status}:
+                record.exit_status = status
+    return record
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:  # the last one of a run that was killed
+            return

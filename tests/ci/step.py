@@ -1,0 +1,104 @@
+"""One step: a command with a limit. When the limit has passed, all that the command started is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.ci.record import Record, read_record
+
+GRACE_SECONDS: Final = 10
+"""Time to end by itself, after SIGTERM."""
+CONCLUSION_SECONDS: Final = 90
+"""A step that may leave tests out begins none in this last part of its time."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to run. A pytest in it gets its options from ``PYTEST_ADDOPTS``, also below ``make``."""
+
+    name: str
+    command: Sequence[str]
+    seconds: float
+    """The limit."""
+    files: Sequence[str] | None = None
+    """The test files to run, in this order; None: all of them."""
+    left_out: Sequence[str] = ()
+    """The files of the same kind whose turn it is not."""
+    may_stop: bool = False
+    """Whether tests that would begin too late are left out, instead of being a failure."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the command, beside those of this process."""
+
+
+@dataclass
+class Result:
+    """How a step ended."""
+
+    step: Step
+    seconds: float
+    status: int
+    """The exit status of the command."""
+    was_stopped: bool
+    """Whether its time passed."""
+    record: Record = field(default_factory=Record)
+
+    @property
+    def has_unexplained_failure(self) -> bool:
+        """Whether it failed for another reason than tests that failed or were running when it was stopped."""
+        if self.record.broken:
+            return True
+        suspects = self.record.by_outcome("failed") or self.record.by_outcome(None)
+        return bool(self.status or self.was_stopped) and not suspects
+
+
+def run_step(step: Step, directory: Path, clock: Callable[[], float] = time.time) -> Result:
+    """Run a step to its end, or to its limit; its record is in ``directory``."""
+    path = directory / f"{step.name}.jsonl"
+    path.unlink(missing_ok=True)
+    path.with_suffix(".starts").unlink(missing_ok=True)
+    began = clock()
+    options = shlex.join(_options(step, path, began))
+    environment = {**os.environ, **step.environment, "PYTEST_ADDOPTS": options}
+    print(f"\n== {step.name} (at most {step.seconds:.0f} s)", flush=True)
+    with subprocess.Popen(
+        step.command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            status, was_stopped = process.wait(step.seconds), False
+        except subprocess.TimeoutExpired:
+            status, was_stopped = _end(process), True
+        except BaseException:
+            _end(process)
+            raise
+    return Result(step, clock() - began, status, was_stopped, read_record(path))
+
+
+def _options(step: Step, path: Path, began: float) -> list[str]:
+    options = ["-p", "tests.ci.plugin", f"--record={path}"]
+    if step.files is not None:
+        listed = path.with_suffix(".files")
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        listed.write_text("".join(f"{name}\n" for name in step.files), encoding="utf-8")
+        options.append(f"--only={listed}")
+    if step.may_stop:
+        options.append(f"--stop-at={began + step.seconds - CONCLUSION_SECONDS:.0f}")
+    return options
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End a process and all in its group; return its status."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
