@@ -1,0 +1,1 @@
+"""What the continuous integration runs, and in which order."""
