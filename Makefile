@@ -27,6 +27,8 @@ MEMORY ?=
 IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
 # Else three runs would stay there.
 QUICK_OPTIONS = $(if $(MEMORY),-o tmp_path_retention_policy=failed)
+# What pytest ends with if it has nothing to run.
+NO_TESTS := 5
 # Which PySparks make test-spark-versions runs, beside the newest, which the other targets have.
 VERSIONS ?= 4.0.5 4.1.4 4.2.1
 SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_70_spark_exactly_once.py \
@@ -61,6 +63,16 @@ test: $(DEV) ## Run the quick tests
 test-slow: $(DEV) ## Run the tests that take longer than about a second each
 	@$(VENV)/bin/python -m tests.spark_classes >/dev/null 2>&1 || true
 	$(PYTEST) -m slow $(BY_GROUP) $(ARGS)
+
+# SINCE names a commit. Without it: what is not committed yet, or else the last commit.
+SINCE ?=
+SELECTION = $(VENV)/bin/python -m tests.ci.selection $(if $(SINCE),--since $(SINCE),--last)
+.PHONY: test-changed
+test-changed: $(DEV) ## Run the tests that a change can break, quick ones first, then the nearest slow ones: SINCE=main
+	@quick=$$($(SELECTION)) && { [ -z "$$quick" ] || \
+		$(IN_MEMORY) $(PYTEST) -m "not slow" $(QUICK_PARALLEL) $(QUICK_OPTIONS) $(ARGS) $$quick || [ $$? -eq $(NO_TESTS) ]; }
+	@slow=$$($(SELECTION) --slow) && { [ -z "$$slow" ] || \
+		$(PYTEST) -m slow $(PARALLEL) $(ARGS) $$slow || [ $$? -eq $(NO_TESTS) ]; }
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
