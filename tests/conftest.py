@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests import guard
+from tests.missing_extras import skip_if_missing
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
@@ -34,6 +35,33 @@ SLOW_TEST_SECONDS = 300
 
 GARBAGE_OBJECTS = 20_000
 """After so many new objects garbage is collected."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let another Python have fewer extras than development has."""
+    parser.addoption(
+        "--skip-missing-extras", action="store_true", help="skip tests of what is not installed"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip modules and directories that import what is not installed."""
+    report = yield
+    skip_if_missing(collector.config, report, report.call)  # type: ignore[attr-defined]
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip tests that import late what is not installed."""
+    report = yield
+    skip_if_missing(item.config, report, call)
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
