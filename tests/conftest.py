@@ -6,15 +6,14 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests import guard
-from tests.missing_extras import skip_if_missing
+from tests import guard, missing_extras
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
@@ -44,24 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skip modules and directories that import what is not installed."""
-    report = yield
-    skip_if_missing(collector.config, report, report.call)  # type: ignore[attr-defined]
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skip tests that import late what is not installed."""
-    report = yield
-    skip_if_missing(item.config, report, call)
-    return report
+def pytest_configure(config: pytest.Config) -> None:
+    """Skip what is not installed only where that was asked for."""
+    if config.getoption("skip_missing_extras"):
+        config.pluginmanager.register(missing_extras)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
