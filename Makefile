@@ -22,6 +22,7 @@ BY_GROUP := --numprocesses=$(WORKERS) --dist=loadgroup
 # Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
 QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
 QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal
+LOCAL_LOG := -m "not slow and not spark and not s3" tests/walstore --ignore=tests/walstore/cli --ignore=tests/walstore/spark
 # Where quick tests have their files: make test MEMORY=/dev/shm keeps them in memory, which saves a tenth of the time.
 MEMORY ?=
 IN_MEMORY = $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY))
@@ -76,8 +77,7 @@ test-changed: $(DEV) ## Run the tests that a change can break, quick ones first,
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
-	PYTHONASYNCIODEBUG=1 $(PYTEST) $(QUICK_PARALLEL) -m "not slow and not spark and not s3" tests/walstore \
-		--ignore=tests/walstore/cli --ignore=tests/walstore/spark $(ARGS)
+	PYTHONASYNCIODEBUG=1 $(PYTEST) $(QUICK_PARALLEL) $(LOCAL_LOG) $(ARGS)
 
 # The packages are the only part that needs root; without them, and without root, it says so and is skipped.
 .PHONY: test-s3
@@ -139,6 +139,38 @@ test-spark-%: .venv-spark-%/.ready
 	@$(VENV)/bin/python -m venv .venv-spark-$*
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
 		--editable '.[dev]' pyspark==$*
+	@touch $@
+
+# A Python that is not here is skipped with a word, and so are the tests of an extra that has no wheels for it.
+PYTHONS ?= python3.12 python3.13 python3.14 python3.14t
+EXTRAS := cli cloud metrics obstore otel serve zstd
+VERSION_OF := import ensurepip, sys; print("{}.{}".format(*sys.version_info) + sys.abiflags)
+.PHONY: test-python
+test-python: ## Run the quick tests of the local log on other Pythons, each in its own environment: PYTHON=python3.14, or PYTHONS="python3.13 python3.14t"
+	@status=0; for python in $(or $(PYTHON),$(PYTHONS)); do \
+		if version=$$("$$python" -c '$(VERSION_OF)' 2>/dev/null); then \
+			$(MAKE) --no-print-directory "test-python-$$version" PYTHON="$$python" || status=1; \
+		else \
+			echo "$$python is not here, or has no ensurepip (Debian: python3-venv): install it, as with pyenv," \
+				"or name another one: make test-python PYTHON=/path/to/python"; \
+			echo "test-python: $$python skipped, see above"; \
+		fi; \
+	done; exit $$status
+
+test-python-%: .venv-python-%/.ready
+	.venv-python-$*/bin/python -m pytest $(QUICK_PARALLEL) -p no:cacheprovider --skip-missing-extras $(LOCAL_LOG) $(ARGS)
+
+# All extras at once, or else those that there are.
+.PRECIOUS: .venv-python-%/.ready
+.venv-python-%/.ready: pyproject.toml
+	@echo "installing walstore and its test tools into .venv-python-$*"
+	@"$(or $(PYTHON),python$*)" -m venv .venv-python-$*
+	@install() { .venv-python-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile "$$@"; }; \
+	install --editable '.[test]' || exit; \
+	all='$(EXTRAS)'; install --only-binary :all: --editable ".[$${all// /,}]" 2>/dev/null || for extra in $$all; do \
+		install --only-binary :all: --editable ".[$$extra]" 2>/dev/null \
+			|| echo "the extra $$extra has no wheels for Python $*: its tests are skipped"; \
+	done
 	@touch $@
 
 # Several minutes on two processors; never less than 2000 before a release. Half of the cloud's seeds for each layout.
@@ -210,7 +242,8 @@ bench-report: $(BENCH) ## Compare with SQLite, LMDB, RocksDB, Redis, JetStream, 
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .fuzz .ci-run .hypothesis .import_linter_cache \
+	rm -rf $(VENV) .venv-python-* .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .ci-run .fuzz .hypothesis \
+		.import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import guard
+from tests import guard, missing_extras
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
@@ -34,6 +34,19 @@ SLOW_TEST_SECONDS = 300
 
 GARBAGE_OBJECTS = 20_000
 """After so many new objects garbage is collected."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let another Python have fewer extras than development has."""
+    parser.addoption(
+        "--skip-missing-extras", action="store_true", help="skip tests of what is not installed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Skip what is not installed only where that was asked for."""
+    if config.getoption("skip_missing_extras"):
+        config.pluginmanager.register(missing_extras)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
