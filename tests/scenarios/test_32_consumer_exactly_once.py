@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cursors import on_disk
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.local import SMALL, read_values
 from walstore import Wal
 
@@ -45,12 +45,12 @@ async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int)
     positions = [1]
     for turn in range(kills):
         code, lines = await run_child(
-            "copy", directory, total, turn, kill_after_seconds=chance.uniform(0, 0.15)
+            "copy", directory, total, seed + turn, kill_after_seconds=chance.uniform(0, 0.15)
         )
         assert code in (0, -signal.SIGKILL)
         if lines:
             positions.append(int(lines[0].split()[-1]))
-    code, lines = await run_child("copy", directory, total, kills, kill_after_seconds=None)
+    code, lines = await run_child("copy", directory, total, seed + kills, kill_after_seconds=None)
     assert code == 0
     positions.append(int(lines[0].split()[-1]))
     assert positions == sorted(positions), "what was committed once stays committed"
@@ -66,7 +66,9 @@ async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int)
 @pytest.mark.slow
 @pytest.mark.kill
 async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
-    assert await copy_under_fire(tmp_path / "logs", total=300, kills=3, seed=1) > 1
+    assert (
+        await copy_under_fire(tmp_path / "logs", total=300, kills=3, seed=first_seed("copying")) > 1
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +77,7 @@ async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_many_kills_while_copying(tmp_path: Path, seed: int) -> None:
     assert await copy_under_fire(
-        tmp_path / "logs", total=some(8000), kills=some(40), seed=seed
+        tmp_path / "logs", total=some(8000), kills=some(40), seed=first_seed("much copying") + seed
     ) > some(20)
 
 
@@ -100,11 +102,13 @@ async def commit_under_fire(directory: Path, kills: int, seed: int) -> int:
 
 @pytest.mark.kill
 async def test_a_few_kills_while_committing(tmp_path: Path) -> None:
-    assert await commit_under_fire(tmp_path, kills=3, seed=1) > 0
+    assert await commit_under_fire(tmp_path, kills=3, seed=first_seed("committing")) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.kill
 @pytest.mark.timeout(120)
 async def test_many_kills_while_committing(tmp_path: Path) -> None:
-    assert await commit_under_fire(tmp_path, kills=some(60), seed=2) > some(200)
+    assert await commit_under_fire(
+        tmp_path, kills=some(60), seed=first_seed("much committing")
+    ) > some(200)

@@ -22,7 +22,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.scenarios.stream_source import PIPES, STOPS
 from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
@@ -188,7 +188,9 @@ def chosen(chance: random.Random, seed: int, turn: int) -> str:
 
 def test_each_record_is_in_the_table_once(tmp_path):
     store, directory = f"file://{tmp_path}/store/orders", str(tmp_path / "log")
-    chances = {kind: random.Random(seed) for kind, seed in SEEDS.items()}
+    chances = {
+        kind: random.Random(seed + first_seed("a Spark source")) for kind, seed in SEEDS.items()
+    }
     children = Children([store, directory], tmp_path)
     seen: dict[str, set[str]] = {kind: set() for kind in SEEDS}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.waiting import until
 from walstore import RemoteWal, Replication, Wal, connect
 
@@ -113,7 +113,7 @@ def wait_for_more(story: Path, count: int, machine: Machine) -> None:
 
 
 def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
-    chance, story = random.Random(FAULTS), tmp_path / "story"
+    chance, story = random.Random(first_seed("replicas")), tmp_path / "story"
     machines = [Machine(tmp_path / f"m{number}") for number in range(3)]
     for machine in machines:
         machine.path.mkdir()
@@ -197,7 +197,7 @@ class Clients:
 
 async def test_clients_go_on_with_the_next_primary(tmp_path: Path) -> None:
     """The primaries are processes that clients reach; they die, or stand still and end when they go on."""
-    chance, clients = random.Random(FAULTS), Clients()
+    chance, clients = random.Random(first_seed("primaries")), Clients()
     machines = [Machine(tmp_path / f"m{number}") for number in range(3)]
     for machine in machines:
         machine.path.mkdir()
