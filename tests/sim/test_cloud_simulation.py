@@ -28,6 +28,13 @@ def test_histories(first: int) -> None:
         simulate(seed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [910500011])
+def test_histories_that_once_broke_a_rule(seed: int) -> None:
+    """An append was acknowledged whose place another writer had, because the one after it was adopted."""
+    simulate(seed)
+
+
 @pytest.mark.parametrize("seed", [4, 9, 10])
 def test_a_seed_is_always_the_same_history(seed: int) -> None:
     traces = []
