@@ -161,7 +161,7 @@ async def test_a_reader_survives_its_writers(tmp_path: Path) -> None:
 async def test_a_reader_survives_many_writers(tmp_path: Path) -> None:
     life = await run_lives(tmp_path / "log", lives=some(50), records=700)
     assert len(life.records) > some(50) * 700
-    assert life.largest_head > 3000
+    assert life.largest_head > some(50) * 300
 
 
 @pytest.mark.slow

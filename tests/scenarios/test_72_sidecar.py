@@ -22,7 +22,7 @@ from walstore.spark.features import HAS_LIMITS
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CURSOR = "lander"
-KILLS = some(15)
+KILLS = some(15, least=3)
 AT_ONCE = 100
 """Records of a fragment, and of a batch of the table."""
 

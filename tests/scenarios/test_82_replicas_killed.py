@@ -22,7 +22,8 @@ from walstore import RemoteWal, Replication, Wal, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
 
-FAULTS = some(100)
+KINDS = ("primary", "primary", "replica", "stop", "pause")
+FAULTS = some(100, least=len(KINDS))
 PRODUCERS = 4
 PRIMARY = """
 import asyncio, os, sys, itertools
@@ -123,9 +124,11 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
         for machine in machines[1:]:
             machine.serve()
         leader.lead(machines[1:], story)
-        for _ in range(FAULTS):
+        for turn in range(FAULTS):
             wait_for_more(story, 30, leader)
-            fault = chance.choice(["primary", "primary", "replica", "stop", "pause"])
+            if not turn % len(KINDS):
+                faults = chance.sample(KINDS, len(KINDS))
+            fault = faults.pop()
             happened[fault] += 1
             others = [machine for machine in machines if machine is not leader]
             if fault == "replica":
