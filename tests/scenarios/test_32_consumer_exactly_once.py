@@ -117,7 +117,6 @@ async def test_a_few_kills_while_committing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.kill
-@pytest.mark.timeout(120)
 async def test_many_kills_while_committing(tmp_path: Path) -> None:
     seed = first_seed("much committing")
     await commit_under_fire(tmp_path, kills=some(60), commits=some(200), seed=seed)

@@ -37,11 +37,11 @@ LISTS: dict[str, Any] = {"lists": True, "shards": 1, "writers": 3, "cancels": 0.
 @pytest.mark.slow
 def test_transactions_on_lists(first: int) -> None:
     """They are strictly serializable, whatever fails."""
-    count = some(50) if first else 3
+    count, committed = some(50) if first else 4, 0
     first += first_seed("transactions on lists")
     for seed in range(first, first + count):
-        happened = simulate(seed, **LISTS, readers=seed % 2).happened
-        assert happened["transactions ok"] > 0
+        committed += simulate(seed, **LISTS, readers=seed % 2).happened["transactions ok"]
+    assert committed > 0  # in some histories each writer is killed before its first one
 
 
 @pytest.mark.slow
