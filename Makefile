@@ -189,7 +189,14 @@ sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashe
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
+
+# Many hours on two processors. What each part prints is kept in .nightly.
+SEED ?= $(shell date +%Y%m%d)
+PARTS ?=
+.PHONY: nightly
+nightly: $(DEV) ## Run everything at full effort, with seeds made from the date: SEED=7 PARTS="crash storm" CHROMA=path/to/chroma
+	@WALSTORE_SEED="$(SEED)" CHROMA="$(CHROMA)" $(VENV)/bin/python -m tests.nightly $(PARTS)
 
 # Files of inputs that are answered wrongly are kept in .fuzz, and the command that opens them again is printed.
 .PHONY: fuzz
@@ -243,8 +250,7 @@ bench-report: $(BENCH) ## Compare with SQLite, LMDB, RocksDB, Redis, JetStream, 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
 	rm -rf $(VENV) .venv-python-* .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .ci-run .fuzz .hypothesis \
-		.import_linter_cache \
-		.mypy_cache .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
+		.import_linter_cache .mypy_cache .nightly .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

@@ -6,7 +6,7 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests import guard, missing_extras
+from tests.effort import EFFORT, SEED, again
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
@@ -24,7 +25,10 @@ for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
 _given = os.environ.get("PYTHONPATH")
 os.environ["PYTHONPATH"] = python_path(*([_given] if _given else []))
 
-settings.register_profile("walstore", deadline=None, max_examples=50, print_blob=True)
+# Where CI is set, Hypothesis would try the same examples every time.
+settings.register_profile(
+    "walstore", deadline=None, max_examples=50, print_blob=True, derandomize=False
+)
 settings.load_profile("walstore")
 
 
@@ -43,10 +47,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Skip what is not installed only where that was asked for."""
+    """Let examples follow from the seed, unless ``--hypothesis-seed`` is given.
+
+    Skip what is not installed only where that was asked for.
+    """
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = SEED
     if config.getoption("skip_missing_extras"):
         config.pluginmanager.register(missing_extras)
+
+
+def pytest_report_header() -> str:
+    """Say what random tests follow from."""
+    return f"seed {SEED}, effort {EFFORT:g}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show how to repeat a test that failed."""
+    report = yield
+    if report.failed:
+        report.sections.append(("again", again(item.nodeid)))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

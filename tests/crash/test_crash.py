@@ -16,9 +16,11 @@ from tests.crash.campaign import Tally, load, states_of, try_life
 from tests.crash.disk import Disk
 from tests.crash.promises import BrokenPromiseError, Found, Promises
 from tests.crash.recorder import Life, record_life, record_restarts
+from tests.effort import first_seed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "crash"
-SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 6, 8)))
+FIRST = first_seed("crash")
+SEEDS = (0, 4, 6, 8)
 """Lives that sync with each commit, or after some time; the last one compresses."""
 QUICK_MOMENTS = 60
 STEPS = 8
@@ -59,7 +61,7 @@ def _all(life: Life) -> range:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.slow
 def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace: bool) -> None:
-    life = record_life(tmp_path, seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
+    life = record_life(tmp_path, FIRST + seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
     assert _try([life], 3, tmp_path / "failures", _a_share).tried >= 80
 
 
@@ -71,7 +73,7 @@ def test_a_power_failure_breaks_no_promise_where_segments_are_recycled(
     """From the moment on at which a deleted segment lends its file to the next one."""
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life = record_life(tmp_path, 3, 4 * STEPS)
+    life = record_life(tmp_path, FIRST + 3, 4 * STEPS)
     lent = [at for at, event in enumerate(life.events) if event[0] == "rename" and event[2] == LENT]
     assert len(lent) >= 2
     tally = _try([life], 2, tmp_path / "failures", lambda life: range(lent[0], len(life.events), 3))
@@ -84,7 +86,7 @@ def test_a_power_failure_after_a_restart_breaks_no_promise(tmp_path: Path, can_t
     """A writer killed while it seals leaves an unsynced footer to the next one, which builds on it."""
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life = record_life(tmp_path, 4, 2 * STEPS)
+    life = record_life(tmp_path, FIRST + 4, 2 * STEPS)
     turns = turns_of(life)
     sealed = [at + 1 for at in turns if life.events[at - 1][0] == "write"]  # and cut to its length
     named = [at for at in turns if life.events[at - 1][0] == "rename"]
@@ -100,7 +102,7 @@ def test_a_power_failure_is_no_corruption_where_the_system_syncs(
     """With ``sync="os"`` the cell speaks of records that the power failure may take."""
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life = record_life(tmp_path, 2, 3 * STEPS)
+    life = record_life(tmp_path, FIRST + 2, 3 * STEPS)
 
     def while_unsynced(life: Life) -> set[int]:
         stores = [at for at, event in enumerate(life.events) if event[0] == "store"]
@@ -114,7 +116,7 @@ def test_a_power_failure_is_no_corruption_where_the_system_syncs(
 def test_values_that_hold_frames_may_be_torn(tmp_path: Path, can_trace: bool) -> None:
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life = record_life(tmp_path, 1, 4 * STEPS)
+    life = record_life(tmp_path, FIRST + 1, 4 * STEPS)
 
     def while_forged(life: Life) -> set[int]:
         forged = [
@@ -137,10 +139,10 @@ def test_the_recorded_disk_is_the_real_one(tmp_path: Path, can_trace: bool) -> N
     """What programs see by the recorded calls alone is what is in the directory."""
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life, disk = record_life(tmp_path, 4, STEPS), Disk()
+    life, disk = record_life(tmp_path, FIRST + 12, STEPS), Disk()
     for event in life.events:
         disk.apply(event)
-    root = tmp_path / "life-4"
+    root = tmp_path / f"life-{life.seed}"
     assert dict(disk.visible()) == {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None
         for path in root.rglob("*")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.fuzz import bucket_doors, doors, inputs, worker
 from tests.fuzz.bases import Base
 
@@ -28,7 +28,8 @@ def test_damaged_and_forged_logs_are_refused_with_typed_errors(
     share: int, bases: list[Base], tmp_path: Path
 ) -> None:
     wrong = []
-    for seed in range(share, INPUTS, len(SHARES)):
+    first = first_seed("damaged logs")
+    for seed in range(first + share, first + INPUTS, len(SHARES)):
         made = inputs.make(seed, bases)
         chosen = doors.DOORS[seed // 2 % len(doors.DOORS)]
         found = worker.open_input(tmp_path, made, [chosen])
@@ -65,7 +66,8 @@ def test_damaged_and_hostile_buckets_are_refused_with_typed_errors(
     share: int, buckets: list[Base], tmp_path: Path
 ) -> None:
     wrong = []
-    for seed in range(share, BUCKETS, len(BUCKET_SHARES)):
+    first = first_seed("damaged buckets")
+    for seed in range(first + share, first + BUCKETS, len(BUCKET_SHARES)):
         made = inputs.make_bucket(seed, buckets)
         chosen = bucket_doors.DOORS[seed // 2 % len(bucket_doors.DOORS)]
         found = worker.open_input(tmp_path, made, [chosen])

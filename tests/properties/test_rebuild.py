@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.cloud import FAST, URL, put_fragment, snapshot
+from tests.effort import first_seed, some
 from tests.uploader.logs import numbers, replace, roll_up
 from uploader import CloudLog, CloudWriter
 from uploader.admin.scrubber import Scrubber
@@ -21,7 +22,7 @@ from uploader.stores import MemoryStore
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.runtime.threads import Worker
 
-SEEDS = 48
+SEEDS = some(480)
 
 
 class Damager:
@@ -142,7 +143,8 @@ async def check_nothing_is_gone(
 async def test_random_damage(part: int) -> None:
     worker = Worker("test")
     try:
-        for seed in range(part, SEEDS, 4):
+        first = first_seed("rebuild")
+        for seed in range(first + part, first + SEEDS, 4):
             store = MemoryStore()
             end = await make(store, worker, seed)
             damager = Damager(store, seed)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import first_seed
 from tests.local import SMALL, check_contiguous, read_all, turns
 from walstore import Wal
 
@@ -80,7 +81,7 @@ class Storm:
 @pytest.mark.parametrize("seed", range(8))
 async def test_L14_cancellation_at_every_await(log_directory: Path, seed: int) -> None:
     async with Wal.open(log_directory, settings=SETTINGS) as wal:
-        storm = Storm(wal, seed)
+        storm = Storm(wal, seed + first_seed("cancellation"))
         await storm.run()
         records = await read_all(wal)
         check_contiguous(records)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import first_seed
 from tests.local import (
     UnsyncedFileSystem,
     close_opened,
@@ -24,12 +25,13 @@ from walstore.errors import StorageUnavailableError
 from walstore.log.opening import Opened
 from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 pytestmark = pytest.mark.slow
 
 FS = UnsyncedFileSystem()
-LOSE_ALL, KEEP_ALL = 0, 1
-"""Seeds of a crash: lose all that was not synced, keep all. The others are mixtures (``make crash``)."""
+MIXED = first_seed("power failures")
+"""The first seed of crashes that keep a part of what was not synced; ``make crash`` makes more."""
 
 
 class PowerCutError(OSError):
@@ -169,19 +171,19 @@ def test_a_life_without_accidents(scratch: Path) -> None:
 
 @pytest.mark.parametrize("first", range(1, 12))
 def test_power_fails_now_and_then(scratch: Path, first: int) -> None:
-    assert explore(scratch, range(first, 400, 11), seeds=(2 + first % 4,)) > 10
+    assert explore(scratch, range(first, 400, 11), seeds=(MIXED + first % 4,)) > 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_power_fails_at_every_moment(scratch: Path, part: int) -> None:
     """Each moment with nothing kept, all kept, and two of four mixtures."""
-    seeds = (LOSE_ALL, KEEP_ALL, 2 + part % 2, 4 + part % 2)
+    seeds = (LOSE_ALL, KEEP_ALL, MIXED + part % 2, MIXED + 2 + part % 2)
     assert explore(scratch, range(1 + part, 2000, 4), seeds) > 133
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3, 4, 5])
+@pytest.mark.parametrize("seed", range(4))
 def test_power_fails_again_during_recovery(scratch: Path, seed: int) -> None:
     """The disk that the first crash left is recovered, and the power fails in the middle of that.
 
@@ -193,7 +195,7 @@ def test_power_fails_again_during_recovery(scratch: Path, seed: int) -> None:
         life.run()
         for again in range(1, 100):
             crashed = scratch / f"crash-{moment}-{again}"
-            life.power.crash(seed, crashed)
+            life.power.crash(MIXED + seed, crashed)
             second = Life(crashed, again)
             try:
                 close_opened(open_blocking(crashed, fs=second.fs))
@@ -201,7 +203,7 @@ def test_power_fails_again_during_recovery(scratch: Path, seed: int) -> None:
             except PowerCutError:
                 finished = False
             into = scratch / f"again-{moment}-{again}"
-            second.power.crash(seed + 4, into)
+            second.power.crash(MIXED + seed + 4, into)
             life.check(into)
             if finished:
                 break
@@ -226,7 +228,7 @@ def explore_restarts(scratch: Path, moments: range) -> int:
         life.directory.mkdir()
         finished = life.run()
         revive(life)
-        for seed in (0, 3):
+        for seed in (LOSE_ALL, MIXED + 4):
             into = scratch / f"crash-{moment}-{seed}"
             life.power.crash(seed, into)
             life.check(into)

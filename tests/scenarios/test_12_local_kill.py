@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.local import check_contiguous, read_all
 from tests.scenarios.kill_child import SETTINGS
 from walstore import Wal
@@ -109,7 +109,7 @@ def _kill(child: asyncio.subprocess.Process) -> None:
 
 async def run_lane(scratch: Path, lane: int) -> tuple[int, int]:
     """Kill one child after the other; return kills and acknowledged calls."""
-    chance = random.Random(lane)
+    chance = random.Random(lane + first_seed("kills"))
     acknowledged = 0
     victim = Victim(scratch / "none")
     for round_ in range(KILLS):

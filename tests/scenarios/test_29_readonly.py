@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.local import SMALL, check_contiguous, read_all
 from tests.scenarios.readonly_child import settings
 from tests.waiting import until
@@ -20,6 +20,7 @@ from walstore import LogNotFoundError, OffsetTrimmedError, Record, Wal
 from walstore.files.posix import PosixFileSystem
 from walstore.log.readonly import ReadonlyWal
 from walstore.testing import PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 CHILD = Path(__file__).with_name("readonly_child.py")
 
@@ -160,7 +161,7 @@ async def test_a_reader_survives_its_writers(tmp_path: Path) -> None:
 async def test_a_reader_survives_many_writers(tmp_path: Path) -> None:
     life = await run_lives(tmp_path / "log", lives=some(50), records=700)
     assert len(life.records) > some(50) * 700
-    assert life.largest_head > 3000
+    assert life.largest_head > some(50) * 300
 
 
 @pytest.mark.slow
@@ -217,6 +218,7 @@ async def test_what_a_reader_saw_survives_a_power_failure(tmp_path: Path, seed: 
     root = tmp_path / "disk"
     root.mkdir()
     power = PowerLossFileSystem(root, PosixFileSystem())
+    seed += first_seed("readers and power")
     chance = random.Random(seed)
     seen: list[Record] = []
     options = SMALL.replace(transaction_memory_bytes=8192)
@@ -246,7 +248,7 @@ async def test_what_a_reader_saw_survives_a_power_failure(tmp_path: Path, seed: 
         await wal.aclose()
     tasks[1].cancel()
     await asyncio.wait(tasks)
-    for outcome in (0, 1, seed + 2, seed + 100):
+    for outcome in (LOSE_ALL, KEEP_ALL, seed, seed + 100):
         into = tmp_path / f"crashed-{outcome}"
         await asyncio.to_thread(power.crash, outcome, into)
         async with ReadonlyWal.open(into / "log") as log:

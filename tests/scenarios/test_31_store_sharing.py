@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.local import UnsyncedFileSystem, copy_log, open_descriptors, read_values
 from tests.scenarios.stores import SEGMENT
 from tests.waiting import until
@@ -28,6 +28,7 @@ from walstore import (
 from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB, MIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 # -- parking -----------------------------------------------------------------------------------
 
@@ -77,7 +78,8 @@ async def test_parked_logs_survive_a_power_loss(scratch: Path, tmp_path: Path) -
             value = b"%d" % turn
             await (await store.wal(name)).append(value)
             values.append(value)
-    for seed in range(6):
+    first = first_seed("parked logs")
+    for seed in (LOSE_ALL, KEEP_ALL, *range(first, first + 4)):
         await asyncio.to_thread(power.crash, seed, tmp_path / f"crashed {seed}")
         async with WalStore.open(tmp_path / f"crashed {seed}") as crashed:
             for name, values in acknowledged.items():

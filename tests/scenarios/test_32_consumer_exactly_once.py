@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cursors import on_disk
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.local import SMALL, read_values
 from walstore import Wal
 
@@ -38,19 +38,27 @@ def _kill(child: asyncio.subprocess.Process) -> None:
         child.kill()
 
 
-async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int) -> int:
-    """Kill copying processes, then let one finish; return how many had copied something."""
+MOST_KILLS = 20
+"""For each that is asked for: on a busy machine most of them may come before anything is done."""
+
+
+async def copy_under_fire(
+    directory: Path, *, total: int, kills: int, copied: int, seed: int
+) -> None:
+    """Kill copying processes until so many had copied something, then let one finish."""
     chance = random.Random(seed)
     directory.mkdir()
     positions = [1]
-    for turn in range(kills):
+    for turn in range(MOST_KILLS * kills):
+        if turn >= kills and len(set(positions)) > copied:
+            break
         code, lines = await run_child(
-            "copy", directory, total, turn, kill_after_seconds=chance.uniform(0, 0.15)
+            "copy", directory, total, seed + turn, kill_after_seconds=chance.uniform(0, 0.15)
         )
         assert code in (0, -signal.SIGKILL)
         if lines:
             positions.append(int(lines[0].split()[-1]))
-    code, lines = await run_child("copy", directory, total, kills, kill_after_seconds=None)
+    code, lines = await run_child("copy", directory, total, seed, kill_after_seconds=None)
     assert code == 0
     positions.append(int(lines[0].split()[-1]))
     assert positions == sorted(positions), "what was committed once stays committed"
@@ -60,13 +68,14 @@ async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int)
     async with Wal.open(directory / "in", settings=SMALL) as wal:
         assert wal.tail == total + 1
     assert on_disk(directory / "in", "copy").position == total + 1
-    return len(set(positions))
+    assert len(set(positions)) > copied
 
 
 @pytest.mark.slow
 @pytest.mark.kill
 async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
-    assert await copy_under_fire(tmp_path / "logs", total=300, kills=3, seed=1) > 1
+    seed = first_seed("copying")
+    await copy_under_fire(tmp_path / "logs", total=300, kills=3, copied=1, seed=seed)
 
 
 @pytest.mark.slow
@@ -74,18 +83,21 @@ async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", range(2))
 async def test_many_kills_while_copying(tmp_path: Path, seed: int) -> None:
-    assert await copy_under_fire(
-        tmp_path / "logs", total=some(8000), kills=some(40), seed=seed
-    ) > some(20)
+    seed += first_seed("much copying")
+    await copy_under_fire(
+        tmp_path / "logs", total=some(8000), kills=some(40), copied=some(20), seed=seed
+    )
 
 
-async def commit_under_fire(directory: Path, kills: int, seed: int) -> int:
-    """Kill processes that move a cursor; return how many commits had returned."""
+async def commit_under_fire(directory: Path, *, kills: int, commits: int, seed: int) -> None:
+    """Kill processes that move a cursor, until more than so many commits had returned."""
     chance = random.Random(seed)
     async with Wal.open(directory / "in", settings=SMALL) as wal:
         await wal.append_many([b""] * 20_000)
     acknowledged, position = 0, 1
-    for _ in range(kills):
+    for turn in range(MOST_KILLS * kills):
+        if turn >= kills and acknowledged > commits:
+            break
         code, lines = await run_child(
             "commit", directory, kill_after_seconds=chance.uniform(0, 0.15)
         )
@@ -95,16 +107,16 @@ async def commit_under_fire(directory: Path, kills: int, seed: int) -> int:
         acknowledged += len(told) - 1
         position = on_disk(directory / "in").position
         assert position in (told[-1], told[-1] + 1), "the last commit may have been under way"
-    return acknowledged
+    assert acknowledged > commits
 
 
 @pytest.mark.kill
 async def test_a_few_kills_while_committing(tmp_path: Path) -> None:
-    assert await commit_under_fire(tmp_path, kills=3, seed=1) > 0
+    await commit_under_fire(tmp_path, kills=3, commits=0, seed=first_seed("committing"))
 
 
 @pytest.mark.slow
 @pytest.mark.kill
-@pytest.mark.timeout(120)
 async def test_many_kills_while_committing(tmp_path: Path) -> None:
-    assert await commit_under_fire(tmp_path, kills=some(60), seed=2) > some(200)
+    seed = first_seed("much committing")
+    await commit_under_fire(tmp_path, kills=some(60), commits=some(200), seed=seed)

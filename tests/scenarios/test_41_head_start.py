@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud import FAST, SEGMENTS, SMALL, URL, cloud_log, tier, unreferenced
+from tests.effort import first_seed
 from tests.local import UnsyncedFileSystem, check_contiguous
 from tests.scenarios.test_50_cloud_writer import Ledger
 from uploader.admin.scrubber import Scrubber
@@ -196,20 +197,21 @@ async def contend(seed: int, kind: str, writers: int, appends: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 async def test_writers_that_contend(kind: str, seed: int) -> None:
     """Each append is told the truth, whatever became of what was begun for it."""
-    await contend(seed, kind, 3, 150)
+    await contend(seed + first_seed("head starts"), kind, 3, 150)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_writer_alone(kind: str, seed: int) -> None:
-    await contend(seed, kind, 1, 400)
+    await contend(seed + first_seed("a head start"), kind, 1, 400)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_local_log(log_directory: Path, seed: int) -> None:
     """All appends are in the cloud once it says so, in order and once; nothing is left over."""
+    seed += first_seed("a local log")
     inner, chance = MemoryStore(), random.Random(seed)
     store = Unreliable(inner, f"{seed} local")
     told: dict[int, bytes] = {}

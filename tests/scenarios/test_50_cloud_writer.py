@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log
+from tests.effort import first_seed
 from tests.waiting import until
 from uploader.admin.seal import seal
 from uploader.chain.chain_root import ChainSettings
@@ -203,6 +204,7 @@ async def test_writers_that_contend(kind: str, seed: int) -> None:
 
     Half of the histories put one fragment at a time.
     """
+    seed += first_seed("contending writers")
     settings = dataclasses.replace(SMALL, parallel_puts=bool(seed % 2))
     chance = random.Random(seed)
     inner = MemoryStore()

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tests.cloud import FAST, URL, RecordingStore, cloud_values, put_fragment, values
+from tests.effort import first_seed
 from uploader import CloudLog
 from uploader.admin.destroy import destroy
 from uploader.chain import ChainSettings
@@ -38,6 +39,7 @@ def open_chain(store):
 async def test_writers_of_a_chain_take_turns(seed: int) -> None:
     """With more manifests than prove an order."""
     memory = MemoryStore()
+    seed += first_seed("listings")
     store = shuffled(memory, seed)
     expected = []
     for turn in range(4):
@@ -93,7 +95,8 @@ async def test_two_writers_and_a_reader_at_once() -> None:
     ):
         group.create_task(write(one, b"a"))
         group.create_task(write(other, b"b"))
-        for seed in range(5):
+        first = first_seed("more listings")
+        for seed in range(first, first + 5):
             before = len(told)
             assert len(await cloud_values(shuffled(memory, seed))) >= before
     assert await cloud_values(shuffled(memory, 3)) == [told[offset] for offset in sorted(told)]
@@ -133,7 +136,8 @@ async def test_a_cut_listing_is_complete() -> None:
     names = [f"a/{number:03}" for number in range(200)]
     for name in names:
         await memory.put_if_absent(name, b"")
-    for seed in range(10):
+    first = first_seed("listings that break off")
+    for seed in range(first, first + 10):
         store = RetryingStore(Breaking(memory, random.Random(seed).shuffle), often)
         found = [listed.key async for listed in store.list("a/", after="a/009")]
         assert sorted(found) == names[10:]

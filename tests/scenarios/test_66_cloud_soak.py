@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from tests.cloud import URL
+from tests.effort import first_seed
 from tests.scenarios.test_50_cloud_writer import Jittery, Ledger, open_writer
 from uploader.admin.scrubber import Scrubber
 from uploader.format.findings import Severity
@@ -128,7 +129,7 @@ class Soak:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["swap", "chain"])
 async def test_every_append_is_accounted_for(kind: str) -> None:
-    soak = Soak(1, kind)
+    soak = Soak(first_seed("soak"), kind)
     await soak.run()
     ledger = soak.ledger
     told = len(ledger.committed) - 1 + len(ledger.unwritten) + len(ledger.unknown)

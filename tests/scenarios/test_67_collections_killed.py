@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.effort import first_seed
 from uploader import Collection, Controller
 from walstore import Wal
 
@@ -87,7 +88,7 @@ def materialize(log: Path, url: str, *options: str) -> list[str]:
 async def test_a_materializer_is_killed_while_the_log_is_trimmed(tmp_path: Path) -> None:
     """What was trimmed is in the collection, each record is there once, and none is missing."""
     url, path = f"file://{tmp_path}/collection", tmp_path / "log"
-    written, chance = 0, random.Random(7)
+    written, chance = 0, random.Random(first_seed("materializing"))
     async with (
         Wal.open(path) as log,
         Collection.open(url, create=True, schema=SCHEMA) as collection,
@@ -127,7 +128,7 @@ async def test_writers_and_controllers_are_killed(tmp_path: Path) -> None:
 
 async def kill_again_and_again(url: str, rounds: int) -> None:
     """Kill a writer and a controller at random moments; check what was acknowledged."""
-    chance = random.Random(11)
+    chance = random.Random(first_seed("collections killed"))
     async with Collection.open(url, create=True, schema=SCHEMA, key=("k",)) as collection:
         acknowledged = 0
         for _ in range(rounds):

@@ -22,7 +22,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.effort import some
+from tests.effort import SEEDS_EACH, first_seed, some
 from tests.scenarios.stream_source import PIPES, STOPS
 from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
@@ -47,7 +47,7 @@ STAGES = {
     "nowhere": (1, 1),
 }
 """Calls at which it may stop, and up to which number."""
-ROUNDS = some(10)
+ROUNDS = some(10, least=2)
 MOST_LINES = 60
 """After so many lines it is killed wherever it is."""
 SEEDS = {"store": 0, "directory": 1}
@@ -180,15 +180,20 @@ def _tell_death(child: subprocess.Popen[bytes], pipes: Path) -> None:
 
 
 def chosen(chance: random.Random, seed: int, turn: int) -> str:
-    """Return where to stop; every stage has its turn over the seeds."""
-    stage = list(STAGES)[(seed * ROUNDS + turn) % len(STAGES)]
+    """Return where to stop: each stage has its turn over the seeds; in the last turn something was read."""
+    stages = list(STAGES)
+    stage = stages[(first_seed("a stage") // SEEDS_EACH + seed * ROUNDS + turn) % len(stages)]
+    if turn == ROUNDS - 1:
+        stage = chance.choice(stages[stages.index("read") + 1 :])
     low, high = STAGES[stage]
     return f"{stage}:{chance.randint(low, high)}"
 
 
 def test_each_record_is_in_the_table_once(tmp_path):
     store, directory = f"file://{tmp_path}/store/orders", str(tmp_path / "log")
-    chances = {kind: random.Random(seed) for kind, seed in SEEDS.items()}
+    chances = {
+        kind: random.Random(seed + first_seed("a Spark source")) for kind, seed in SEEDS.items()
+    }
     children = Children([store, directory], tmp_path)
     seen: dict[str, set[str]] = {kind: set() for kind in SEEDS}
 
@@ -210,6 +215,9 @@ def test_each_record_is_in_the_table_once(tmp_path):
             for appending, stops in rounds:
                 for kind, told in (await children.land(appending, stops)).items():
                     seen[kind] |= told
+            for kind, producer in producers.items():
+                while producer.written < first[kind] + 50:
+                    await producer.append()
             return {
                 kind: range(first[kind], producer.written + 1)
                 for kind, producer in producers.items()

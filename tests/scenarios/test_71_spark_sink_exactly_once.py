@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.spark_classes import python_path
 from tests.uploader.partitioned.writes import keys_in, records_in
 from uploader.stores import open_store
@@ -80,7 +80,7 @@ def run_and_kill(tmp_path: Path, chance: random.Random) -> bool:
 
 def test_each_row_is_in_the_log_once(tmp_path: Path) -> None:
     rows = write_files(tmp_path / "files")
-    chance = random.Random(7)
+    chance = random.Random(first_seed("a Spark sink"))
     for _ in range(KILLS):
         if run_and_kill(tmp_path, chance):
             break

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.write.writer_settings import WriterSettings
@@ -22,7 +22,7 @@ from walstore.spark.features import HAS_LIMITS
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CURSOR = "lander"
-KILLS = some(15)
+KILLS = some(15, least=3)
 AT_ONCE = 100
 """Records of a fragment, and of a batch of the table."""
 
@@ -96,7 +96,7 @@ class Place:
 
 @pytest.mark.kill
 def test_killed_at_random_points_each_record_lands_once_and_none_is_collected_before(tmp_path):
-    place, chance = Place(tmp_path), random.Random(5)
+    place, chance = Place(tmp_path), random.Random(first_seed("sidecar"))
     counts = []
     place.append(6)
     for round_ in range(KILLS):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.spark_classes import python_path
 from tests.walstore.spark.versioned.histories import append, compact, counted, snapshot
 from uploader import Collection
@@ -89,7 +89,7 @@ def run_and_kill(tmp_path: Path, chance: random.Random) -> None:
 def test_each_change_is_in_the_copy_once(tmp_path: Path) -> None:
     one, copy = f"file://{tmp_path}/one", f"file://{tmp_path}/copy"
     asyncio.run(create(one, copy))
-    chance = random.Random(7)
+    chance = random.Random(first_seed("collections in Spark"))
     upper = 0
     for _ in range(KILLS):
         for _ in range(BATCHES):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from walstore import Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
@@ -90,7 +90,7 @@ class Clients:
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    chance = random.Random(KILLS)
+    chance = random.Random(first_seed("serving"))
     socket, acks = tmp_path / "s.sock", tmp_path / "acks"
     acks.touch()
     clients = Clients(f"unix://{socket}", acks)

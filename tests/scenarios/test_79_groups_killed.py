@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.scenarios.test_78_served_and_killed import start_server
 from walstore import Wal, connect
 
@@ -53,7 +53,7 @@ def start_member(address: str, story: Path) -> subprocess.Popen[bytes]:
 
 
 def test_each_job_is_done_and_by_one_member_at_a_time(tmp_path: Path) -> None:
-    chance = random.Random(KILLS)
+    chance = random.Random(first_seed("serving groups"))
     socket, story = tmp_path / "s.sock", tmp_path / "story"
     story.touch()
     fill(tmp_path / "log")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.scenarios.test_78_served_and_killed import wait_for_more
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
@@ -124,7 +124,7 @@ class Follower(threading.Thread):
 
 
 def test_each_message_is_there_once_and_seen_once(tmp_path: Path) -> None:
-    chance, port, acks = random.Random(KILLS), free_port(), tmp_path / "acks"
+    chance, port, acks = random.Random(first_seed("serving HTTP")), free_port(), tmp_path / "acks"
     acks.touch()
     server = start_server(tmp_path / "store", port)
     create(port)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.scenarios import test_79_groups_killed as checks
 from uploader import CloudLog, CloudWriter
 
@@ -49,7 +49,7 @@ def test_each_job_is_done_and_by_one_member_at_a_time(
 ) -> None:
     monkeypatch.setattr(checks, "JOBS", 1000)
     monkeypatch.setattr(checks, "KILLS", 5 * KILLS)  # one that is killed has up to five jobs
-    chance = random.Random(KILLS)
+    chance = random.Random(first_seed("stored groups"))
     url, story = (tmp_path / "store").as_uri(), tmp_path / "story"
     story.touch()
     asyncio.run(fill(url))

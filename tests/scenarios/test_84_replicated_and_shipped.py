@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.scenarios.test_82_replicas_killed import Machine, lines, wait_for_more
 from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
 from walstore import Replication, Settings, Wal
@@ -101,7 +101,7 @@ def can_lose_a_disk(leader: ShippingMachine, third: ShippingMachine) -> bool:
 
 @pytest.mark.parametrize("shape", ["swap", "chain"])
 def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, shape: Any) -> None:
-    chance, story = random.Random(FAULTS), tmp_path / "story"
+    chance, story = random.Random(first_seed("shipping")), tmp_path / "story"
     url = f"file://{tmp_path}/bucket"
     machines = [ShippingMachine(tmp_path / f"m{number}") for number in range(3)]
     for machine in machines:

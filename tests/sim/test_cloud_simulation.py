@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.effort import first_seed, some
 from tests.sim.cloud.history import CloudHistory, simulate
 from tests.sim.cloud.ledger import CLOUD_RULES, CloudViolationError, Ledger
 from tests.sim.cloud.plan import draw
@@ -21,8 +22,17 @@ from walstore.errors import StorageUnavailableError
 @pytest.mark.parametrize("first", [0, pytest.param(6, marks=pytest.mark.slow)])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs; even seeds have the layout ``swap``, odd ones ``chain``."""
-    for seed in range(first, first + (30 if first else 6)):
+    count = some(150, least=2) if first else 6
+    first += first_seed("cloud histories")
+    for seed in range(first, first + count):
         simulate(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [910500011])
+def test_histories_that_once_broke_a_rule(seed: int) -> None:
+    """An append was acknowledged whose place another writer had, because the one after it was adopted."""
+    simulate(seed)
 
 
 @pytest.mark.parametrize("seed", [4, 9, 10])

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.sim.collections.history import CollectionHistory, simulate
 from tests.sim.collections.plan import draw
 from tests.sim.collections.truth import COLLECTION_RULES
@@ -24,7 +24,9 @@ from walstore.errors import UpperMismatchError
 @pytest.mark.slow
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs; odd seeds have upsert collections."""
-    for seed in range(first, first + (some(50) if first else 3)):
+    count = some(50) if first else 3
+    first += first_seed("histories of collections")
+    for seed in range(first, first + count):
         simulate(seed)
 
 
@@ -35,9 +37,11 @@ LISTS: dict[str, Any] = {"lists": True, "shards": 1, "writers": 3, "cancels": 0.
 @pytest.mark.slow
 def test_transactions_on_lists(first: int) -> None:
     """They are strictly serializable, whatever fails."""
-    for seed in range(first, first + (some(50) if first else 3)):
-        happened = simulate(seed, **LISTS, readers=seed % 2).happened
-        assert happened["transactions ok"] > 0
+    count, committed = some(50) if first else 4, 0
+    first += first_seed("transactions on lists")
+    for seed in range(first, first + count):
+        committed += simulate(seed, **LISTS, readers=seed % 2).happened["transactions ok"]
+    assert committed > 0  # in some histories each writer is killed before its first one
 
 
 @pytest.mark.slow

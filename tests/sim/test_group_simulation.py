@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import first_seed, some
 from tests.sim.groups.history import GroupHistory, simulate
 from tests.sim.groups.plan import draw
 from tests.sim.groups.truth import GROUP_RULES
@@ -18,7 +19,9 @@ from uploader.groups.known_group import KnownGroup
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    for seed in range(first, first + (100 if first else 20)):
+    count = some(500) if first else 20
+    first += first_seed("histories of groups")
+    for seed in range(first, first + count):
         simulate(seed)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import some
+from tests.effort import first_seed, some
 from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
 from tests.sim.rules import ViolationError
@@ -19,15 +19,17 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [4, 44])
+@pytest.mark.parametrize("first", [0, 60])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
+    first += first_seed("replicated histories")
     for seed in range(first, first + some(60)):
         simulate(seed)
 
 
 def test_some_histories() -> None:
-    for seed in range(4):
+    first = first_seed("some replicated histories")
+    for seed in range(first, first + 4):
         simulate(seed)
 
 
@@ -131,5 +133,6 @@ def test_a_defect_of_lists_is_found(ignored: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_lists_that_change_often() -> None:
-    for seed in range(4):
+    first = first_seed("lists of copies")
+    for seed in range(first, first + 4):
         simulate(seed, **_LISTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.effort import first_seed, some
 from tests.sim.history import History, simulate
 from tests.sim.plan import draw
 from tests.sim.rules import RULES, Book, ViolationError
@@ -14,7 +15,9 @@ from walstore.records import Record
 @pytest.mark.slow
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    for seed in range(first, 3 * first + 8):
+    count = some(120) if first else 8
+    first += first_seed("local histories")
+    for seed in range(first, first + count):
         simulate(seed)
 
 

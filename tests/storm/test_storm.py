@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import first_seed, some
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,8 +19,15 @@ def test_writers_killed_at_random_moments_break_no_promise(tmp_path: Path) -> No
     """In a process of its own: it forks, and nothing may have been opened before."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.storm", "--kills", "25", "--rounds", "5"),
-            *("--seed", "2", "--processes", "1", "--keep", str(tmp_path / "failures")),
+            *(sys.executable, "-m", "tests.storm", "--kills", str(some(250)), "--rounds", "5"),
+            *(
+                "--seed",
+                str(first_seed("storm")),
+                "--processes",
+                "1",
+                "--keep",
+                str(tmp_path / "failures"),
+            ),
         ],
         cwd=ROOT,
         capture_output=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import first_seed
 from tests.waiting import until
 from tests.wal3.ledger import Ledger
 from tests.wal3.ours import append, assert_sound, read, scrub
@@ -102,7 +103,7 @@ async def theirs_until_killed(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_kills_of_both_at_once(url: str, directory: Path, wal3: Wal3, seed: int) -> None:
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("kills of both"))
     ledger = Ledger()
     await append(url)
     for turn in range(4):
@@ -130,7 +131,7 @@ async def test_kills_of_both_at_once(url: str, directory: Path, wal3: Wal3, seed
 @pytest.mark.parametrize("seed", range(3))
 async def test_kills_in_turns(url: str, directory: Path, wal3: Wal3, seed: int) -> None:
     """Who comes next opens what the killed one left, and goes on."""
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("kills in turns"))
     ledger = Ledger()
     await append(url)
     for turn in range(12):

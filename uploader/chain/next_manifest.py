@@ -99,8 +99,8 @@ class NextManifest:
             _check_key(fragment)
 
         async def appended(base: LinkBase) -> Manifest | None:
-            manifest, last = base.manifest, fragments[-1]
-            if base.is_durable and await self._tree.is_published(manifest, last):
+            manifest = base.manifest
+            if base.is_durable and await self._tree.is_published(manifest, fragments):
                 return None
             name = next_writer(manifest, writer, url=self._store.url)
             first = fragments[0]

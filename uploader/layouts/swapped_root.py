@@ -171,7 +171,7 @@ class SwappedRoot:
             if fragment.path != layout.fragment_path(fragment.seq_no):
                 raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
         async with self._turn:
-            while not await self._tree.is_published(self.manifest, fragments[-1]):
+            while not await self._tree.is_published(self.manifest, fragments):
                 known = self._current()
                 name = next_writer(known.manifest, writer, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset

@@ -237,12 +237,14 @@ class ManifestTree:
                 return run[0]
         return None
 
-    async def is_published(self, manifest: Manifest, last: Fragment) -> bool:
-        """Return whether the manifest names the last of a writer's fragments, hence all of them.
+    async def is_published(self, manifest: Manifest, fragments: Sequence[Fragment]) -> bool:
+        """Return whether the manifest names a writer's fragments, which follow each other: all of them.
 
         Asked after a lost answer. Meanwhile others may have appended, rolled up and even collected. Then no
-        entry is left to compare, and the ContentionError reports an unknown outcome.
+        entry is left to compare, and the ContentionError reports an unknown outcome. In a chain another
+        writer may have put its own fragment in the place of the first, and adopted the last one behind it.
         """
+        last = fragments[-1]
         if manifest.next_seq_no <= last.seq_no:
             return False
         if last.limit <= manifest.oldest_offset:
@@ -251,7 +253,11 @@ class ManifestTree:
                 "before it was known whose records it had",
                 outcome="unknown",
             )
-        return await self.locate(manifest, last.start) == last
+        for fragment in reversed(fragments):
+            is_kept = fragment.limit > manifest.oldest_offset
+            if is_kept and await self.locate(manifest, fragment.start) != fragment:
+                return False
+        return True
 
     async def first(
         self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]

@@ -178,6 +178,24 @@ async def test_published_again_is_published_once(store, opened) -> None:
     assert (await head_of(store)).manifest.next_seq_no == 3
 
 
+async def test_the_last_of_a_run_is_adopted_behind_a_fragment_of_another_writer(
+    store, opened
+) -> None:
+    """Of the same size as the first one, which is not in the log: nobody may be told that it is."""
+    log, other = opened(), opened()
+    await log.load_or_create("w")
+    first, last = run(3, 4)
+    await other.load()
+    await other.publish(run(3, salt="other"), "other")
+    await other.publish([last], "other")
+    with pytest.raises(ContentionError, match="another writer published fragment 1"):
+        await log.publish([first, last], "w")
+    with pytest.raises(ContentionError, match="another writer published fragment 1"):
+        await log.publish([first], "w")
+    await log.publish([last], "w")
+    assert (await head_of(store)).manifest.next_seq_no == 3
+
+
 async def test_a_foreign_key_is_refused(store, opened) -> None:
     log = opened()
     await log.load_or_create("w")

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import first_seed
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
 from uploader.admin.destroy import destroy
@@ -335,7 +336,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("weather", WEATHERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_acknowledged_is_there(seed: int, weather: str, tight: None) -> None:
-    simulate(seed, WEATHERS[weather], writers=6)
+    simulate(seed + first_seed("worlds"), WEATHERS[weather], writers=6)
 
 
 def destroyed(seed: int, weather: Weather, *, writers: int = 6) -> Simulation:
@@ -358,12 +359,17 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_acknowledged_was_there_when_the_log_ended(
     seed: int, weather: str, tight: None, on_the_loop: None
 ) -> None:
-    destroyed(seed, WEATHERS[weather])
+    destroyed(seed + first_seed("ends"), WEATHERS[weather])
 
 
 @pytest.mark.slow
 def test_many_ends(tight: None, on_the_loop: None) -> None:
-    worlds = [destroyed(seed, weather) for seed in range(200, 210) for weather in WEATHERS.values()]
+    first = first_seed("many ends")
+    worlds = [
+        destroyed(seed, weather)
+        for seed in range(first, first + 10)
+        for weather in WEATHERS.values()
+    ]
     assert sum(world.reads for world in worlds)
     assert sum(world.contentions for world in worlds)
     assert sum(world.world.late_puts for world in worlds)
@@ -372,9 +378,10 @@ def test_many_ends(tight: None, on_the_loop: None) -> None:
 @pytest.mark.slow
 def test_many_worlds(tight: None) -> None:
     """Enough of them for everything to happen: deaths, contention, late puts."""
+    first = first_seed("many worlds")
     worlds = [
         simulate(seed, weather, writers=9)
-        for seed in range(100, 106)
+        for seed in range(first, first + 6)
         for weather in WEATHERS.values()
     ]
     assert sum(world.reads for world in worlds)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.effort import first_seed
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.batch_groups import GroupedFile, RowGroup, key_columns, keys_at_least
@@ -65,7 +66,7 @@ def decoded(file: GroupedFile, group: RowGroup, data: bytes, schema: CollectionS
 @pytest.mark.parametrize("has_nulls", [False, True])
 def test_bounds_hold(kind: pa.DataType, has_nulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No row is outside the bounds of its row group, and row groups that may have a key are enough."""
-    chance = random.Random(7)
+    chance = random.Random(first_seed("bounds"))
     columns = pa.schema([("k", kind), ("j", pa.int16())])
     schema = CollectionSchema.new(columns, kind="diff", key=())
     values = [None, *VALUES[kind]] if has_nulls else VALUES[kind]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.effort import first_seed
 from tests.uploader.versioned.shapes import COLUMNS, schema_of
 from uploader.versioned import updates
 from uploader.versioned.schema import CollectionSchema
@@ -241,7 +242,7 @@ def test_many_updates_add_up_however_often_a_row_is_repeated(
     schema: CollectionSchema, keys: int
 ) -> None:
     """Many equal rows are grouped, few are found by sorting: what comes out is the same."""
-    chance = random.Random(keys)
+    chance = random.Random(keys + first_seed("updates"))
     batches = [
         [
             (chance.randrange(keys), chance.choice([None, "a"]), chance.randrange(10), effect)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.effort import first_seed
 from walstore.cluster.allocation import plan
 from walstore.topology.documents import Leader, LogSpec, Member
 
@@ -110,7 +111,10 @@ def test_a_machine_that_is_away_is_given_up_first_and_alone() -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
     """Whatever is lost and comes back: a list and the next one share all machines but one."""
-    chance, spec = random.Random(seed), LogSpec(3, copies=("a", "b", "c"))
+    chance, spec = (
+        random.Random(seed + first_seed("allocation")),
+        LogSpec(3, copies=("a", "b", "c")),
+    )
     for _ in range(50):
         there = members(*chance.sample("abcdefg", chance.randint(2, 7)))
         lost = set(chance.sample("abcdefg", 3))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import first_seed
 from tests.local import (
     SMALL,
     PowerCut,
@@ -42,6 +43,7 @@ from walstore.log.opening import Opened
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.settings import KIB, MIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
 from walstore.verify.verifying import verify_directory
 
 FS = PosixFileSystem()
@@ -579,12 +581,13 @@ class Life:
 
 def explore(tmp_path: Path, seed: int, moments: range) -> int:
     recycled = 0
+    first = first_seed("spare segments")
     for moment in moments:
         below = tmp_path / f"{moment}"
         below.mkdir()
-        life = Life(below / "life", seed, moment)
+        life = Life(below / "life", first + seed, moment)
         life.run()
-        for crashed in crashes(life.power, (0, 1, 2 + moment % 7), below):
+        for crashed in crashes(life.power, (LOSE_ALL, KEEP_ALL, first + moment % 7), below):
             life.check(crashed)
         recycled += life.recycled
         shutil.rmtree(below)

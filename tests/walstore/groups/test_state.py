@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from tests.effort import first_seed
 from walstore.batches.derived import EmptyBatch
 from walstore.groups.state import GroupState
 from walstore.records import Record
@@ -180,7 +181,7 @@ def test_jobs_of_a_key_one_after_the_other() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_random_members(seed: int) -> None:  # noqa: C901, PLR0912 - one history
     """G1 to G4 at each step."""
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("members of a group"))
     is_ordered, max_deliver = chance.random() < 0.5, chance.choice([None, 2, 3])
     state = make(is_ordered=is_ordered, max_deliver=max_deliver)
     now, limit = 0.0, 1

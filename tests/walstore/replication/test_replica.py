@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import first_seed
 from walstore import Settings, Wal
 from walstore.errors import (
     ContentionError,
@@ -90,6 +91,7 @@ async def test_a_copy_that_went_another_way_is_cut_to_what_is_common(
     seed: int, tmp_path: Path, worker: Worker
 ) -> None:
     """Both logs go on by themselves from the same bytes; the target ends as the source."""
+    seed += first_seed("another way")
     chance = random.Random(seed)
     await fill(tmp_path / "a", seed)
     await copy(worker, tmp_path / "a", tmp_path / "b")
@@ -290,6 +292,7 @@ async def test_what_was_synced_survives_a_power_failure(
     seed: int, tmp_path: Path, worker: Worker
 ) -> None:
     """The machine of a copy loses power: what it said is durable is there, and the copy is continued."""
+    seed += first_seed("power failures of a copy")
     await fill(tmp_path / "a", seed)
     chance = random.Random(seed)
     machine = tmp_path / "machine"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cases import case
+from tests.effort import first_seed
 from tests.local import SMALL, read_values
 from tests.waiting import until
 from tests.walstore.serve.certificates import make_certificate
@@ -491,7 +492,7 @@ async def test_a_server_of_another_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) -> None:
     """Whole messages with random heads, and bytes with random changes."""
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("random messages"))
     names = (
         "trim",
         "fence",

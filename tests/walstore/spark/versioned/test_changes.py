@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.effort import first_seed
 from tests.walstore.spark.versioned.histories import (
     KEYS,
     append,
@@ -119,7 +120,7 @@ def test_each_change_once(name: str, kind: str, seed: int, tmp_path: Path) -> No
     """Whatever is compacted and collected between the micro-batches, and wherever the query dies."""
     if kind == "upsert" and not KEYS[name][1]:
         pytest.skip("needs a key")
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("changes"))
     url, plain = f"file://{tmp_path}/one", f"file://{tmp_path}/other"
     for one in (url, plain):
         asyncio.run(create(one, name, kind))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.effort import first_seed
 from uploader.versioned.batch_groups import Key, RowGroup
 from walstore.spark.versioned.key_ranges import cut, join
 
@@ -17,7 +18,7 @@ def group_of(low: Key, high: Key, rows: int = 10) -> RowGroup:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranges_are_all_keys_and_about_equal(seed: int) -> None:
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("ranges of keys"))
     lows = [(chance.randrange(50),) for _ in range(chance.randrange(1, 40))]
     groups = [group_of(low, (low[0] + chance.randrange(9),)) for low in lows]
     ranges = cut(groups, 30)

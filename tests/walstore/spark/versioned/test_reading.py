@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from tests.effort import first_seed
 from tests.walstore.spark.versioned.histories import (
     KEYS,
     append,
@@ -84,7 +85,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks_read_a_snapshot(name: str, kind: str, seed: int, tmp_path: Path) -> None:
     if kind == "upsert" and not KEYS[name][1]:
         pytest.skip("needs a key")
-    chance = random.Random(seed)
+    chance = random.Random(seed + first_seed("tasks"))
     url, upper = asyncio.run(write_history(tmp_path, name, kind, chance))
     for as_of in sorted({0, upper - 1, chance.randrange(upper)}):
         found = read(url, asOf=as_of, minPartitions=chance.randrange(1, 6))
