@@ -1,7 +1,8 @@
 """Programs, each in a process of its own that is forked where the packages they use are imported.
 
-Most of the processor time of a short program are its imports. Here a server does them once; all that follows is
-the program's own: its directory, environment, arguments, output, exit code and the end of its interpreter.
+A short program needs most of its time for imports. A server makes them once for all programs of a test run's
+process. All that follows is the program's own: its directory, environment, arguments, output, exit code, and
+the end of its interpreter.
 """
 
 from __future__ import annotations
