@@ -18,7 +18,7 @@ import pytest
 
 from tests.cases import case
 from tests.local import contents
-from tests.walstore.cli.conftest import Cli
+from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
 from walstore import Wal, connect, connect_readonly
@@ -161,14 +161,9 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.slow
-async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
-    async with Wal.open(tmp_path / "log"):
-        done = subprocess.run(
-            [sys.executable, "-m", "walstore", "serve", str(tmp_path / "log")],
-            capture_output=True,
-            check=False,
-        )
-    assert done.returncode == 4
+def test_a_log_that_is_open_elsewhere(cli: Cli, log: Path, held: Held) -> None:
+    with held(log):
+        assert cli("serve", log).code == 4
 
 
 async def test_a_machine_of_a_cluster_reads_a_log_of_others(tmp_path: Path, cli: Cli) -> None:
