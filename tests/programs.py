@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 CORE: Final = "import asyncio, walstore"
 CLOUD: Final = f"{CORE}, pyarrow, uploader"
@@ -135,8 +135,9 @@ class _Server:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"{imports}\n{_SERVER}", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                # Its sys.stdin and sys.stdout are those of the programs: they must not take them for files.
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -171,13 +172,18 @@ def start(
     *arguments: object,
     imports: str = CORE,
     directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
     stdin: int | None = subprocess.DEVNULL,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Program:
-    """Start a program as ``python -c`` would; its streams are given as for ``subprocess.Popen``."""
+    """Start a program as ``python -c`` would; its streams are given as for ``subprocess.Popen``.
+
+    It has the environment of this process, and ``environment``.
+    """
     words = [str(argument) for argument in arguments]
-    request = json.dumps([code, words, str(directory or Path.cwd()), dict(os.environ)]).encode()
+    variables = {**os.environ, **(environment or {})}
+    request = json.dumps([code, words, str(directory or Path.cwd()), variables]).encode()
     with _starting:
         server = _server(imports)
     pipes: list[int | None] = []
@@ -189,6 +195,12 @@ def start(
             pipes.append(ours)
         ended = server.start(request, streams)
     return Program(ended, pipes)
+
+
+def start_script(path: Path, *arguments: object, **options: Any) -> Program:
+    """Start the program in a file."""
+    code = f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
+    return start(code, *arguments, **options)
 
 
 def _stream(

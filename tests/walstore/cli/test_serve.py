@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 
 from tests.cases import case
 from tests.local import contents
+from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
@@ -29,13 +29,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @contextmanager
-def serving(
-    *arguments: object, **environment: str
-) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+def serving(*arguments: object, **environment: str) -> Iterator[tuple[Program, dict[str, Any]]]:
     """Run the verb until the block ends; yield what it says of itself."""
-    command = [sys.executable, "-m", "walstore", "serve", *map(str, arguments), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment})
-    with process:
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "environment": environment}
+    with start(WALSTORE, "serve", *arguments, "--json", imports=COMMANDS, **options) as process:
         assert process.stdout is not None
         try:
             yield process, json.loads(process.stdout.readline())
