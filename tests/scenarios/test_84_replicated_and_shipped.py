@@ -112,7 +112,7 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
             machine.serve()
         leader.ship(machines[1:], story, url, shape)
         for turn in range(FAULTS):
-            wait_for_more(story, 30, leader)
+            wait_for_more(story, 150, leader)  # so much that copies lose their first segments
             # Within a put or a swap, as it happens: they follow each other without a pause.
             threading.Event().wait(chance.random() * 0.1)
             others = [machine for machine in machines if machine is not leader]
