@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from uploader import UploadSettings
 from walstore import Settings
 
@@ -27,14 +26,7 @@ def snippets(text: str) -> list[tuple[str, str | None]]:
 
 def run(code: str, directory: Path, *, timeout_seconds: float = 120) -> str:
     """Run a program as a reader of the page would; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+    done = programs.run(code, directory=directory, imports=programs.CLOUD, seconds=timeout_seconds)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ answered. The program in ``main.go`` has the model. It reads a history as JSON l
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -48,6 +49,20 @@ def build(directory: Path) -> Path:
     made = _run([go, "build", "-buildvcs=false", "-o", str(program), "."], environment)
     assert made.returncode == 0, f"main.go does not compile:\n{made.stderr}"
     return program
+
+
+def build_once(shared: Path) -> Path | str:
+    """Return the program, or why there is none; the first process that shares a directory builds it."""
+    program, problem = shared / "porcupine" / "porcupine", shared / "no-porcupine"
+    with (shared / "porcupine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists() and not problem.exists():
+            program.parent.mkdir(exist_ok=True)
+            try:
+                build(program.parent)
+            except CannotBuildError as error:
+                problem.write_text(f"no Porcupine here: {error}")
+    return program if program.exists() else problem.read_text()
 
 
 def _run(

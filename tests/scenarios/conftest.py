@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,11 +26,9 @@ def scratch(tmp_path: Path):
 
 @pytest.fixture(scope="session")
 def porcupine(tmp_path_factory: pytest.TempPathFactory) -> Path | str:
-    """The program with Porcupine, or why there is none."""
-    try:
-        return checker.build(tmp_path_factory.mktemp("porcupine"))
-    except checker.CannotBuildError as error:
-        return f"no Porcupine here: {error}"
+    """The program with Porcupine, or why there is none; built once for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    return checker.build_once(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import re
 import signal
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.effort import first_seed, some
 from tests.local import check_contiguous, read_all
+from tests.programs import start_script
 from tests.scenarios.kill_child import SETTINGS
 from walstore import Wal
 
@@ -41,21 +41,18 @@ class Victim:
 
     async def kill(self, round_: int, *, seconds: float, after_open: bool) -> int:
         """Let a child append, kill it, and check the log; return how many calls were acknowledged."""
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(CHILD),
-            str(self.directory),
-            str(round_),
-            stdout=asyncio.subprocess.PIPE,
+        child = await asyncio.to_thread(
+            start_script, CHILD, self.directory, round_, stdout=subprocess.PIPE
         )
         assert child.stdout is not None
         lines: list[bytes] = []
         if after_open:
-            lines.append(await child.stdout.readline())
+            lines.append(await asyncio.to_thread(child.stdout.readline))
         loop = asyncio.get_running_loop()
-        loop.call_later(seconds, _kill, child)
-        lines += (await child.stdout.read()).splitlines(keepends=True)
-        assert await child.wait() == -signal.SIGKILL, "it died of nothing else"
+        loop.call_later(seconds, child.kill)
+        rest, _ = await asyncio.to_thread(child.communicate)
+        lines += rest.splitlines(keepends=True)
+        assert child.wait() == -signal.SIGKILL, "it died of nothing else"
         heard = [line.split() for line in lines if line.endswith(b"\n")]
         if heard:
             word, tail = heard.pop(0)
@@ -102,11 +99,6 @@ def _said(value: bytes) -> bytes:
     return b"%s/%s" % match.groups()
 
 
-def _kill(child: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.kill()
-
-
 async def run_lane(scratch: Path, lane: int) -> tuple[int, int]:
     """Kill one child after the other; return kills and acknowledged calls."""
     chance = random.Random(lane + first_seed("kills"))
@@ -115,9 +107,9 @@ async def run_lane(scratch: Path, lane: int) -> tuple[int, int]:
     for round_ in range(KILLS):
         if round_ % ROUNDS_PER_LOG == 0:
             victim = Victim(scratch / f"lane-{lane}-log-{round_ // ROUNDS_PER_LOG}")
-        # One in five dies somewhere in its start: interpreter, creation, recovery, first appends.
+        # One in five dies somewhere in its start: creation, recovery, first appends.
         after_open = chance.random() < 0.8
-        seconds = chance.uniform(0.0, 0.15) if after_open else chance.uniform(0.05, 0.3)
+        seconds = chance.uniform(0.0, 0.15) if after_open else chance.uniform(0.0, 0.1)
         acknowledged += await victim.kill(round_, seconds=seconds, after_open=after_open)
     return KILLS, acknowledged
 

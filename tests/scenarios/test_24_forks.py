@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.cloud import URL, cloud_values
 from tests.local import SMALL, contents, open_descriptors
 from tests.scenarios.stores import Holder
@@ -349,10 +348,7 @@ with asyncio.Runner() as runner:
 @pytest.mark.slow
 async def test_the_interpreter_of_a_child_ends(log_directory: Path) -> None:
     """It joins no thread: it has none."""
-    command = [sys.executable, "-c", PROGRAM, str(log_directory)]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=30
-    )
+    done = await asyncio.to_thread(programs.run, PROGRAM, log_directory)
     assert (done.stdout, done.stderr) == ("7\n", "")
     found = await contents(log_directory)
     assert [record.value for record in found] == [b"1", b"2"]

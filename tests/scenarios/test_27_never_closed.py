@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 PROGRAM = """
 import asyncio, gc, os, sys, time, warnings
@@ -84,10 +84,7 @@ asyncio.run(again())
 async def test_a_warning_names_it_and_its_descriptors_are_closed(
     tmp_path: Path, kind: str, how: str
 ) -> None:
-    command = [sys.executable, "-c", PROGRAM, kind, str(tmp_path), how]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = await asyncio.to_thread(programs.run, PROGRAM, kind, tmp_path, how)
     assert done.returncode == 0, done.stderr
     advice = "; use 'async with', or await aclose() before its event loop ends"
     lost = f"; {3 if how == 'loop' else 0} accepted records were not written"
@@ -103,7 +100,7 @@ async def test_a_warning_names_it_and_its_descriptors_are_closed(
 
 
 WRITER = """
-import asyncio, gc, sys, warnings
+import asyncio, gc, sys, time, warnings
 from uploader import CloudWriter
 
 kind, url, is_busy, how = sys.argv[1], sys.argv[2], sys.argv[3] == "busy", sys.argv[4]
@@ -127,9 +124,11 @@ if how == "loop":
     loop.close()
     loop = None
 opened = None
-for _ in range(100):
+for _ in range(1000):
     gc.collect()
-    if loop is not None:
+    if loop is None:
+        time.sleep(0.01)  # a thread may still hold it
+    else:
         loop.run_until_complete(asyncio.sleep(0.01))
     if any("the writer" in line for line in told):
         break
@@ -152,9 +151,8 @@ async def test_a_writer_in_object_storage_warns_and_says_nothing_else(
     tmp_path: Path, layout: str, how: str, state: str
 ) -> None:
     url = (tmp_path / "bucket").as_uri()
-    command = [sys.executable, "-c", WRITER, layout, url, state, how]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
+        programs.run, WRITER, layout, url, state, how, imports=programs.CLOUD
     )
     assert (done.returncode, done.stderr) == (0, "")
     lost = f"; {2 if state == 'busy' else 0} accepted records may not be committed"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from tests.cursors import on_disk
 from tests.effort import first_seed, some
 from tests.local import SMALL, read_values
+from tests.programs import start_script
 from walstore import Wal
 
 CHILD = Path(__file__).with_name("consumer_child.py")
@@ -21,21 +21,14 @@ CHILD = Path(__file__).with_name("consumer_child.py")
 
 async def run_child(*arguments: object, kill_after_seconds: float | None) -> tuple[int, list[str]]:
     """Run a child, kill it so long after it opened its logs; return its code and whole lines."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, str(CHILD), *map(str, arguments), stdout=asyncio.subprocess.PIPE
-    )
+    child = await asyncio.to_thread(start_script, CHILD, *arguments, stdout=subprocess.PIPE)
     assert child.stdout is not None
-    first = await child.stdout.readline()
+    first = await asyncio.to_thread(child.stdout.readline)
     if kill_after_seconds is not None:
-        asyncio.get_running_loop().call_later(kill_after_seconds, _kill, child)
-    rest = await child.stdout.read()
+        asyncio.get_running_loop().call_later(kill_after_seconds, child.kill)
+    rest, _ = await asyncio.to_thread(child.communicate)
     lines = (first + rest).splitlines(keepends=True)
-    return await child.wait(), [line.decode().strip() for line in lines if line.endswith(b"\n")]
-
-
-def _kill(child: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        child.kill()
+    return child.wait(), [line.decode().strip() for line in lines if line.endswith(b"\n")]
 
 
 MOST_KILLS = 20

@@ -6,7 +6,6 @@ import asyncio
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.effort import first_seed, some
+from tests.programs import COMMANDS, WALSTORE, Program, start
 from walstore import Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
@@ -51,9 +51,10 @@ asyncio.run(main())
 """
 
 
-def start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "walstore", "serve", str(directory), "--unix", str(socket)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+def start_server(directory: Path, socket: Path) -> Program:
+    server = start(
+        WALSTORE, "serve", directory, "--unix", socket, imports=COMMANDS, stdout=subprocess.PIPE
+    )
     assert server.stdout is not None
     assert server.stdout.readline().startswith(b"serving")
     return server
@@ -64,20 +65,12 @@ class Clients:
 
     def __init__(self, address: str, acks: Path) -> None:
         self.address, self.acks = address, acks
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[Program] = []
         self.count = 0
 
     def start(self) -> None:
         self.count += 1
-        command = [
-            sys.executable,
-            "-c",
-            CLIENT,
-            self.address,
-            f"client{self.count}",
-            str(self.acks),
-        ]
-        self.running.append(subprocess.Popen(command))
+        self.running.append(start(CLIENT, self.address, f"client{self.count}", self.acks))
 
     def kill(self, chance: random.Random) -> None:
         victim = self.running.pop(chance.randrange(len(self.running)))

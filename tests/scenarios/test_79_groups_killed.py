@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.effort import first_seed, some
+from tests.programs import Program, start
 from tests.scenarios.test_78_served_and_killed import start_server
 from walstore import Wal, connect
 
@@ -48,8 +47,8 @@ asyncio.run(main())
 """
 
 
-def start_member(address: str, story: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", MEMBER, address, str(story)])
+def start_member(address: str, story: Path) -> Program:
+    return start(MEMBER, address, story)
 
 
 def test_each_job_is_done_and_by_one_member_at_a_time(tmp_path: Path) -> None:

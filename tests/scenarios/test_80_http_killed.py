@@ -8,14 +8,15 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.effort import first_seed, some
+from tests.programs import COMMANDS, WALSTORE, Program
 from tests.scenarios.test_78_served_and_killed import wait_for_more
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
@@ -60,19 +61,10 @@ def free_port() -> int:
         return port
 
 
-def start_server(directory: Path, port: int) -> subprocess.Popen[bytes]:
+def start_server(directory: Path, port: int) -> Program:
     place = f"127.0.0.1:{port}"
-    command = [
-        sys.executable,
-        "-m",
-        "walstore",
-        "serve",
-        str(directory),
-        "--store",
-        "--http",
-        place,
-    ]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    command = ("serve", directory, "--store", "--http", place)
+    server = programs.start(WALSTORE, *command, imports=COMMANDS, stdout=subprocess.PIPE)
     assert server.stdout is not None
     assert server.stdout.readline().startswith(b"serving")
     while not server.stdout.readline().startswith(b"at       http"):
@@ -129,11 +121,10 @@ def test_each_message_is_there_once_and_seen_once(tmp_path: Path) -> None:
     server = start_server(tmp_path / "store", port)
     create(port)
     epochs = dict.fromkeys((f"p{at}" for at in range(PRODUCERS)), 0)
-    producers: dict[str, subprocess.Popen[bytes]] = {}
+    producers: dict[str, Program] = {}
 
     def start(name: str) -> None:
-        command = [sys.executable, "-c", PRODUCER, str(port), name, str(epochs[name]), str(acks)]
-        producers[name] = subprocess.Popen(command)
+        producers[name] = programs.start(PRODUCER, port, name, epochs[name], acks)
 
     follower = Follower(port)
     follower.start()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.effort import first_seed, some
+from tests.programs import CLOUD, Program, start
 from tests.scenarios import test_79_groups_killed as checks
 from uploader import CloudLog, CloudWriter
 
@@ -40,8 +39,8 @@ asyncio.run(main())
 """
 
 
-def start_member(url: str, story: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", MEMBER, url, str(story)])
+def start_member(url: str, story: Path) -> Program:
+    return start(MEMBER, url, story, imports=CLOUD)
 
 
 def test_each_job_is_done_and_by_one_member_at_a_time(

@@ -7,16 +7,16 @@ import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
 
 from tests.effort import first_seed, some
+from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.waiting import until
 from walstore import RemoteWal, Replication, Wal, connect
 
@@ -59,28 +59,24 @@ class Machine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.address = f"unix://{path}.sock"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
     def serve(self) -> None:
-        command = [sys.executable, "-m", "walstore", "serve", str(self.path), "--replicate"]
-        command += ["--unix", f"{self.path}.sock"]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._run("serve", self.path, "--replicate", "--unix", f"{self.path}.sock")
 
     def lead(self, others: list[Machine], story: Path) -> None:
         nodes = ",".join(other.address for other in others)
-        command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
-        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        self.process = start(PRIMARY, self.path / "orders", nodes, story, stderr=DEVNULL)
 
     def lead_and_serve(self, machines: list[Machine]) -> None:
-        command = [sys.executable, "-m", "walstore", "serve", str(self.path / "orders")]
+        command = ["serve", self.path / "orders"]
         command += ["--unix", f"{self.path}.sock", "--drain-seconds", "1"]
         for other in machines:
             command += ["--replica", other.address] * (other is not self)
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._run(*command)
+
+    def _run(self, *command: object) -> None:
+        self.process = start(WALSTORE, *command, imports=COMMANDS, stdout=DEVNULL, stderr=DEVNULL)
 
     def listens(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -13,7 +13,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.effort import first_seed, some
+from tests.programs import CLOUD, start
 from tests.scenarios.test_82_replicas_killed import Machine, lines, wait_for_more
 from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
 from walstore import Replication, Settings, Wal
@@ -64,8 +64,8 @@ class ShippingMachine(Machine):
 
     def ship(self, others: list[ShippingMachine], story: Path, url: str, shape: str) -> None:
         nodes = ",".join(other.address for other in others)
-        command = [sys.executable, "-c", PRIMARY, str(self.path / "orders"), nodes, str(story)]
-        self.process = subprocess.Popen([*command, url, shape], stderr=subprocess.DEVNULL)
+        arguments = (self.path / "orders", nodes, story, url, shape)
+        self.process = start(PRIMARY, *arguments, imports=CLOUD, stderr=subprocess.DEVNULL)
 
     def stop(self, bucket: Path) -> int:
         """Stop the process, but not within the lock of the directory that stands for an object store.
@@ -112,7 +112,7 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
             machine.serve()
         leader.ship(machines[1:], story, url, shape)
         for turn in range(FAULTS):
-            wait_for_more(story, 30, leader)
+            wait_for_more(story, 150, leader)  # so much that copies lose their first segments
             # Within a put or a swap, as it happens: they follow each other without a pause.
             threading.Event().wait(chance.random() * 0.1)
             others = [machine for machine in machines if machine is not leader]

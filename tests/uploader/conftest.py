@@ -6,9 +6,10 @@ imported when the first test needs it.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import uuid
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,31 +76,40 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server | RealServer]:
-    """One server for all tests; each test has a bucket of its own."""
-    if endpoint_url := os.environ.get(ENDPOINT):
-        yield RealServer(endpoint_url)
-        return
+@functools.cache
+def _started_server() -> S3Server:
+    """Return moto's server. A fixture that several modules import is made for each of them; this is not."""
     from tests.uploader.s3_server import S3Server
 
     server = S3Server()
     server.start()
-    yield server
-    server.stop()
+    atexit.register(server.stop)
+    return server
 
 
-@pytest.fixture(scope="session")
-def s3_admin(s3_server: S3Server | RealServer) -> Iterator[Any]:
-    """A plain client, to make buckets and to look behind the store's back."""
+@functools.cache
+def _client(endpoint_url: str) -> Any:
     import boto3
 
     session = boto3.Session(
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1"
     )
-    client = session.client("s3", endpoint_url=s3_server.endpoint_url)
-    yield client
-    client.close()
+    client = session.client("s3", endpoint_url=endpoint_url)
+    atexit.register(client.close)
+    return client
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> S3Server | RealServer:
+    """One server for all tests; each test has a bucket of its own."""
+    endpoint_url = os.environ.get(ENDPOINT)
+    return RealServer(endpoint_url) if endpoint_url else _started_server()
+
+
+@pytest.fixture(scope="session")
+def s3_admin(s3_server: S3Server | RealServer) -> Any:
+    """A plain client, to make buckets and to look behind the store's back."""
+    return _client(s3_server.endpoint_url)
 
 
 @pytest.fixture

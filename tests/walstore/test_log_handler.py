@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.cases import case
+from tests.walstore.serve.served import serving_from_a_thread
 from walstore import sync
 from walstore.log_handler import LogHandler
 from walstore.settings import Settings
@@ -232,24 +231,14 @@ logging.info("at the end")
 
 
 def test_what_is_logged_last_is_written_when_the_program_ends(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "log"), "-"], check=True)
+    assert programs.run(PROGRAM, tmp_path / "log", "-").returncode == 0
     assert [value["message"] for value in values(tmp_path / "log")] == ["parent", "at the end"]
 
 
 def messages_of(path: Path, program: str) -> list[str]:
     """Run a program that is given the address of a server and ``fork``; return what is in the log then."""
-    socket = path / "s.sock"
-    command = [sys.executable, "-m", "walstore", "serve", str(path / "log"), "--unix", str(socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        try:
-            server.stdout.readline()
-            server.stdout.readline()
-            environment = {**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"}
-            command = [sys.executable, "-c", program, f"unix://{socket}", "fork"]
-            subprocess.run(command, check=True, env=environment)
-        finally:
-            server.terminate()
+    with serving_from_a_thread(path / "log") as address:
+        assert programs.run(program, address, "fork").returncode == 0
     return sorted(value["message"] for value in values(path / "log"))
 
 

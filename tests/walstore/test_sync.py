@@ -9,13 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import walstore.sync
+from tests.walstore.serve.served import serving_from_a_thread
 from walstore import (
     CursorMovedError,
     InvalidSettingsError,
@@ -29,32 +29,16 @@ from walstore.sync import BlockingLog
 from walstore.testing import FaultyFileSystem
 
 
-@contextmanager
-def serving(path: Path) -> Iterator[None]:
-    """Serve a log in another process."""
-    command = [
-        sys.executable,
-        "-m",
-        "walstore",
-        "serve",
-        str(path / "log"),
-        "--unix",
-        str(path / "s"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        try:
-            yield
-        finally:  # also of a test that failed: else leaving the block waits for ever
-            server.terminate()
-
-
 @pytest.fixture(params=["opened", "served"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockingLog]:
     if request.param == "opened":
         with walstore.sync.open(tmp_path / "log") as found:
             yield found
         return
-    with serving(tmp_path), walstore.sync.connect(f"unix://{tmp_path}/s") as found:
+    with (
+        serving_from_a_thread(tmp_path / "log") as address,
+        walstore.sync.connect(address) as found,
+    ):
         yield found
 
 
@@ -193,8 +177,7 @@ def test_closing_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_closing_a_connection_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
-    address = f"unix://{tmp_path}/s"
-    with serving(tmp_path):
+    with serving_from_a_thread(tmp_path / "log") as address:
         for _ in range(4):
             close_beside_calls(walstore.sync.connect(address))
 

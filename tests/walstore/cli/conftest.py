@@ -6,8 +6,10 @@ import asyncio
 import io
 import json
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,7 @@ class Done:
 
 
 Cli = Callable[..., Done]
+Held = Callable[[Path], AbstractContextManager[int]]
 
 
 @pytest.fixture
@@ -102,6 +105,51 @@ def stored(log: Path, tmp_path: Path, cli: Cli) -> str:
     url = (tmp_path / "store").as_uri()
     assert cli("upload", log, url).code == 0
     return url
+
+
+HOLDER = """
+import asyncio, sys
+from walstore import Wal
+
+async def hold(path):
+    async with Wal.open(path):
+        print("open", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    print("closed", flush=True)
+
+while path := sys.stdin.readline():
+    asyncio.run(hold(path.strip()))
+"""
+
+
+@pytest.fixture(scope="session")
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """Another process, which opens the logs whose paths it reads, one after the other."""
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        yield child
+
+
+@pytest.fixture
+def held(holder: subprocess.Popen[str]) -> Held:
+    """Let another process have a log open as long as a block lasts; its id is yielded."""
+    stdin, stdout = holder.stdin, holder.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    @contextmanager
+    def hold(path: Path) -> Iterator[int]:
+        print(path, file=stdin, flush=True)
+        assert stdout.readline() == "open\n"
+        try:
+            yield holder.pid
+        finally:
+            print(file=stdin, flush=True)
+            assert stdout.readline() == "closed\n"
+
+    return hold
 
 
 async def make_people(url: str) -> None:

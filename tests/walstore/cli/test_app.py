@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import walstore
+from tests import programs
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 
@@ -116,24 +117,18 @@ def test_locations_that_make_no_sense(cli: Cli, arguments: list[str], message: s
     assert "secret" not in done.err
 
 
-def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
-    )
-
-
 @pytest.mark.slow
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     program = "import sys; sys.modules[{!r}] = None; from walstore.__main__ import main; main()"
     url = tmp_path.as_uri()
-    done = _python(program.format("pyarrow"), "dump", url)
+    done = programs.run(program.format("pyarrow"), "dump", url)
     assert done.returncode == 1
     assert done.stderr == (
         "walstore: the cloud tier needs the extra 'cloud' (pyarrow cannot be imported by "
         f'{sys.executable}): pip install "walstore[cloud]"\n'
     )
     for package in ("typer", "rich", "aiofiles"):
-        done = _python(program.format(package), "dump", url)
+        done = programs.run(program.format(package), "dump", url)
         assert done.returncode == 1
         assert done.stderr == (
             f"walstore: the command line needs the extra 'cli' ({package} cannot be imported by "
@@ -148,7 +143,7 @@ def test_verbs_on_directories_need_no_cloud_extra(log: Path) -> None:
         "from walstore.cli.app import run\n"
         "print([run([verb, sys.argv[1]]) for verb in ('dump', 'tail', 'inspect', 'verify')])"
     )
-    assert _python(program, str(log)).stdout.splitlines()[-1] == "[0, 0, 0, 0]"
+    assert programs.run(program, log).stdout.splitlines()[-1] == "[0, 0, 0, 0]"
 
 
 @pytest.mark.slow

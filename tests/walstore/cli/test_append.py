@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.local import stored_batches
-from tests.walstore.cli.conftest import Cli, make_newer
-from walstore import Record, Settings, Wal
+from tests.walstore.cli.conftest import Cli, Held, make_newer
+from walstore import Record, Settings
 
 
 def _records(path: Path) -> list[Record]:
@@ -137,22 +136,11 @@ def test_input_that_is_not_length_prefixed(cli: Cli, log_directory: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_log_that_is_open_elsewhere(cli: Cli, log: Path) -> None:
-    async def hold() -> int:
-        async with Wal.open(log):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "walstore.cli", "append", str(log)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, err = await process.communicate()
-            assert b"open for writing elsewhere" in err
-            assert len(err.splitlines()) == 1
-            assert process.returncode is not None
-            return process.returncode
-
-    assert asyncio.run(hold()) == 4
+def test_a_log_that_is_open_elsewhere(cli: Cli, log: Path, held: Held) -> None:
+    with held(log):
+        done = cli("append", log)
+    assert done.code == 4
+    assert "open for writing elsewhere" in done.error
 
 
 def test_a_damaged_log(cli: Cli, damaged: Path) -> None:

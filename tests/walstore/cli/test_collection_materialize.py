@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.cases import case
 from tests.sidecars import SidecarProcess
 from tests.walstore.cli.conftest import Cli, objects
@@ -264,4 +264,4 @@ def test_spark_is_not_needed() -> None:
         "import sys; import walstore.cli.app, walstore.spark.sidecar.collection; "
         "assert 'pyspark' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert programs.run(code).returncode == 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.walstore.cli.conftest import Cli, Done, fill, flip, make_newer
+from tests.walstore.cli.conftest import Cli, Done, Held, fill, flip, make_newer
 from uploader import CloudTier
 from walstore import Wal
 
@@ -117,20 +117,11 @@ def test_a_damaged_log_and_a_newer_one(cli: Cli, damaged: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_log_that_is_open(log: Path, tmp_path: Path) -> None:
-    async def hold() -> tuple[int | None, bytes]:
-        async with Wal.open(log):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "walstore.cli", "upload", str(log), (tmp_path / "store").as_uri()),
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, err = await process.communicate()
-            return process.returncode, err
-
-    code, err = asyncio.run(hold())
-    assert code == 4
-    assert b"open for writing elsewhere" in err
+def test_a_log_that_is_open(cli: Cli, log: Path, held: Held, tmp_path: Path) -> None:
+    with held(log):
+        done = cli("upload", log, (tmp_path / "store").as_uri())
+    assert done.code == 4
+    assert "open for writing elsewhere" in done.error
 
 
 @pytest.mark.slow
@@ -312,26 +303,24 @@ def test_what_is_half_restored_is_no_log(cli: Cli, log: Path, verb: str) -> None
     assert "a restore was interrupted; restore the log again" in done.error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["restore", "fork", "scrub"])
-def test_a_bar_is_shown_on_terminals_only(stored: str, tmp_path: Path, verb: str) -> None:
+def test_a_bar_is_shown_on_terminals_only(
+    cli: Cli, stored: str, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     targets = {"restore": [str(tmp_path / "new")], "fork": [(tmp_path / "new").as_uri()]}
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
     ours, theirs = os.openpty()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "walstore.cli", verb, stored, *targets.get(verb, [])],
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-            check=False,
-        )
-        shown = os.read(ours, 1 << 16)
+        with open(theirs, "w") as terminal, monkeypatch.context() as replaced:
+            replaced.setattr(sys, "stderr", terminal)
+            done = cli(verb, stored, *targets.get(verb, []))
+            shown = os.read(ours, 1 << 16)
     finally:
         os.close(ours)
-        os.close(theirs)
-    assert done.returncode == 0
+    assert done.code == 0
     assert {"restore": b"restoring", "fork": b"copying", "scrub": b"scrubbing"}[verb] in shown
-    assert b"\x1b" not in done.stdout
+    assert b"\x1b" not in done.out
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.walstore.cli.conftest import Cli, flip
+from tests.walstore.cli.conftest import Cli, Held, fill, flip
 from walstore.cli import cursors
 from walstore.cursors.directory import hold_cursors
 from walstore.files.posix import PosixFileSystem
@@ -87,21 +87,12 @@ def test_a_damaged_cursor_is_shown_and_can_be_replaced(cli: Cli, log: Path) -> N
 
 
 @pytest.mark.slow
-async def test_beside_a_writer(log: Path) -> None:
-    import sys
-
-    from walstore import Wal
-
-    async with Wal.open(log) as wal:
-        await wal.append(b"one more")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "walstore.cli", "cursors", str(log), "--set", "x", "102", "--confirm"),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    assert out.splitlines()[1].split()[:3] == [b"x", b"102", b"0"]
+def test_beside_a_writer(cli: Cli, log: Path, held: Held) -> None:
+    asyncio.run(fill(log, records=1, start=101))
+    with held(log):
+        done = cli("cursors", log, "--set", "x", 102, "--confirm")
+    assert done.code == 0
+    assert done.lines[1].split()[:3] == ["x", "102", "0"]
 
 
 def test_somebody_holds_the_cursors(cli: Cli, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.local import stored_batches
-from tests.walstore.cli.conftest import SMALL, Cli, fill, flip
+from tests.walstore.cli.conftest import SMALL, Cli, Held, fill, flip
 from walstore import Wal
 from walstore.cli.inspect import find_holder
 from walstore.files.log_files import LogSnapshot
@@ -78,28 +77,13 @@ def test_locks_of_others_are_not_taken_for_ours(log: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_writer_and_the_tier_are_shown(cli: Cli, log: Path, stored: str) -> None:
-    async def look() -> tuple[bytes, bytes]:
-        async with Wal.open(log):
-            return await _inspect(log), await _inspect(log, "--json")
-
-    plain, as_json = asyncio.run(look())
-    assert b"process %d on " % os.getpid() in plain
-    assert stored.encode() in plain
-    assert b'"pid":%d' % os.getpid() in as_json
-
-
-async def _inspect(*arguments: object) -> bytes:
-    import sys
-
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "walstore.cli", "inspect", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return out
+def test_the_writer_and_the_tier_are_shown(cli: Cli, log: Path, stored: str, held: Held) -> None:
+    with held(log) as pid:
+        plain, as_json = cli("inspect", log), cli("inspect", log, "--json")
+    assert (plain.code, as_json.code) == (0, 0)
+    assert f"process {pid} on " in plain.out.decode()
+    assert stored in plain.out.decode()
+    assert as_json.json["writer"]["pid"] == pid
 
 
 def test_a_store(cli: Cli, stored: str, log: Path) -> None:
@@ -156,20 +140,14 @@ def test_an_empty_log(cli: Cli, log_directory: Path) -> None:
     assert cli("segments", log_directory).lines[1].split()[:4] == ["1", "1", "0", "0"]
 
 
-@pytest.mark.slow
-async def test_beside_a_writer(log_directory: Path) -> None:
+async def test_beside_a_writer(cli: Cli, log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         for _ in range(30):
             await wal.append(bytes(5000))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "walstore.cli", "segments", str(log_directory)),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    assert len(out.splitlines()) > 3
-    assert out.splitlines()[-1].split()[1] == b"31"
+        done = await asyncio.to_thread(cli, "segments", log_directory)
+    assert done.code == 0
+    assert len(done.lines) > 3
+    assert done.lines[-1].split()[1] == "31"
 
 
 def test_a_damaged_batch_is_told_with_its_place(cli: Cli, log: Path) -> None:

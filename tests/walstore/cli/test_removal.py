@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.walstore.cli.conftest import Cli, fill
-from walstore import Wal
+from tests.walstore.cli.conftest import Cli, Held, fill
 
 
 @pytest.fixture
@@ -74,20 +72,11 @@ def test_what_is_not_shipped_yet_stays(cli: Cli, log: Path, stored: str) -> None
 
 
 @pytest.mark.slow
-def test_a_log_that_is_open(log: Path) -> None:
-    async def hold() -> tuple[int | None, bytes]:
-        async with Wal.open(log):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "walstore.cli", "trim", str(log), "--before", "5", "--confirm"),
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, err = await process.communicate()
-            return process.returncode, err
-
-    code, err = asyncio.run(hold())
-    assert code == 4
-    assert b"open for writing elsewhere" in err
+def test_a_log_that_is_open(cli: Cli, log: Path, held: Held) -> None:
+    with held(log):
+        done = cli("trim", log, "--before", 5, "--confirm")
+    assert done.code == 4
+    assert "open for writing elsewhere" in done.error
 
 
 def test_mistakes(cli: Cli, log: Path, damaged: Path, tmp_path: Path) -> None:

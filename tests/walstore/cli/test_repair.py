@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.walstore.cli.conftest import Cli, fill, flip, make_newer
-from walstore import Wal
+from tests.walstore.cli.conftest import Cli, Held, fill, flip, make_newer
 
 
 def _two_batches_and_more(log: Path) -> None:
@@ -105,23 +103,12 @@ def test_harmless_damage_needs_only_a_confirmation(cli: Cli, log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_log_that_is_open(log: Path) -> None:
+def test_a_log_that_is_open(cli: Cli, log: Path, held: Held) -> None:
     flip(log / "CHECKPOINT", 30)
-
-    async def hold() -> tuple[int | None, bytes]:
-        async with Wal.open(log):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "walstore.cli", "repair", str(log)),
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, err = await process.communicate()
-            return process.returncode, err
-
-    code, err = asyncio.run(hold())
-    assert code == 4
-    assert b"open for writing elsewhere" in err
-    assert len(err.splitlines()) == 1
+    with held(log):
+        done = cli("repair", log)
+    assert done.code == 4
+    assert "open for writing elsewhere" in done.error
 
 
 def test_mistakes(cli: Cli, log: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import some
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 
 
@@ -39,6 +40,7 @@ async def test_cancelling_ends_the_read_under_way():
         assert ended.is_set()
 
 
+MOMENTS = some(40)
 AT_A_CALL = """
 import os, signal, sys
 left = int(sys.argv.pop(1))
@@ -72,13 +74,13 @@ def _run(at: int, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("verb", ["append", "verify"])
 def test_at_any_call(verb: str, log: Path) -> None:
-    """From the first import to the last flush, at eight moments."""
+    """From the first import to the last flush, at moments in equal distances."""
     never = 10**9
     done = _run(never, verb, str(log))
     assert done.returncode == 0
     calls = never - int(done.stderr.rpartition(b"calls left: ")[2])
-    for step in range(1, 9):
-        at = calls * step // 9
+    for step in range(1, MOMENTS + 1):
+        at = calls * step // (MOMENTS + 1)
         done = _run(at, verb, str(log))
         told = (at, calls, done)
         assert done.returncode in {0, 1, -signal.SIGINT}, told

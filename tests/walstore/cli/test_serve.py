@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,8 @@ import pytest
 
 from tests.cases import case
 from tests.local import contents
-from tests.walstore.cli.conftest import Cli
+from tests.programs import COMMANDS, WALSTORE, Program, start
+from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
 from walstore import Wal, connect, connect_readonly
@@ -29,13 +29,10 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @contextmanager
-def serving(
-    *arguments: object, **environment: str
-) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+def serving(*arguments: object, **environment: str) -> Iterator[tuple[Program, dict[str, Any]]]:
     """Run the verb until the block ends; yield what it says of itself."""
-    command = [sys.executable, "-m", "walstore", "serve", *map(str, arguments), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment})
-    with process:
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "environment": environment}
+    with start(WALSTORE, "serve", *arguments, "--json", imports=COMMANDS, **options) as process:
         assert process.stdout is not None
         try:
             yield process, json.loads(process.stdout.readline())
@@ -161,14 +158,9 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.slow
-async def test_a_log_that_is_open_here(tmp_path: Path) -> None:
-    async with Wal.open(tmp_path / "log"):
-        done = subprocess.run(
-            [sys.executable, "-m", "walstore", "serve", str(tmp_path / "log")],
-            capture_output=True,
-            check=False,
-        )
-    assert done.returncode == 4
+def test_a_log_that_is_open_elsewhere(cli: Cli, log: Path, held: Held) -> None:
+    with held(log):
+        assert cli("serve", log).code == 4
 
 
 async def test_a_machine_of_a_cluster_reads_a_log_of_others(tmp_path: Path, cli: Cli) -> None:

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # each starts some programs
+from tests.cases import case
+from tests.walstore.cli.conftest import Cli
+
+pytestmark = pytest.mark.slow  # most start some programs
+
+FULL = "stdout cannot be written: no space left on device"
+NOT_UTF8 = os.fsdecode(b"\377")
+"""As Python makes it of such an argument."""
 
 
 def _shell(command: str, directory: Path, stdin: bytes = b"a\n") -> tuple[int, str, str]:
@@ -53,20 +60,30 @@ def test_stdin_that_cannot_be_read(tmp_path: Path) -> None:
 def test_stdout_that_is_closed_or_full(log: Path, tmp_path: Path) -> None:
     for verb, target, reason in (
         (f"append {tmp_path}/new", "&-", "stdout is closed; "),
-        (f"dump {log}", "/dev/full", "stdout cannot be written: no space left on device"),
-        (f"inspect {log}", "/dev/full", "stdout cannot be written: no space left on device"),
-        (
-            f"segments {log} --json",
-            "/dev/full",
-            '{"error":"stdout cannot be written: no space left',
-        ),
-        ("--help", "/dev/full", "no space left on device"),
+        (f"dump {log}", "/dev/full", FULL),
     ):
         code, _, err = _shell(f"walstore {verb} >{target}", tmp_path)
         assert code == 1, verb
         assert err.removeprefix("walstore: ").startswith(reason), verb
         assert len(err.splitlines()) == 1, verb
     assert not (tmp_path / "new").exists()
+
+
+def test_each_kind_of_output_to_a_full_disk(
+    cli: Cli, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words, reason in (
+        (("dump", log), FULL),
+        (("inspect", log), FULL),
+        (("segments", log, "--json"), f'{{"error":"{FULL}'),
+        (("--help",), "no space left on device"),
+    ):
+        with case(*words), open("/dev/full", "w") as full, monkeypatch.context() as replaced:
+            replaced.setattr(sys, "stdout", full)
+            done = cli(*words)
+            assert done.code == 1
+            assert done.err.removeprefix("walstore: ").startswith(reason)
+            assert len(done.err.splitlines()) == 1
 
 
 def test_stderr_that_is_closed_or_full(tmp_path: Path) -> None:
@@ -96,21 +113,26 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     assert len(out.splitlines()) >= reported
 
 
-def test_words_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_words_that_are_not_utf_8(cli: Cli, tmp_path: Path) -> None:
     """Options are refused by name; paths may have any bytes and are shown escaped."""
+    log = tmp_path / "log"
     for words, option in (
-        ("append log --stream \\377", "--stream"),
-        ("append log --key \\377", "--key"),
-        ("append log --tier file:///\\377", "--tier"),
-        ("tail log --stream \\377", "--stream"),
-        ("trim log --before \\377", "--before"),
-        ("cursors log --set \\377 1", "--set"),
-        ("inspect file:///\\377", "LOCATION"),
+        (("append", log, "--stream", NOT_UTF8), "--stream"),
+        (("append", log, "--key", NOT_UTF8), "--key"),
+        (("append", log, "--tier", f"file:///{NOT_UTF8}"), "--tier"),
+        (("tail", log, "--stream", NOT_UTF8), "--stream"),
+        (("trim", log, "--before", NOT_UTF8), "--before"),
+        (("cursors", log, "--set", NOT_UTF8, "1"), "--set"),
+        (("inspect", f"file:///{NOT_UTF8}"), "LOCATION"),
     ):
-        code, out, err = _shell(f"walstore $(printf '{words}')", tmp_path)
-        assert (code, out) == (1, ""), words
-        assert err.startswith(f"walstore: {option} must be UTF-8, not b"), words
-        assert len(err.splitlines()) == 1, words
+        with case(option):
+            done = cli(*words)
+            assert (done.code, done.out) == (1, b"")
+            assert done.error.startswith(f"{option} must be UTF-8, not b")
+    code, out, err = _shell("walstore $(printf 'append log --key \\377')", tmp_path)
+    assert (code, out) == (1, "")
+    assert err.startswith("walstore: --key must be UTF-8, not b")
+    assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
     command = "export PYTHONUTF8=1; walstore append $(printf 'l\\377') --json"
     assert _shell(command, tmp_path)[:2] == (

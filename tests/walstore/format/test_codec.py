@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import programs
 from walstore.format import codec
 from walstore.format.codec import BodyError, compress, decompress
 
@@ -267,8 +266,7 @@ else:
 
 def test_without_a_library_the_core_runs_and_says_what_is_missing() -> None:
     packed = compress([bytes(1000)])
-    command = [sys.executable, "-c", WITHOUT, packed.hex()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = programs.run(WITHOUT, packed.hex())
     assert done.returncode == 0, done.stderr
 
 

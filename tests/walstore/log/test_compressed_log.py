@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.local import SMALL, check_contiguous, contents, read_all, segments
 from walstore import CorruptionError, Wal
 from walstore.format import codec
@@ -81,12 +80,5 @@ asyncio.run(main())
 async def test_without_a_library_opening_and_reading_say_what_is_missing(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log", settings=ZSTD.replace(segment_bytes=1 * MIB)) as wal:
         await wal.append(b"text " * 1000)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(Path(codec.__file__).parents[1])},
-    )
+    done = programs.run(WITHOUT, directory=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import programs
 from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
 from walstore.metrics import PrometheusMetrics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
@@ -172,14 +170,7 @@ except InvalidSettingsError as error:
 
 
 @pytest.mark.slow
-def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PACKAGE],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_without_the_package_the_error_names_the_extra() -> None:
+    done = programs.run(WITHOUT_PACKAGE)
     assert done.returncode == 0, done.stderr
     assert 'pip install "walstore[metrics]"' in done.stdout

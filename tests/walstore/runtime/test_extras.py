@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
 
+from tests import programs
 from walstore import InvalidSettingsError, MissingExtraError
 from walstore.runtime.extras import extra_of, missing_extra, needs_extra
 
@@ -47,12 +46,7 @@ NEEDS = [
 @pytest.mark.slow
 def test_what_needs_an_extra_names_it() -> None:
     for package, statement, extra in NEEDS:
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT, package, statement],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = programs.run(WITHOUT, package, statement)
         assert done.stderr == "", statement
         assert done.stdout.startswith(f"MissingExtraError {package} "), (statement, done.stdout)
         assert f"needs the extra '{extra}' ({package} cannot be imported by" in done.stdout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.local import turns
 from tests.waiting import until
 from walstore.errors import StorageUnavailableError, WalClosedError
@@ -349,7 +348,7 @@ def test_the_interpreter_exits_once_the_calls_made_are_finished(tmp_path: Path) 
         """
     )
     left = tmp_path / "left"
-    subprocess.run([sys.executable, "-c", program, left], check=True, timeout=60)
+    assert programs.run(program, left).returncode == 0
     assert left.read_text() == "done"
 
 

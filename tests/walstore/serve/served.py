@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,36 @@ async def serving(
         Server.open(wal, unix=path.parent / "s.sock", settings=serve, **options) as server,
     ):
         yield Served(wal, server)
+
+
+@contextmanager
+def serving_from_a_thread(path: Path) -> Iterator[str]:
+    """Serve the log at ``path`` from an event loop of its own, to a test that has none; yield the address."""
+    begun: Future[str] = Future()
+    runner, stop = asyncio.Runner(), asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(path) as served:
+            begun.set_result(served.address)
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            with runner:
+                runner.run(serve())
+        except BaseException as error:
+            if begun.done():
+                raise
+            begun.set_exception(error)
+
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(run)
+        address = begun.result()
+        try:
+            yield address
+        finally:
+            runner.get_loop().call_soon_threadsafe(stop.set)
+            ended.result()
 
 
 @asynccontextmanager
