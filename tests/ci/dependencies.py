@@ -158,8 +158,8 @@ class _Maker:
                     yield from self._whole(module)
                     yield from self._run(module)
                 return
-        if len(parts) == 2 and parts[0] in self._packages:
-            yield from self._name(parts[0], parts[1], set())
+        if len(parts) == 2 and parts[1] in self._exports.get(parts[0], ()):
+            yield from self._name(*parts, set())
 
     # Files.
 
@@ -174,11 +174,9 @@ class _Maker:
                     yield from self._at(at)
 
     def _at(self, path: str) -> Iterator[str]:
-        """Yield a file, or all files below a directory."""
-        if path in self._files:
-            yield path
-        else:
-            yield from self._below.get(path, ())
+        """Yield a file, or all files below a directory. Of tests the text is read; they are not run."""
+        for found in [path] if path in self._files else self._below.get(path, ()):
+            yield text_of(found) if is_test(found) else found
 
     def _add_data(self, graph: Graph) -> None:
         """Let the Python files next to and above a file that is no Python need it."""

@@ -49,6 +49,8 @@ FACADE = text_of("walstore/__init__.py")
         ("from walstore.nowhere import x", set()),
         ('run("-m", "walstore")', {"walstore/__main__.py"}),
         ('patch("walstore.errors.WalError")', {"walstore/errors.py"}),
+        ('patch("walstore.Wal")', {"walstore/log/wal.py", text_of("walstore/log/__init__.py")}),
+        ('HEADER = "walstore.stamp"', set()),
         ("import os", set()),
     ],
 )  # fmt: skip
