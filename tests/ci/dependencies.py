@@ -24,11 +24,11 @@ from tests.ci.references import (
 Graph = dict[str, set[str]]
 """What each file needs. ``text_of(file)`` is the file alone, without what it needs itself."""
 
-NOT_FOLLOWED: Final = {
+FOR_SPARK: Final = {
     ("tests/conftest.py", "tests/spark_classes.py"),
     ("tests/conftest.py", "walstore/spark/environment.py"),
 }
-"""Both are for tests on Spark, which import walstore.spark or name its formats themselves."""
+"""What a conftest prepares for tests on Spark alone: those that have ``spark`` among their words."""
 
 
 def text_of(path: str) -> str:
@@ -204,14 +204,13 @@ class _Maker:
             if at not in self._conftests or at == path:
                 continue
             yield text_of(at)
+            is_on_spark = "spark" in words
             imports, names = self._conftests[at].used_by(words)
             words |= names
             for one in imports:
                 for needed in self._imported(one, self._files[at]):
-                    if (at, needed) not in NOT_FOLLOWED:
-                        yield needed
-                    else:
-                        yield text_of(needed)
+                    is_whole = is_on_spark or (at, needed) not in FOR_SPARK
+                    yield needed if is_whole else text_of(needed)
 
 
 class _Conftest:

@@ -132,6 +132,19 @@ def test_of_a_conftest_a_test_needs_what_it_uses_and_what_is_always_there() -> N
     assert "walstore/http/pages.py" not in used
 
 
+def test_what_a_conftest_prepares_for_spark_is_for_tests_on_spark() -> None:
+    files = {
+        "tests/conftest.py": "from tests.spark_classes import options\nOPTIONS = options()\nprint(OPTIONS)\n",
+        "tests/spark_classes.py": "import walstore",
+        "tests/a/test_a.py": "@pytest.mark.spark\ndef test_a(): ...",
+        "tests/a/test_b.py": "def test_b(): ...",
+    }
+    graph = make_graph(FILES | files)
+    assert "tests/spark_classes.py" in graph["tests/a/test_a.py"]
+    assert "tests/spark_classes.py" not in graph["tests/a/test_b.py"]
+    assert text_of("tests/spark_classes.py") in graph["tests/a/test_b.py"]
+
+
 @functools.cache
 def own_graph() -> Graph:
     return read_graph()
