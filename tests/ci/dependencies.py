@@ -91,6 +91,7 @@ class _Maker:
             yield from self._attributes(one.module, text)
         else:
             yield from self._whole(one.module)
+            yield from self._used_names(one.module.partition(".")[0], text)
 
     def _name(self, module: str, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
         """Follow a name through the packages that export it."""
@@ -117,17 +118,20 @@ class _Maker:
             yield from self._whole(module)
 
     def _attributes(self, package: str, text: str) -> Iterator[str]:
-        """Follow what is taken from a package after ``import package``."""
+        """Follow what is taken from a package after ``import package``; all of it, if that is not clear."""
         name = re.escape(package)
-        used = set(re.findall(rf"(?<![\w.]){name}\.(\w+)", text))
-        is_passed_on = re.search(rf"[(\[,=]\s*{name}\s*[),\]\n]", text)
-        if not used or is_passed_on or "__all__" in used:
+        is_used = re.search(rf"(?<![\w.]){name}\.\w", text)
+        is_passed_on = re.search(rf"[(\[,=]\s*{name}\s*[),\]\n]|{name}\.__all__", text)
+        if not is_used or is_passed_on:
             yield from self._whole(package)
-            return
         yield from self._alone(package)
-        for one in used:
-            if not one.startswith("__"):
-                yield from self._name(package, one, set())
+        yield from self._used_names(package, text)
+
+    def _used_names(self, package: str, text: str) -> Iterator[str]:
+        if package in self._packages:
+            for name in set(re.findall(rf"(?<![\w.]){re.escape(package)}\.(\w+)", text)):
+                if not name.startswith("__"):
+                    yield from self._name(package, name, set())
 
     def _whole(self, module: str) -> Iterator[str]:
         """Yield a module's file, or that of the nearest package if there is no such module."""

@@ -44,6 +44,7 @@ FACADE = text_of("walstore/__init__.py")
         ("import walstore\nwalstore.__version__", set()),
         ("import walstore\nfor name in walstore.__all__: ...", {"walstore/__init__.py"}),
         ("import walstore\nprint(walstore)", {"walstore/__init__.py"}),
+        ("import walstore.errors\nwalstore.cli", {"walstore/errors.py", "walstore/cli/__init__.py"}),
         ("import walstore as w", {"walstore/__init__.py"}),
         ("from walstore import nowhere", {"walstore/__init__.py"}),
         ("from walstore.nowhere import x", set()),
