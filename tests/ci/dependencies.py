@@ -24,11 +24,11 @@ from tests.ci.references import (
 Graph = dict[str, set[str]]
 """What each file needs. ``text_of(file)`` is the file alone, without what it needs itself."""
 
-NOT_FOLLOWED: Final = {
+FOR_SPARK: Final = {
     ("tests/conftest.py", "tests/spark_classes.py"),
     ("tests/conftest.py", "walstore/spark/environment.py"),
 }
-"""Both are for tests on Spark, which import walstore.spark or name its formats themselves."""
+"""What a conftest prepares for tests on Spark alone: those that have ``spark`` among their words."""
 
 
 def text_of(path: str) -> str:
@@ -91,6 +91,7 @@ class _Maker:
             yield from self._attributes(one.module, text)
         else:
             yield from self._whole(one.module)
+            yield from self._used_names(one.module.partition(".")[0], text)
 
     def _name(self, module: str, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
         """Follow a name through the packages that export it."""
@@ -117,17 +118,20 @@ class _Maker:
             yield from self._whole(module)
 
     def _attributes(self, package: str, text: str) -> Iterator[str]:
-        """Follow what is taken from a package after ``import package``."""
+        """Follow what is taken from a package after ``import package``; all of it, if that is not clear."""
         name = re.escape(package)
-        used = set(re.findall(rf"(?<![\w.]){name}\.(\w+)", text))
-        is_passed_on = re.search(rf"[(\[,=]\s*{name}\s*[),\]\n]", text)
-        if not used or is_passed_on or "__all__" in used:
+        is_used = re.search(rf"(?<![\w.]){name}\.\w", text)
+        is_passed_on = re.search(rf"[(\[,=]\s*{name}\s*[),\]\n]|{name}\.__all__", text)
+        if not is_used or is_passed_on:
             yield from self._whole(package)
-            return
         yield from self._alone(package)
-        for one in used:
-            if not one.startswith("__"):
-                yield from self._name(package, one, set())
+        yield from self._used_names(package, text)
+
+    def _used_names(self, package: str, text: str) -> Iterator[str]:
+        if package in self._packages:
+            for name in set(re.findall(rf"(?<![\w.]){re.escape(package)}\.(\w+)", text)):
+                if not name.startswith("__"):
+                    yield from self._name(package, name, set())
 
     def _whole(self, module: str) -> Iterator[str]:
         """Yield a module's file, or that of the nearest package if there is no such module."""
@@ -158,8 +162,8 @@ class _Maker:
                     yield from self._whole(module)
                     yield from self._run(module)
                 return
-        if len(parts) == 2 and parts[0] in self._packages:
-            yield from self._name(parts[0], parts[1], set())
+        if len(parts) == 2 and parts[1] in self._exports.get(parts[0], ()):
+            yield from self._name(*parts, set())
 
     # Files.
 
@@ -174,11 +178,9 @@ class _Maker:
                     yield from self._at(at)
 
     def _at(self, path: str) -> Iterator[str]:
-        """Yield a file, or all files below a directory."""
-        if path in self._files:
-            yield path
-        else:
-            yield from self._below.get(path, ())
+        """Yield a file, or all files below a directory. Of tests the text is read; they are not run."""
+        for found in [path] if path in self._files else self._below.get(path, ()):
+            yield text_of(found) if is_test(found) else found
 
     def _add_data(self, graph: Graph) -> None:
         """Let the Python files next to and above a file that is no Python need it."""
@@ -206,14 +208,13 @@ class _Maker:
             if at not in self._conftests or at == path:
                 continue
             yield text_of(at)
+            is_on_spark = "spark" in words
             imports, names = self._conftests[at].used_by(words)
             words |= names
             for one in imports:
                 for needed in self._imported(one, self._files[at]):
-                    if (at, needed) not in NOT_FOLLOWED:
-                        yield needed
-                    else:
-                        yield text_of(needed)
+                    is_whole = is_on_spark or (at, needed) not in FOR_SPARK
+                    yield needed if is_whole else text_of(needed)
 
 
 class _Conftest:

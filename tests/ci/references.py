@@ -22,6 +22,7 @@ _JOINED: Final = re.compile(r"/\s*f?\"[^\"\n]*\"(?:\s*/\s*f?\"[^\"\n]*\")*")
 _PART: Final = re.compile(r"f?\"([^\"\n]*)\"")
 _SIBLING: Final = re.compile(r"with_name\(\s*f?[\"']([^\"'{]+)[\"']")
 _PROGRAM: Final = re.compile(r"[\[(]\s*[\"']walstore[\"'],\s*[\"'](?!uploader)")
+_MODULE_ARGUMENT: Final = re.compile(r"(?:import_module|child_process)\(\s*\"([\w.]+)\"")
 _SPARK_FORMATS: Final = ('format("walstore', "using walstore", "USING walstore", "pyspark_walstore")
 _SPARK_MODULES: Final = (
     "walstore.spark.pyspark_walstore",
@@ -67,10 +68,9 @@ def read_references(text: str) -> References:
 
 
 def read_product_references(text: str) -> References:
-    """Find the modules that a module of the product imports or names. Its docstrings do not count."""
+    """Find the modules that a module of the product imports or runs. Its docstrings do not count."""
     code = _DOCSTRING.sub("", text)
-    quoted = {one for one in _QUOTED[0].findall(code) if one.startswith(("walstore.", "uploader."))}
-    return References(read_imports(code), quoted=quoted)
+    return References(read_imports(code), quoted=set(_MODULE_ARGUMENT.findall(code)))
 
 
 def read_imports(text: str) -> list[Imported]:

@@ -29,7 +29,7 @@ from tests.ci.dependencies import Graph, is_test, make_graph, text_of
 ROOT: Final = Path(__file__).parents[2]
 
 NEAR: Final = 2
-"""``make test-changed`` runs slow tests of files within this distance ..."""
+"""``make test-changed`` runs slow tests of the changed package and of files within this distance ..."""
 MOST_SLOW_FILES: Final = 30
 """... but not of more than so many files, which take about three minutes on two processors."""
 FAR: Final = 9
@@ -57,14 +57,21 @@ class Selection:
     left_out: frozenset[str]
 
     def nearest(self) -> list[str]:
-        """Return those within ``NEAR`` steps: nearest first, of these the changed package's own first."""
-        near = [one for one, why in self.reached.items() if why.distance <= NEAR]
+        """Return the tests of the changed packages, then others within ``NEAR`` steps."""
+        near = [
+            one
+            for one, why in self.reached.items()
+            if why.distance <= NEAR or self._is_of_the_package(one)
+        ]
         return sorted(near, key=self._rank)
 
-    def _rank(self, path: str) -> tuple[int, bool, str]:
-        why = self.reached[path]
-        package = why.path[-1].rpartition("/")[0]
-        return why.distance, not path.startswith(f"tests/{package}/"), path
+    def _rank(self, path: str) -> tuple[bool, int, str]:
+        return not self._is_of_the_package(path), self.reached[path].distance, path
+
+    def _is_of_the_package(self, path: str) -> bool:
+        """Return whether a test is below ``tests/`` where the change is below the root."""
+        package, _, _ = self.reached[path].path[-1].rpartition("/")
+        return path.startswith(f"tests/{package}/")
 
 
 def select(changed: Iterable[str], graph: Graph) -> Selection:

@@ -44,11 +44,14 @@ FACADE = text_of("walstore/__init__.py")
         ("import walstore\nwalstore.__version__", set()),
         ("import walstore\nfor name in walstore.__all__: ...", {"walstore/__init__.py"}),
         ("import walstore\nprint(walstore)", {"walstore/__init__.py"}),
+        ("import walstore.errors\nwalstore.cli", {"walstore/errors.py", "walstore/cli/__init__.py"}),
         ("import walstore as w", {"walstore/__init__.py"}),
         ("from walstore import nowhere", {"walstore/__init__.py"}),
         ("from walstore.nowhere import x", set()),
         ('run("-m", "walstore")', {"walstore/__main__.py"}),
         ('patch("walstore.errors.WalError")', {"walstore/errors.py"}),
+        ('patch("walstore.Wal")', {"walstore/log/wal.py", text_of("walstore/log/__init__.py")}),
+        ('HEADER = "walstore.stamp"', set()),
         ("import os", set()),
     ],
 )  # fmt: skip
@@ -128,6 +131,19 @@ def test_of_a_conftest_a_test_needs_what_it_uses_and_what_is_always_there() -> N
     assert not {"walstore/log/wal.py", "walstore/cli/app.py"} & unused
     assert {"walstore/log/wal.py", "walstore/cli/app.py"} <= used
     assert "walstore/http/pages.py" not in used
+
+
+def test_what_a_conftest_prepares_for_spark_is_for_tests_on_spark() -> None:
+    files = {
+        "tests/conftest.py": "from tests.spark_classes import options\nOPTIONS = options()\nprint(OPTIONS)\n",
+        "tests/spark_classes.py": "import walstore",
+        "tests/a/test_a.py": "@pytest.mark.spark\ndef test_a(): ...",
+        "tests/a/test_b.py": "def test_b(): ...",
+    }
+    graph = make_graph(FILES | files)
+    assert "tests/spark_classes.py" in graph["tests/a/test_a.py"]
+    assert "tests/spark_classes.py" not in graph["tests/a/test_b.py"]
+    assert text_of("tests/spark_classes.py") in graph["tests/a/test_b.py"]
 
 
 @functools.cache

@@ -87,11 +87,14 @@ from walstore.errors import WalError
 
 def late():
     """Take ``"walstore.cli.app"``."""
+    logging.getLogger("walstore.spark")
     import_module("walstore.http.pages")
+    child_process(
+        "walstore.cli.demo.run", job)
 '''
     found = read_product_references(text)
     assert [one.module for one in found.imports] == ["walstore.errors"]
-    assert found.quoted == {"walstore.http.pages"}
+    assert found.quoted == {"walstore.http.pages", "walstore.cli.demo.run"}
     assert found.programs == set()
 
 

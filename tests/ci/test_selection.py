@@ -73,12 +73,12 @@ def test_a_reason_is_the_way_to_the_change() -> None:
     )
 
 
-def test_the_nearest_come_first_and_among_them_those_of_the_package() -> None:
+def test_the_tests_of_the_changed_package_come_first_then_the_nearest() -> None:
     change = "walstore/log/wal.py"
     distances = {
         "tests/a/test_a.py": 2,
         "tests/b/test_b.py": 1,
-        "tests/walstore/log/test_wal.py": 1,
+        "tests/walstore/log/test_wal.py": 4,
         "tests/c/test_c.py": 3,
     }
     reasons = {name: Reason(steps, (name, change)) for name, steps in distances.items()}
@@ -163,6 +163,7 @@ def own() -> selection.Graph:
         ("walstore/cli/app.py", "tests/scenarios/test_78_served_and_killed.py"),
         ("walstore/spark/source.py", "tests/scenarios/test_70_spark_exactly_once.py"),
         ("walstore/spark/versioned/source.py", "tests/scenarios/test_75_spark_compaction.py"),
+        ("tests/spark_path/sitecustomize.py", "tests/walstore/spark/sink/test_sink_spark.py"),
         ("walstore/runtime/extras.py", "tests/walstore/runtime/test_extras.py"),
         ("tests/golden/log_v1/CHECKPOINT", "tests/golden/test_golden_log.py"),
         ("tests/golden/wal3_garbage/cursor.json", "tests/uploader/cursors/test_cloud_cursors.py"),
