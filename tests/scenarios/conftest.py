@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,17 +9,6 @@ import pytest
 
 from tests.histories import Checker, History, problems
 from tests.porcupine import checker
-
-
-@pytest.fixture
-def scratch(tmp_path: Path):
-    """A directory in memory, if there is one: these tests open thousands of logs."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="walstore-test-") as found:
-        yield Path(found)
 
 
 @pytest.fixture(scope="session")
