@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,6 +167,17 @@ def _no_asyncio_errors_in_garbage() -> Iterator[None]:
 def log_directory(tmp_path: Path) -> Path:
     """Where a log may be made; not there yet."""
     return tmp_path / "log"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory, if there is one: for tests that open thousands of logs."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="walstore-test-") as found:
+        yield Path(found)
 
 
 @pytest.fixture

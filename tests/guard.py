@@ -67,6 +67,66 @@ class CaughtBlockingError(BlockingError):
 
 
 _inside = threading.local()
+_plain_run_forever = asyncio.BaseEventLoop.run_forever
+
+
+def _run_forever(loop: asyncio.BaseEventLoop) -> None:
+    """Run a loop, and keep what the guard finds out about those who run it."""
+    outer = getattr(_inside, "runners", None)
+    _inside.runners = {}
+    try:
+        _plain_run_forever(loop)
+    finally:
+        _inside.runners = outer
+
+
+class _Callers:
+    """What is known of the code that calls a function: watched, not watched, or None if it may block."""
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        excluded_modules: Sequence[str],
+        can_block_functions: list[tuple[str, Iterable[str]]],
+    ) -> None:
+        self._modules = tuple(modules)
+        self._excluded_modules = tuple(excluded_modules)
+        self._can_block_functions = can_block_functions
+        # By id: the hash of code is made of all its constants and names at each use.
+        self._known: dict[int, tuple[CodeType, bool | None]] = {}
+
+    def is_refused(self, frame: FrameType) -> bool:
+        """Return whether the function may not block when it is called from ``frame``."""
+        watched, rest = self._look(frame, _run_forever.__code__)
+        if rest:  # who runs the loop stays the same while it runs
+            if self not in _inside.runners:
+                _inside.runners[self] = self._look(rest, None)[0]
+            runner = _inside.runners[self]
+            watched = None if runner is None else watched or runner
+        return watched is not None and (watched or not self._modules)
+
+    def _look(
+        self, frame: FrameType | None, end: CodeType | None
+    ) -> tuple[bool | None, FrameType | None]:
+        """Return what the callers up to the frame of ``end`` are, and that frame."""
+        watched = False
+        while frame and frame.f_code is not end:
+            code = frame.f_code
+            if (known := self._known.get(id(code))) is None:
+                known = self._known[id(code)] = code, self._classify(code)
+            if known[1] is None:
+                return None, None
+            watched = watched or known[1]
+            frame = frame.f_back
+        return watched, frame
+
+    def _classify(self, code: CodeType) -> bool | None:
+        path = code.co_filename
+        if any(
+            path.endswith(end) and code.co_name in names for end, names in self._can_block_functions
+        ):
+            return None
+        return path.startswith(self._modules) and not path.startswith(self._excluded_modules)
 
 
 def _wrap_blocking(
@@ -81,33 +141,14 @@ def _wrap_blocking(
 
     Its own compares the paths of all callers at each call, which took a fifth of a test that uses files.
     """
-    is_watched_of: dict[CodeType, bool | None] = {}  # None: it may block
-
-    def classify(code: CodeType) -> bool | None:
-        path = code.co_filename
-        if any(path.endswith(end) and code.co_name in names for end, names in can_block_functions):
-            return None
-        return path.startswith(tuple(modules)) and not path.startswith(tuple(excluded_modules))
-
-    def is_refused() -> bool:
-        frame: FrameType | None = sys._getframe(2)
-        refused = not modules
-        while frame:
-            code = frame.f_code
-            if code not in is_watched_of:
-                is_watched_of[code] = classify(code)
-            if (is_watched := is_watched_of[code]) is None:
-                return False
-            refused = refused or is_watched
-            frame = frame.f_back
-        return refused
+    callers = _Callers(modules, excluded_modules, can_block_functions)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if asyncio._get_running_loop() is None or getattr(_inside, "call", False):
             return function(*args, **kwargs)
         _inside.call = True
         try:
-            if not can_block_predicate(*args, **kwargs) and is_refused():
+            if not can_block_predicate(*args, **kwargs) and callers.is_refused(sys._getframe(1)):
                 raise implementation.BlockingError(name)
             return function(*args, **kwargs)
         finally:
@@ -134,9 +175,11 @@ def watched_event_loop() -> Iterator[BlockBuster]:
     plain = implementation.BlockingError, implementation._wrap_blocking
     implementation.BlockingError = CaughtBlockingError  # type: ignore[misc]
     implementation._wrap_blocking = _wrap_blocking  # type: ignore[assignment]
+    asyncio.BaseEventLoop.run_forever = _run_forever  # type: ignore[method-assign]
     guard.activate()
     try:
         yield guard
     finally:
         guard.deactivate()
+        asyncio.BaseEventLoop.run_forever = _plain_run_forever  # type: ignore[method-assign]
         implementation.BlockingError, implementation._wrap_blocking = plain  # type: ignore[misc]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockingError
 
+import walstore
 from tests import guard
 from walstore.files.posix import PosixFileSystem
 
@@ -69,6 +70,23 @@ async def test_our_own_code_may_not_even_open_a_file_on_the_loop(tmp_path: Path)
     ):
         with pytest.raises(BlockingError):
             call()
+    guard.violations.clear()
+
+
+def test_who_runs_the_loop_is_a_caller_too(tmp_path: Path) -> None:
+    """Each time it runs, also if it is the same loop."""
+
+    async def look() -> None:
+        os.stat(tmp_path)
+
+    def run_from(path: str) -> None:
+        exec(compile("loop.run_until_complete(look())", path, "exec"), {"loop": loop, "look": look})
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        run_from("/elsewhere.py")
+        with pytest.raises(BlockingError, match=r"os\.stat"):
+            run_from(walstore.__file__)
+        run_from("/elsewhere.py")
     guard.violations.clear()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,17 +10,6 @@ import pytest
 
 from tests.histories import Checker, History, problems
 from tests.porcupine import checker
-
-
-@pytest.fixture
-def scratch(tmp_path: Path):
-    """A directory in memory, if there is one: these tests open thousands of logs."""
-    memory = Path("/dev/shm")
-    if not memory.is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory, prefix="walstore-test-") as found:
-        yield Path(found)
 
 
 @pytest.fixture(scope="session")

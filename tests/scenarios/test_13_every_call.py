@@ -23,8 +23,9 @@ from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = Settings(segment_bytes=64 * 1024, checkpoint_bytes=64 * 1024, batch_bytes=4096)
-STRIDES = [pytest.param(11, id="some"), pytest.param(every(), id="all", marks=pytest.mark.slow)]
 
 FAULTS: dict[str, dict[str, Any]] = {
     "one-error": {"error": errno.EIO},
@@ -90,30 +91,26 @@ class Workload:
             self.acknowledged[offset] = b"group"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_any_call_may_fail(fault: str, stride: int, tmp_path: Path) -> None:
+async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     """Then the log says so, keeps what it acknowledged, and works again when the disk does."""
-    for nth in count(1, stride):
+    for nth in count(1, every()):
         fs = FaultyFileSystem(PosixFileSystem())
         fs.fail("*", nth=nth, **FAULTS[fault])
         workload = Workload(nth)
-        await workload.run(tmp_path / str(nth), fs)
-        await workload.check(tmp_path / str(nth))
+        await workload.run(scratch / str(nth), fs)
+        await workload.check(scratch / str(nth))
         if len(fs.calls) < nth:
             break
     assert nth > 50
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
-async def test_the_power_may_go_before_any_call(stride: int, tmp_path: Path) -> None:
+async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
     """Then what was acknowledged survives, whichever unsynced sectors and names do."""
-    for nth in count(1, stride):
-        root = tmp_path / f"{nth}" / "before"
+    for nth in count(1, every()):
+        root = scratch / f"{nth}" / "before"
         root.mkdir(parents=True)
         power = PowerLossFileSystem(root, PosixFileSystem())
         fs = FaultyFileSystem(power)

@@ -99,13 +99,13 @@ class Life:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_any_call_may_fail(fault: str, tmp_path: Path) -> None:
+async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     for nth in count(1, every()):
         fs = FaultyFileSystem(UnsyncedFileSystem())
         fs.fail("*", nth=nth, **FAULTS[fault])
         life = Life()
-        await life.run(tmp_path / str(nth), fs)
-        await life.check(tmp_path / str(nth))
+        await life.run(scratch / str(nth), fs)
+        await life.check(scratch / str(nth))
         if len(fs.calls) < nth:
             break
     assert nth > 100

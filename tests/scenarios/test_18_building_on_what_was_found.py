@@ -43,10 +43,7 @@ from walstore.verify.verifying import verify_directory
 FS = UnsyncedFileSystem()
 ROOT = Path(__file__).parents[2]
 CHECKPOINT, DURABLE = "CHECKPOINT", "DURABLE"
-STEPS = [
-    pytest.param((19, 41), id="few"),
-    pytest.param((every(2), every(17)), id="many", marks=pytest.mark.slow),
-]
+STEPS = every(2), every(17)
 """From one call that is harmed to the next, and from one power loss to the next."""
 
 
@@ -198,14 +195,13 @@ def live_twice(root: Path, harm: Callable, nth: int, cut_at: int) -> tuple[bool,
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("harm", HARMS)
 def test_S3_what_is_found_in_memory_is_synced_before_it_is_built_upon(
-    scratch: Path, harm: Callable[[FaultyFileSystem, int], None], steps: tuple[int, int]
+    scratch: Path, harm: Callable[[FaultyFileSystem, int], None]
 ) -> None:
     """A process dies, or a sync fails, at any call. The next one opens what the page cache holds, writes
     on, and then the power goes, at any call of that process."""
-    nth_step, cut_step = steps
+    nth_step, cut_step = STEPS
     tries = 0
     for nth in itertools.count(1, nth_step):
         is_harmed = False

@@ -90,13 +90,13 @@ async def check_finishes(path: Path, store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
 async def test_killed_at_every_call_of_the_store(
-    tmp_path: Path, store: MemoryStore, fault: type[Fault]
+    scratch: Path, store: MemoryStore, fault: type[Fault]
 ) -> None:
     for nth in count(1):
         fresh = await copy_store(store)
         killed = FaultyStore(fresh)
         killed.on("any", fault(), nth=nth)
-        path = tmp_path / f"log{nth}"
+        path = scratch / f"log{nth}"
         try:
             await again(killed, path)
         except BaseException:  # noqa: BLE001 - a process that dies sees nothing of it

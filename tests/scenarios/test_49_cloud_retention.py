@@ -28,7 +28,6 @@ pytestmark = pytest.mark.slow
 
 NOTHING_KEPT = SMALL_LOG.replace(cache_bytes=0, retention_bytes=0)
 EXPECTED = values(600)
-STRIDES = [pytest.param(173, id="some"), pytest.param(every(5), id="many", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -115,13 +114,10 @@ async def test_killed_between_the_head_and_the_deletion(log_directory: Path, sto
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("stride", STRIDES)
-async def test_the_power_goes_while_files_are_deleted(
-    tmp_path: Path, scratch: Path, stride: int
-) -> None:
+async def test_the_power_goes_while_files_are_deleted(scratch: Path) -> None:
     """Before any call on the disk; whatever it keeps of it, every record is in a file or in the cloud."""
     content = values(40, 6000)
-    for nth in count(1, stride):
+    for nth in count(1, every(5)):
         root = scratch / str(nth) / "before"
         root.mkdir(parents=True)
         inner = MemoryStore()

@@ -138,13 +138,18 @@ def load_claims(fs: FileSystem, directory: Path) -> Claims:
 
 
 def read_cell(
-    fs: FileSystem, directory: Path, name: str = checkpoint.CELL_FILE_NAME
+    fs: FileSystem,
+    directory: Path,
+    name: str = checkpoint.CELL_FILE_NAME,
+    *,
+    is_locked: bool = False,
 ) -> DurableCell | None:
     """Return the durable cell, or a file like it, or None if there is none or it stays damaged.
 
-    A damaged cell is read again, since a writer may be half-way through an update.
+    A damaged cell is read again, since a writer may be half-way through an update; but not by the holder
+    of the log's lock, who is the only writer.
     """
-    for _ in range(_CELL_ATTEMPTS):
+    for _ in range(1 if is_locked else _CELL_ATTEMPTS):
         try:
             found = checkpoint.decode_cell(fs.read(directory / name))
         except FileNotFoundError:

@@ -185,8 +185,8 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     cell, and the file ``SYNCED``, speak of this disk. CorruptionError also if it ends before what they say:
     such a copy may lack what it acknowledged. Raises as :func:`recover_log`.
     """
-    hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory)
-    synced = read_cell(fs, directory, SYNCED_NAME)
+    hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory, is_locked=True)
+    synced = read_cell(fs, directory, SYNCED_NAME, is_locked=True)
     # Not one of an epoch that may have come to nothing. A copy may have lost its oldest segments: they come
     # from another one, so the head is left aside.
     is_usable = hint is not None and (hint.is_of_copy or hint.is_epoch_written)
@@ -277,7 +277,7 @@ def _open_locked(
 ) -> Opened:
     directory, fs = entered.directory, entered.fs
     hint = load_checkpoint(fs, directory)
-    cell = _heeding_cursors(entered, hint, read_cell(fs, directory))
+    cell = _heeding_cursors(entered, hint, read_cell(fs, directory, is_locked=True))
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
     found = find_log(fs, directory, entered.names, hint, cell, ledger)
     if found is None:

@@ -602,3 +602,13 @@ def test_how_much_opening_asks_of_the_disk(log_directory, faulty) -> None:
     assert kinds["list"] == 1
     assert (kinds["datasync"], kinds["sync_directory"]) == (1, 1)
     assert kinds["remove"] == 0
+
+
+@pytest.mark.parametrize("data", [b"", bytes(checkpoint.CELL_BYTES)], ids=["empty", "zeroes"])
+def test_a_damaged_cell_is_read_once(log_directory, faulty, data: bytes) -> None:
+    """Nobody else may be half-way through an update while the log is locked."""
+    crash_after(log_directory, *THREE)
+    (log_directory / checkpoint.CELL_FILE_NAME).write_bytes(data)
+    close_opened(open_blocking(log_directory, fs=faulty))
+    assert faulty.count("read", name=checkpoint.CELL_FILE_NAME) == 1
+    assert read(log_directory) == [*THREE]

@@ -530,16 +530,18 @@ async def test_cursors_are_adopted_without_a_checkpoint(cluster: Cluster) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_adoption_may_end_at_any_call(tmp_path: Path) -> None:
+async def test_adoption_may_end_at_any_call(scratch: Path) -> None:
+    plain = scratch / "plain"
+    await plain_with_cursors(plain)
     nth = 0
     is_broken = True
     while is_broken:
         nth += every()
-        path = tmp_path / f"{nth}"
+        path = scratch / f"{nth}"
         path.mkdir()
         async with Cluster(path, 2) as cluster:
             orders = cluster.machines[0].path / "orders"
-            await plain_with_cursors(orders)
+            await asyncio.to_thread(shutil.copytree, plain, orders)
             is_broken = await crashed(cluster, nth)
             wal = await cluster.primary(0)
             with case(f"call {nth}"):
@@ -557,7 +559,7 @@ async def test_adoption_may_end_at_any_call(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_becoming_plain_may_end_at_any_call(cluster: Cluster, tmp_path: Path) -> None:
+async def test_becoming_plain_may_end_at_any_call(cluster: Cluster, scratch: Path) -> None:
     path = cluster.machines[0].path / "orders"
     await plain_with_cursors(path)
     wal = await cluster.primary(0)
@@ -569,7 +571,7 @@ async def test_becoming_plain_may_end_at_any_call(cluster: Cluster, tmp_path: Pa
     is_broken = True
     while is_broken:
         nth += 1
-        twin = tmp_path / f"{nth}"
+        twin = scratch / f"{nth}"
         await asyncio.to_thread(shutil.copytree, path, twin)
         fs = FaultyFileSystem()
         fs.fail("*", nth=nth, times=None)
