@@ -157,11 +157,12 @@ mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and se
 	@$(VENV)/bin/python -m tests.mutants $(ARGS)
 
 .PHONY: check
-check: $(DEV) ## Check style, formatting, types and who imports whom
+check: $(DEV) ## Check style, formatting, types, who imports whom, and that no test measures time
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/python -m tools.fragile_tests
 
 .PHONY: format
 format: $(DEV) ## Format the code and fix what can be fixed by itself
