@@ -21,8 +21,11 @@ EXCEPTIONS: Final = {
     "tests/etcd.py EtcdCluster.wait": "asks a process that tells nobody when it is ready",
     "tests/fuzz/__main__.py _run": "prints how long it took",
     "tests/fuzz/frames.py main": "prints how long it took",
+    "tests/fuzz/doors.py Inspection.door": "processor time; what it finds takes minutes",
     "tests/sim/__main__.py run_many": "prints how long it took",
     "tests/storm/__main__.py main": "prints how long it took",
+    "tests/storm/child.py _ship": "a program that is killed: chance says how long it pauses",
+    "tests/storm/story.py Story._listen": "kills programs after a time of chance",
     "tests/waiting.py until": "looks at what threads do, which wake no event loop",
     "tests/waiting.py wait_until": "looks at what processes do, which wake nobody",
 }
