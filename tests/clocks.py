@@ -11,13 +11,19 @@ class SkippingClock(SystemClock):
     def __init__(self, *, longest_pause: float = float("inf")) -> None:
         self._longest_pause = longest_pause
         self._skipped = 0.0
+        self._stands_at: float | None = None
 
     def skip(self, seconds: float) -> None:
         """Let so many seconds pass at once; who sleeps is not woken."""
         self._skipped += seconds
 
+    def stand_still(self) -> None:
+        """Let no more time pass but what is skipped; pauses go on."""
+        self._stands_at = super().monotonic()
+
     def monotonic(self) -> float:
-        return super().monotonic() + self._skipped
+        now = super().monotonic() if self._stands_at is None else self._stands_at
+        return now + self._skipped
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(min(seconds, self._longest_pause))

@@ -11,6 +11,7 @@ REAL = [
     "from time import sleep as nap\nnap(0.1)",
     "import asyncio\nasync def test():\n    await asyncio.sleep(0.01)",
     "import asyncio\nasync def test(seconds):\n    await asyncio.sleep(seconds)",
+    "import asyncio\nimport time\nasync def test():\n    await asyncio.to_thread(time.sleep, 0.1)",
     "import threading\nthreading.Event().wait(0.1)",
     "from threading import Event\nEvent().wait(timeout=60)",
     "import time\nbegan = time.monotonic()",

@@ -42,6 +42,7 @@ _CLOCKS: Final = {
     for name in ("time", "monotonic", "perf_counter", "process_time")
     for unit in ("", "_ns")
 }
+_SLEEPS: Final = {"time.sleep", "asyncio.sleep"}
 _LOOPS: Final = re.compile(r"(^|_)loop$|^get_(running|event)_loop$")
 _LIMITS: Final = {"asyncio.timeout": 0, "asyncio.wait_for": 1, "pytest.mark.timeout": 0}
 """Calls that take a limit, and its place among their arguments."""
@@ -60,7 +61,7 @@ _SHORT: Final = r"(?!0\b(?!\.))(?:\d\b|\.\d|[A-Z])"
 _SUSPECT: Final = [
     re.compile(pattern)
     for pattern in (
-        r"sleep\((?!0\))",
+        r"sleep\b(?!\(0\))",
         r"time\.(?:time|monotonic|perf_c|process_)",
         r"\.time\(\)",
         r"from (?:time|asyncio) import",
@@ -130,6 +131,7 @@ class _Module(ast.NodeVisitor):
         self._names: list[str] = []
         self._scopes: list[ast.AST] = []
         self._awaited: set[ast.expr] = set()
+        self._called: set[ast.expr] = set()
 
     # -- where it is -------------------------------------------------------------------------
 
@@ -185,13 +187,16 @@ class _Module(ast.NodeVisitor):
 
     def _see_clock(self, node: ast.Name | ast.Attribute) -> None:
         name = self._full_name(node)
+        if name == "time.sleep" and node not in self._called:
+            self._add(node, f"{name} waits for time: await the event itself, or a ManualClock")
         if name in _CLOCKS and isinstance(node.ctx, ast.Load):
             self._add(node, f"{name} reads a real clock: take a ManualClock, or count what happens")
 
     def visit_Call(self, node: ast.Call) -> None:
+        self._called.add(node.func)
         name = self._full_name(node.func)
         last = name.rpartition(".")[2]
-        if name in {"time.sleep", "asyncio.sleep"} and not self._is_free(node):
+        if name in _SLEEPS and not self._is_free(node):
             self._add(node, f"{name} waits for time: await the event itself, or a ManualClock")
         elif last == "time" and not self._is_virtual and _is_of_loop(node.func):
             self._add(node, "loop.time() reads a real clock: take a ManualClock")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.connecting import try_once
+from tests.local import turns
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
 from tests.walstore.replication.cluster import PATIENCE_SECONDS
@@ -292,21 +292,25 @@ async def test_the_machine_that_makes_room_gives_the_target_its_time(cluster: Ma
     await cluster.apply()
     leader = await cluster.led()
     target = next(machine for machine in cluster.all if machine is not leader)
-    await asyncio.to_thread(time.sleep, 0.3)
+    for machine in cluster.all:
+        machine.clock.skip(10)
+        if machine is not target:  # who waits for those before it waits for ever
+            machine.clock.stand_still()
     claims: list[Machine] = []
 
     def note_claims(machine: Machine) -> None:
-        swap, member = machine.keys.swap, machine.member
-        assert member is not None
+        swap = machine.keys.swap
 
         async def slow_swap(key: str, value: bytes | None, **options: Any) -> Any:
             if value is not None and "/leaders/" in key:
                 claims.append(machine)
                 if machine is target:
-                    await asyncio.to_thread(time.sleep, 0.05)
+                    await until(lambda: all(_is_vacant(one) for one in cluster.all))
+                    await until(lambda: leader.led() is None)
+                    await turns(100)
             done = await swap(key, value, **options)
             if value is None:  # the news may come before the answer
-                await until(lambda: "orders" not in member.view.leaders)
+                await until(lambda: _is_vacant(machine))
             return done
 
         machine.keys.swap = slow_swap  # type: ignore[method-assign]
@@ -316,6 +320,12 @@ async def test_the_machine_that_makes_room_gives_the_target_its_time(cluster: Ma
     await cluster.apply(preferred=target.address)
     await cluster.led(by=target)
     assert set(claims) == {target}
+
+
+def _is_vacant(machine: Machine) -> bool:
+    """Whether a machine knows that nobody leads the log."""
+    assert machine.member is not None
+    return "orders" not in machine.member.view.leaders
 
 
 async def test_several_logs_are_led_by_several_machines(tmp_path: Path) -> None:
