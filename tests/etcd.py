@@ -186,7 +186,7 @@ class EtcdCluster:
 
     def _is_healthy(self, node: int) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.endpoints[node]}/health", timeout=2) as answer:
+            with urllib.request.urlopen(f"{self.endpoints[node]}/health", timeout=10) as answer:
                 return json.load(answer)["health"] == "true"
         except (OSError, ValueError):
             return False

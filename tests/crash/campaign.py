@@ -10,7 +10,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -217,8 +216,3 @@ def _memory() -> Path | None:
     if memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30:
         return memory
     return None
-
-
-def now() -> float:
-    """Return a time for measuring."""
-    return time.monotonic()

@@ -151,7 +151,7 @@ def try_state(
     try:
         materialise(files, scratch)
         loop.run_until_complete(
-            asyncio.wait_for(examine(directory, promises, seed, lost_nothing=lost_nothing), 30)
+            asyncio.wait_for(examine(directory, promises, seed, lost_nothing=lost_nothing), 60)
         )
         if with_command_line:
             ask_command_line(directory, is_clean=True)

@@ -32,7 +32,7 @@ from uploader.partitioned.partitions import SubStore
 from uploader.stores.memory import MemoryStore
 from walstore import Record, Wal, WalError
 
-SECONDS: Final = 30.0
+SECONDS: Final = 60.0
 """Time on the clock that one door may take for one input; the machine may be busy."""
 
 Work = Callable[[MemoryStore], Awaitable[None]]

@@ -30,7 +30,7 @@ from walstore.testing import ManualClock
 # Typer makes the commands out of functions again for each command line, which takes most of the time.
 app.get_command = functools.cache(app.get_command)
 
-CPU_SECONDS: Final = 4.0
+CPU_SECONDS: Final = 20.0
 """Processor time that one door may take for one input."""
 OUTCOMES: Final = frozenset(("not_written", "durable", "unknown"))
 

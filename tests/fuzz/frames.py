@@ -264,7 +264,7 @@ async def connect(server: Server, seed: int) -> tuple[int, list[str], dict[int, 
     wire.close()
     connection.connection_lost(None)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await connection.ended()
     except TimeoutError:
         problems.append("F2: requests go on without their client")
@@ -287,7 +287,7 @@ async def _settle(
     numbers = Counter(one.number for one in sent if one.number)
     for number in numbers:
         connection.data_received(b"".join(encode(Kind.CANCEL, number, None)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await connection.ended()
     greeted = any(answer.kind == Kind.DONE and answer.id == 1 for answer in wire.answers)
     if wire.is_closed or not greeted:

@@ -20,7 +20,7 @@ from tests.crash.promises import BrokenPromiseError, Promises, require
 from tests.storm.child import ENDLESS, Scene, follow, judge, write
 
 ROUNDS = 20
-JUDGE_SECONDS = 30
+JUDGE_SECONDS = 60
 _CHUNK = 1 << 20
 
 

@@ -78,7 +78,7 @@ def test_all_of_it(log: BlockingLog) -> None:
     assert [info.position for info in log.cursors()] == [1]
 
     with log.group("g", start=101) as group:
-        jobs = group.fetch(10, max_wait=5)
+        jobs = group.fetch(10, max_wait=60)
         assert [job.value for job in jobs] == [b"a", b"b", b"c", b"d"]
         jobs[0].ack()
         jobs[1].nak()

@@ -61,13 +61,14 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     """
     clock = primary.clock
     deadline = clock.monotonic() + primary.settings.patience_seconds
+    cancellations = _cancellations()
     replica = await lane.run_through(Replica, fs, directory, _nothing)
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
         reported: WalError | None = None
         while True:
-            refused = await _try_epoch(primary, own, epoch, deadline)
+            refused = await _try_epoch(primary, own, epoch, deadline, cancellations)
             if refused is None:
                 return epoch
             if reported is None or isinstance(reported, FencedError):
@@ -82,7 +83,7 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
 
 
 async def _try_epoch(
-    primary: Primary, own: LocalCopy, epoch: int, deadline: float
+    primary: Primary, own: LocalCopy, epoch: int, deadline: float, cancellations: int
 ) -> WalError | None:
     """Collect promises for an epoch, and get what the best copy has; return why that failed, if so."""
     settings = primary.settings
@@ -90,6 +91,8 @@ async def _try_epoch(
     own_end = await own.obey(
         epoch, primary.tag, generation=settings.generation, joined=settings.joined_here
     )
+    if _cancellations() > cancellations:  # while a call of the own copy went on until its end
+        raise asyncio.CancelledError
     promised = [_Promised.of(own_end, own.is_whole, None)]
     refused: dict[RemoteCopy, WalError] = {}
 
@@ -123,6 +126,12 @@ async def _try_epoch(
     finally:
         for client in clients:
             await client.aclose()
+
+
+def _cancellations() -> int:
+    """Return how often the caller was cancelled so far."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 async def _ask(

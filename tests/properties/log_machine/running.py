@@ -75,7 +75,7 @@ class Running(RuleBasedStateMachine):
         self.readings: list[Reading] = []
 
     def run(self, coroutine):
-        return self.runner.run(asyncio.wait_for(coroutine, 20))
+        return self.runner.run(asyncio.wait_for(coroutine, 60))
 
     @property
     def place(self) -> Path:

@@ -165,7 +165,7 @@ def test_a_reader_of_stdout_that_goes_away_is_no_error(log: Path) -> None:
         check=False,
     )
     assert appended.returncode == 0
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     assert process.stderr.read() == b""
     process.stderr.close()
 

@@ -210,9 +210,9 @@ def test_a_signal_ends_the_input(tmp_path: Path, number: signal.Signals, place: 
     assert process.stdin is not None
     process.stdin.write(b"one\ntwo\nunfinished")
     process.stdin.flush()
-    assert follower.wait(timeout=30) == 0
+    assert follower.wait(timeout=60) == 0
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert err == b"walstore: stopped within a record: its first 10 bytes were not appended\n"
     assert json.loads(out)["records"] == 2

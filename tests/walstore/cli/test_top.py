@@ -184,7 +184,7 @@ def test_on_a_terminal_it_is_drawn_until_a_signal(tmp_path: Path) -> None:
             with suppress(OSError):  # the terminal's other end is closed
                 while more := os.read(ours, 65_536):
                     seen += more
-            assert shown.wait(timeout=30) == 0
+            assert shown.wait(timeout=60) == 0
         finally:
             shown.kill()
     os.close(ours)

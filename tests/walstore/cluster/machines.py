@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
+from tests.clocks import SkippingClock
 from tests.waiting import until
+from tests.walstore.replication.cluster import PATIENCE_SECONDS
 from walstore import RemoteWal, Settings, Wal, connect
 from walstore.cluster.member import ClusterMember
 from walstore.http import HttpServer
 from walstore.serve import Server
+from walstore.testing import ManualClock
 from walstore.topology.documents import PREFIX, LogSpec
 from walstore.topology.memory import MemoryClient, MemoryKeyValues
 
 SMALL = Settings(segment_bytes=65536)
+LEASE_SECONDS = 60
 
 
 class Machine:
@@ -27,6 +31,8 @@ class Machine:
         self.keys = keys
         self.options = options
         self.web_options = web
+        self.clock = SkippingClock(longest_pause=0.3)
+        """Leases are renewed often, however long they last."""
         self.web: HttpServer | None = None
         self.member: ClusterMember | None = None
         self.server: Server | None = None
@@ -36,7 +42,13 @@ class Machine:
         return f"unix://{self.path}/s.sock"
 
     async def start(self) -> None:
-        options = {"lease_seconds": 1, "patience_seconds": 2.0, "settings": SMALL, **self.options}
+        options = {
+            "lease_seconds": LEASE_SECONDS,
+            "patience_seconds": PATIENCE_SECONDS,
+            "settings": SMALL,
+            "clock": self.clock,
+            **self.options,
+        }
         self.member = await ClusterMember.open(self.path, self.keys, **options)
         self.server = await Server.open(None, cluster=self.member, unix=self.path / "s.sock")
         place = ""
@@ -62,10 +74,10 @@ class Machine:
 
 
 class Machines:
-    """A cluster; use as a context manager."""
+    """A cluster; use as a context manager. No lease ends by itself, however slow the machine is."""
 
     def __init__(self, path: Path, size: int = 3, **options: Any) -> None:
-        self.store = MemoryKeyValues()
+        self.store = MemoryKeyValues(ManualClock())
         self.all = [
             Machine(path / f"m{number}", self.store.client(f"machine {number}"), **options)
             for number in range(size)
@@ -81,6 +93,11 @@ class Machines:
             machine.keys.cut_off = machine.keys.hangs = False
         for machine in self.all:
             await machine.stop()
+
+    def end_lease(self, machine: Machine) -> None:
+        """End the lease of a machine that does not reach the store, as its time would."""
+        assert machine.member is not None
+        self.store.revoke(machine.member.session.lease)
 
     async def apply(self, name: str = "orders", **fields: Any) -> None:
         """Make or change the spec of a log."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import until
+from tests.connecting import try_once
+from tests.local import turns
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
+from tests.walstore.replication.cluster import PATIENCE_SECONDS
 from walstore import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -79,11 +81,12 @@ async def test_a_leader_that_loses_its_lease_goes_on_until_another_leads(cluster
     assert wal is not None
     await wal.append(b"one")
     leader.keys.cut_off = True
-    await until(lambda: cluster.store.get("walstore/leaders/orders") is None, seconds=20)
+    cluster.end_lease(leader)
+    assert cluster.store.get("walstore/leaders/orders") is None
     with suppress(WalClosedError, StorageUnavailableError):
         await wal.append(b"maybe")
-    await until(lambda: wal.is_closing, seconds=20)
-    await until(lambda: cluster.leader() not in (None, leader), seconds=20)
+    await until(lambda: wal.is_closing)
+    await until(lambda: cluster.leader() not in (None, leader))
     leader.keys.cut_off = False
     values = await read(cluster)
     assert values[0] == b"one"
@@ -199,6 +202,7 @@ async def test_a_store_that_hangs_for_the_last_leader_keeps_no_copy_locked(tmp_p
         await cluster.apply(preferred=target.address)
         await until(lambda: member.view.specs["orders"].preferred == target.address)
         leader.keys.hangs = True
+        cluster.end_lease(leader)
         await until(lambda: target.led() is not None)
         leader.keys.hangs = False
         assert await read(cluster) == [b"v"]
@@ -266,8 +270,8 @@ async def test_members_of_a_group_notice_nothing_of_a_move(cluster: Machines) ->
 
         async def work() -> None:
             async with remote.group("g", ack_wait_seconds=600) as group:
-                while jobs := await group.fetch(5, max_wait=0.1):
-                    for job in jobs:
+                while len(done) < 3000:
+                    for job in await group.fetch(5, max_wait=0.1):
                         await job.ack()
                         done.append(job.offset)
 
@@ -288,21 +292,25 @@ async def test_the_machine_that_makes_room_gives_the_target_its_time(cluster: Ma
     await cluster.apply()
     leader = await cluster.led()
     target = next(machine for machine in cluster.all if machine is not leader)
-    await asyncio.to_thread(time.sleep, 0.3)
+    for machine in cluster.all:
+        machine.clock.skip(10)
+        if machine is not target:  # who waits for those before it waits for ever
+            machine.clock.stand_still()
     claims: list[Machine] = []
 
     def note_claims(machine: Machine) -> None:
-        swap, member = machine.keys.swap, machine.member
-        assert member is not None
+        swap = machine.keys.swap
 
         async def slow_swap(key: str, value: bytes | None, **options: Any) -> Any:
             if value is not None and "/leaders/" in key:
                 claims.append(machine)
                 if machine is target:
-                    await asyncio.to_thread(time.sleep, 0.05)
+                    await until(lambda: all(_is_vacant(one) for one in cluster.all))
+                    await until(lambda: leader.led() is None)
+                    await turns(100)
             done = await swap(key, value, **options)
             if value is None:  # the news may come before the answer
-                await until(lambda: "orders" not in member.view.leaders)
+                await until(lambda: _is_vacant(machine))
             return done
 
         machine.keys.swap = slow_swap  # type: ignore[method-assign]
@@ -312,6 +320,12 @@ async def test_the_machine_that_makes_room_gives_the_target_its_time(cluster: Ma
     await cluster.apply(preferred=target.address)
     await cluster.led(by=target)
     assert set(claims) == {target}
+
+
+def _is_vacant(machine: Machine) -> bool:
+    """Whether a machine knows that nobody leads the log."""
+    assert machine.member is not None
+    return "orders" not in machine.member.view.leaders
 
 
 async def test_several_logs_are_led_by_several_machines(tmp_path: Path) -> None:
@@ -341,7 +355,7 @@ async def test_copies_are_in_different_zones(tmp_path: Path) -> None:
 
 
 async def test_a_machine_that_stays_away_is_replaced(tmp_path: Path) -> None:
-    async with Machines(tmp_path, 4, replace_seconds=0.5) as cluster:
+    async with Machines(tmp_path, 4, replace_seconds=RUNS_OUT_SECONDS) as cluster:
         await cluster.apply()
         leader = await cluster.led()
         copies = cluster.spec().copies
@@ -351,10 +365,10 @@ async def test_a_machine_that_stays_away_is_replaced(tmp_path: Path) -> None:
             await remote.append(b"one")
             await until(lambda: len(_present(cluster)) == 2)
             await gone.stop()
-            await until(lambda: spare.address in cluster.spec().copies, seconds=20)
+            await until(lambda: spare.address in cluster.spec().copies)
             assert gone.address not in cluster.spec().copies
             await remote.producer("p").append(b"two")
-            await until(lambda: spare.address in _present(cluster), seconds=20)
+            await until(lambda: spare.address in _present(cluster))
         # The machine that was replaced knows it, and the one that leads does not need it.
         await gone.start()
         assert await read(cluster) == [b"one", b"two"]
@@ -403,7 +417,7 @@ async def test_a_client_waits_for_somebody_to_lead_the_log(
         await member.find("another")
     assert caught.value.retriable
     with pytest.raises(StorageUnavailableError, match="nobody leads the log 'another'"):
-        await connect(cluster.all[0].address, log="another", connect_seconds=0.25)
+        await try_once(connect, cluster.all[0].address, log="another")
 
 
 def _is_asked(machine: Machine) -> bool:
@@ -439,7 +453,7 @@ async def test_a_machine_that_leads_other_logs_gets_its_turn(cluster: Machines) 
     await a.start()
     await c.stop()
     await c.start()
-    await until(lambda: cluster.leader() in (b, c), seconds=20)
+    await until(lambda: cluster.leader() in (b, c))
     async with await cluster.connect() as remote:
         await remote.append(b"v")
 
@@ -448,7 +462,7 @@ async def test_a_log_that_is_made_again_has_its_copies(cluster: Machines) -> Non
     await cluster.apply(replicas=2)
     await cluster.led()
     await cluster.apply(replicas=3)
-    await until(lambda: len(_present(cluster)) == 2, seconds=20)
+    await until(lambda: len(_present(cluster)) == 2)
     async with await cluster.connect() as remote:
         await remote.append(b"one")
     member = cluster.all[0].member
@@ -471,10 +485,10 @@ async def test_a_program_at_the_same_address_takes_the_place(
     await cluster.apply()
     await cluster.led()
     old = cluster.all[0]
-    other = await ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=1)
+    other = await ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=60)
     assert old.member is not None
     await other.join(old.address)
-    await asyncio.wait_for(old.member.wait_closing(), 20)
+    await asyncio.wait_for(old.member.wait_closing(), 60)
     assert old.member.is_replaced
     await old.stop()
     assert not other.is_replaced
@@ -512,7 +526,7 @@ async def test_fewer_copies(tmp_path: Path) -> None:
 
 async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None:
     """It has the store, and their machines have; but it does not reach them, and cannot acknowledge."""
-    async with Machines(tmp_path, patience_seconds=0.5) as machines:
+    async with Machines(tmp_path) as machines:
         await machines.apply()
         leader = await machines.led()
         others = [machine for machine in machines.all if machine is not leader]
@@ -522,7 +536,12 @@ async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None
             for machine in others:
                 assert machine.server is not None
                 await machine.server.aclose()
-            await until(lambda: leader.led() is None)
+
+            def makes_room() -> bool:
+                leader.clock.skip(PATIENCE_SECONDS)
+                return leader.led() is None
+
+            await until(makes_room)
             for machine in others:
                 socket = machine.path / "s.sock"
                 machine.server = await Server.open(None, cluster=machine.member, unix=socket)
@@ -533,7 +552,7 @@ async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None
 
 async def test_a_leader_without_a_quorum_makes_room_for_another_claim(tmp_path: Path) -> None:
     """One machine is away. Two that both want to lead would refuse each other until a patience is over."""
-    async with Machines(tmp_path, patience_seconds=20) as machines:
+    async with Machines(tmp_path) as machines:
         await machines.apply()
         leader = await machines.led()
         away = next(machine for machine in machines.all if machine is not leader)
@@ -541,12 +560,10 @@ async def test_a_leader_without_a_quorum_makes_room_for_another_claim(tmp_path: 
             producer = remote.producer("p")
             await producer.append(b"one")
             await away.stop()
-            assert leader.member is not None
-            lease = leader.member.session.lease
             leader.keys.cut_off = True  # while another one takes its place
-            machines.store.revoke(lease)
+            machines.end_lease(leader)
             await until(lambda: machines.store.get(f"{PREFIX}leaders/orders") is not None)
             leader.keys.cut_off = False
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):  # less than a patience
                 await producer.append(b"two")
             assert await read(machines) == [b"one", b"two"]

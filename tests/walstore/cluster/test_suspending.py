@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import FAST, URL
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
 from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.stores import MemoryStore
@@ -151,7 +151,7 @@ async def test_its_leader_ships_before_it_closes(tmp_path: Path) -> None:
 
 async def test_what_cannot_be_shipped_is_shipped_after_the_resumption(tmp_path: Path) -> None:
     inner = MemoryStore()
-    store, settings = FaultyStore(inner), UploadSettings(drain_seconds=0.2)
+    store, settings = FaultyStore(inner), UploadSettings(drain_seconds=RUNS_OUT_SECONDS)
     stores: list[ObjectStore] = [store]
 
     def tier(_: str, url: str) -> CloudTier:
@@ -223,8 +223,8 @@ async def test_a_leader_without_the_store_acknowledges_nothing_once_its_copies_k
     async with connect(leader.address, log="orders") as remote:
         await remote.append(b"one")
         leader.keys.hangs = True
-        key = f"{PREFIX}{LEADERS}orders"
-        await until(lambda: cluster.store.get(key) is None)
+        cluster.end_lease(leader)
+        assert cluster.store.get(f"{PREFIX}{LEADERS}orders") is None
         await remote.append(b"two")  # so far it does
         await cluster.apply(suspended=True)
         members = [machine.member for machine in others if machine.member is not None]

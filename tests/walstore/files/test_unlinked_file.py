@@ -168,9 +168,11 @@ async def wal(log_directory: Path, pace: ManualClock, _small_parts: None):
 
 
 async def let_time_pass(task: asyncio.Task[Any], clock: ManualClock) -> None:
-    while not task.done():
+    def is_over() -> bool:
         clock.advance(0.01)
-        await asyncio.sleep(0.001)
+        return task.done()
+
+    await until(is_over)
 
 
 async def test_appends_go_on_while_blocks_are_freed(wal, log_directory, pace) -> None:

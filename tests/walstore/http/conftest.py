@@ -16,7 +16,7 @@ from walstore import WalStore
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import PREFIX
 
-QUICK = HttpSettings(poll_seconds=0.2, event_seconds=5, drain_seconds=1)
+QUICK = HttpSettings(poll_seconds=0.2, event_seconds=5, drain_seconds=60)
 
 
 @dataclass

@@ -182,7 +182,7 @@ async def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
 async def test_the_copies_of_a_replicated_log(tmp_path: Path) -> None:
     """Who is there and who is not, and why nothing is acknowledged."""
     async with Cluster(tmp_path) as cluster:
-        wal = await cluster.primary(0, patience_seconds=0.5)
+        wal = await cluster.primary(0)
         await wal.append_many([b"v"] * 4)
         await cluster.machines[1].stop()
         async with (
@@ -197,8 +197,9 @@ async def test_the_copies_of_a_replicated_log(tmp_path: Path) -> None:
             await tab.until(f"{rows}[0].endsWith('no\\t5\\t1')")
             await tab.until(f"{rows}[1].endsWith('yes\\t6\\t0')")
             await cluster.machines[2].stop()
-            with pytest.raises(StorageUnavailableError):
-                await wal.append(b"w")
+            async with cluster.losing_patience(wal):
+                with pytest.raises(StorageUnavailableError):
+                    await wal.append(b"w")
             await tab.until("document.querySelector('#copies').innerText.includes('1 of 3 copies')")
             await tab.screenshot("copies")
             for number in (1, 2):
@@ -224,7 +225,8 @@ async def test_a_cluster(tmp_path: Path) -> None:
             await tab.until("!document.querySelector('#led .bad')")
             await tab.screenshot("cluster")
             third = next(one for one in machines.all if one not in (leader, other))
-            third.keys.cut_off = True  # its lease ends
+            third.keys.cut_off = True
+            machines.end_lease(third)
             await tab.until("document.querySelector('#led .bad').innerText.endsWith('away')")
             third.keys.cut_off = False
             await tab.until("!document.querySelector('#led .bad')")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL, copy_log, segments, turns
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.following import drain, fill, numbers, put
 from walstore import (
     Wal,
@@ -52,7 +52,7 @@ async def test_nobody_waits_nothing_runs(log_directory: Path) -> None:
         await turns()
         assert (clock.sleepers, asyncio.all_tasks()) == (0, before)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(RUNS_OUT_SECONDS):
                 await log.wait_limit(7)
         await turns()
         assert asyncio.all_tasks() == before

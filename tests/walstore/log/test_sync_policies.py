@@ -171,16 +171,16 @@ async def test_linger_gathers_more_into_one_write(log_directory, faulty) -> None
         await asyncio.gather(*waiting[:30])
         assert faulty.count("pwrite") == before + 1
         closing = asyncio.create_task(wal.aclose())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await closing  # which does not linger
         assert await waiting[30] == 31
 
 
 async def test_linger_ends_after_its_time(log_directory) -> None:
     async with Wal.open(log_directory, settings=SMALL.replace(linger_seconds=0.01)) as wal:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await wal.append(b"x") == 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             wal.append_nowait(b"y")
             await wal.rotate()
         assert wal.durable_limit == 3

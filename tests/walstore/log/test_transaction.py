@@ -160,7 +160,7 @@ async def test_a_reader_sees_all_of_it_or_nothing(wal, values) -> None:
 async def test_without_records_it_is_a_barrier(wal, faulty) -> None:
     with faulty.hold("datasync") as hold:
         wal.append_nowait(b"accepted")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await hold.wait_entered()
 
             async def barrier() -> range:

@@ -214,7 +214,7 @@ async def test_fetch_waits_for_a_time_at_most_so_long() -> None:
 async def _feed_old_records(source: ListSource) -> None:
     for _ in range(4):
         source.append(1)
-        await asyncio.sleep(0.005)
+        await turns()
 
 
 async def test_what_is_trimmed_while_a_time_is_waited_for_was_too_old_anyway() -> None:

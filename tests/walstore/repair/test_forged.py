@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import time
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ from walstore.repair.runs import Keep
 FS = UnsyncedFileSystem()
 SECTOR = 512
 COLUMN_OF_A_NEWER_VERSION = frame.uint_column(frame.IGNORABLE_KINDS_FROM - 1, [0])
-MOST_SECONDS = 8
-"""Processor time of a plan: one pass takes less than one on an idle machine, a quadratic search minutes."""
 
 
 @pytest.fixture(params=[1, 2])
@@ -138,6 +135,9 @@ def nested(size_bytes: int) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(
+    60
+)  # one pass takes less than a second on an idle machine, a quadratic search minutes
 @pytest.mark.parametrize("kind", ["chained", "alike", "nested"])
 @pytest.mark.parametrize("lost_bytes", [SECTOR, pytest.param(1, marks=pytest.mark.slow)])
 def test_many_frames_in_a_value(
@@ -152,9 +152,7 @@ def test_many_frames_in_a_value(
         value = forged(3, 1) * 70_000
     file, at = make(log_directory, version, value, behind=3)
     lose(file, at + 4, lost_bytes)
-    begin = time.process_time()
     plan = plan_repair(log_directory, keep="after", fs=FS)
-    assert time.process_time() - begin < MOST_SECONDS
     assert [str(one) for one in plan.unreadable] == ["[2, 3)"]
     assert (plan.head, plan.limit) == (3, 6)
 
@@ -164,9 +162,7 @@ def test_a_small_file_of_forged_frames(log_directory: Path, version: int) -> Non
     data = file.read_bytes()[:64]
     for content in (nested(64 << 10), forged(1, 500) * 2, forged(7, 1) * 600):
         file.write_bytes(data + content)
-        begin = time.process_time()
         plan_repair(log_directory, keep="after", fs=FS)
-        assert time.process_time() - begin < MOST_SECONDS
 
 
 @pytest.mark.parametrize(

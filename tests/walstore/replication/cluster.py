@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests.clocks import SkippingClock
 from tests.waiting import until
 from walstore import Replication, Settings, Wal
 from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
 
 SMALL = Settings(segment_bytes=65536)
+PATIENCE_SECONDS = 60.0
+"""No machine is so slow that it runs out by itself."""
 
 
 class Machine:
@@ -47,6 +52,7 @@ class Cluster:
 
     def __init__(self, path: Path, size: int = 3) -> None:
         self.machines = [Machine(path / f"m{number}") for number in range(size)]
+        self.clock = SkippingClock()
 
     async def __aenter__(self) -> Self:
         for machine in self.machines:
@@ -66,9 +72,10 @@ class Cluster:
         machine = self.machines[number]
         is_new = not any(self.files(number) for number in range(len(self.machines)))
         await machine.stop()
-        options = {"patience_seconds": 2.0, **options}
+        options = {"patience_seconds": PATIENCE_SECONDS, **options}
         settings = options.pop("settings", SMALL)
         tier = options.pop("tier", None)
+        clock = options.pop("clock", self.clock)
         nodes = [other.address for other in self.machines if other is not machine]
         replication = Replication(nodes=nodes, **options)
         wal = await Wal.open(
@@ -77,11 +84,27 @@ class Cluster:
             replication=replication,
             tier=tier,
             fs=machine.fs,
+            clock=clock,
         )
         if is_new:
             up = [at for at, other in enumerate(self.machines) if other.server is not None]
             await until(lambda: all(self.files(at) for at in up))
         return wal
+
+    @asynccontextmanager
+    async def losing_patience(self, wal: Wal) -> AsyncIterator[None]:
+        """Let the patience of a log that has too few copies run out while the block runs."""
+
+        def is_over() -> bool:
+            self.clock.skip(PATIENCE_SECONDS)
+            return wal.statistics().replication_trouble is not None
+
+        skipping = asyncio.create_task(until(is_over))
+        try:
+            yield
+            await skipping
+        finally:
+            skipping.cancel()
 
     def files(self, number: int) -> dict[str, bytes]:
         """Return the segments of a machine's copy, but for those that are deleted meanwhile."""

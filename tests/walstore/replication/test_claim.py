@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.clocks import SkippingClock
 from tests.etcd import require_etcd, running
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
 from walstore import InvalidSettingsError, Replication, StorageUnavailableError, Wal, WalLockedError
+from walstore.testing import ManualClock
 from walstore.topology.documents import Leader
 from walstore.topology.memory import MemoryKeyValues
 
@@ -28,7 +30,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 def store() -> MemoryKeyValues:
-    return MemoryKeyValues()
+    """No lease ends by itself."""
+    return MemoryKeyValues(ManualClock())
 
 
 def leader(store: MemoryKeyValues) -> Leader | None:
@@ -62,7 +65,7 @@ async def test_a_second_program_waits_for_the_first(
     with pytest.raises(
         WalLockedError, match=r"led by another program, at unix:///a\.sock"
     ) as caught:
-        await cluster.primary(1, topology=store.client(), patience_seconds=0.2)
+        await cluster.primary(1, topology=store.client(), patience_seconds=RUNS_OUT_SECONDS)
     assert caught.value.owner == "unix:///a.sock"
     await cluster.machines[1].start()
     await old.append(b"two")  # it was not fenced
@@ -79,11 +82,12 @@ async def test_a_second_program_waits_for_the_first(
 async def test_a_lost_lease_is_taken_again(cluster: Cluster, store: MemoryKeyValues) -> None:
     """Its holder goes on: nobody else has taken over."""
     client = store.client()
-    wal = await cluster.primary(0, topology=client, lease_seconds=1)
+    clock = SkippingClock(longest_pause=0.3)  # it renews the lease soon
+    wal = await cluster.primary(0, topology=client, clock=clock)
     store.revoke(store.leases[0])
     assert leader(store) is None
     await wal.append(b"v")
-    await until(lambda: leader(store) is not None, seconds=20)
+    await until(lambda: leader(store) is not None)
     await wal.append(b"w")
     await wal.aclose()
 
@@ -97,7 +101,7 @@ async def test_without_its_topology_a_log_is_not_opened_but_goes_on(
     await wal.append(b"v")
     await wal.aclose()
     with pytest.raises(StorageUnavailableError, match="does not reach"):
-        await cluster.primary(1, topology=client, patience_seconds=0.2)
+        await cluster.primary(1, topology=client, patience_seconds=RUNS_OUT_SECONDS)
 
 
 @pytest.mark.parametrize("given", ["http://a", "etcd://", "etcd://a:x", "127.0.0.1:2379"])
@@ -112,11 +116,11 @@ async def test_with_etcd(cluster: Cluster) -> None:
     nodes = running(1)
     etcd = await asyncio.to_thread(nodes.__enter__)
     try:
-        wal = await cluster.primary(0, topology=etcd.address, replicas=3, quorum=2, lease_seconds=1)
+        wal = await cluster.primary(0, topology=etcd.address, replicas=3, quorum=2)
         await wal.append(b"v", durability="replicated")
         assert wal.replicated_limit == 2
         with pytest.raises(WalLockedError):
-            await cluster.primary(1, topology=etcd.address, patience_seconds=0.2)
+            await cluster.primary(1, topology=etcd.address, patience_seconds=RUNS_OUT_SECONDS)
         await wal.aclose()
     finally:
         await asyncio.to_thread(nodes.__exit__, None, None, None)
@@ -128,7 +132,7 @@ async def test_a_log_that_cannot_be_opened_leaves_no_claim(
     replication = Replication(
         nodes=[f"unix://{tmp_path}/a", f"unix://{tmp_path}/b"],
         topology=store.client(),
-        patience_seconds=0.2,
+        patience_seconds=RUNS_OUT_SECONDS,
     )
     with pytest.raises(StorageUnavailableError, match="copies of 'log' answer"):
         await Wal.open(tmp_path / "log", replication=replication)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.connecting import try_once
+from tests.local import turns
 from tests.waiting import until
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.serve.served import Proxy
@@ -142,9 +144,9 @@ async def test_a_primary_that_stands_still_is_left(cluster: Cluster) -> None:
         assert remote.is_connected
         async with leading(cluster, 2) as (wal, _):
             while not append.done():
-                await asyncio.wait_for(clock.wait_for_sleepers(), 20)
+                await asyncio.wait_for(clock.wait_for_sleepers(), 60)
                 clock.advance(1.0)
-                await asyncio.wait([append], timeout=0.05)
+                await turns()
             await append
             assert str(remote.address) == cluster.machines[2].address
             assert await values(wal) == [b"one", b"two"]
@@ -183,7 +185,8 @@ async def test_a_primary_that_is_cut_off_from_its_copies_is_left(cluster: Cluste
         Proxy(cluster.machines[2].address) as two,
         Wal.open(
             machine.path / "orders",
-            replication=Replication(nodes=[one.address, two.address], patience_seconds=1.2),
+            replication=Replication(nodes=[one.address, two.address], patience_seconds=60),
+            clock=cluster.clock,
         ) as old,
         Server.open(old, unix=machine.socket),
         connect(places(cluster), clock=clock) as remote,
@@ -194,8 +197,9 @@ async def test_a_primary_that_is_cut_off_from_its_copies_is_left(cluster: Cluste
             proxy.refuses = True
             proxy.lose()
         async with leading(cluster, 1) as (wal, _):
-            with pytest.raises(StorageUnavailableError, match="of 3 copies") as caught:
-                await producer.append(b"two", sequence=2)
+            async with cluster.losing_patience(old):
+                with pytest.raises(StorageUnavailableError, match="of 3 copies") as caught:
+                    await producer.append(b"two", sequence=2)
             assert caught.value.outcome == "unknown"
             assert str(remote.address) == machine.address
             while str(remote.address) == machine.address:
@@ -222,7 +226,7 @@ async def test_an_idle_client_asks_now_and_then_and_stays(cluster: Cluster) -> N
 
 async def test_what_each_place_said_is_told(cluster: Cluster) -> None:
     with pytest.raises(StorageUnavailableError) as caught:
-        await connect([*places(cluster), "unix:///nowhere/s.sock"], connect_seconds=1.0)
+        await try_once(connect, [*places(cluster), "unix:///nowhere/s.sock"])
     assert str(caught.value).count("this server serves copies only") == 3
     assert "no server at unix:///nowhere/s.sock" in str(caught.value)
     assert caught.value.retriable
@@ -256,16 +260,16 @@ async def test_places_that_refuse_differently_are_all_named(
     ):
         addresses = [str(two_servers[0].addresses[0]), str(other.addresses[0])]
         with pytest.raises(StorageUnavailableError) as caught:
-            await connect(addresses, token="guess", log="no such log", connect_seconds=0.5)
+            await try_once(connect, addresses, token="guess", log="no such log")
         assert all(address in str(caught.value) for address in addresses)
 
 
 async def test_a_cancelled_search_leaves_no_connection(two_servers: tuple[Server, Server]) -> None:
     addresses = [str(server.addresses[0]) for server in two_servers]
     opened = 0
-    for turns in range(60):
+    for count in range(60):
         search = asyncio.ensure_future(_connected(addresses))
-        for _ in range(turns):
+        for _ in range(count):
             await asyncio.sleep(0)
         search.cancel()
         with suppress(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.replication.test_replication import caught_up, forget
 from walstore import CorruptionError, StorageUnavailableError, Wal, WalError
@@ -153,7 +153,7 @@ async def test_a_new_disk_does_not_count_with_damage(cluster: Cluster) -> None:
     await wal.aclose()
     await cluster.machines[0].stop()
     with pytest.raises(StorageUnavailableError, match="1 more are new"):
-        await cluster.primary(1, patience_seconds=0.5)  # it does not count
+        await cluster.primary(1, patience_seconds=RUNS_OUT_SECONDS)  # it does not count
     await cluster.machines[1].start()
     await cluster.machines[0].start()
     sound = await cluster.primary(2)
@@ -179,7 +179,7 @@ async def test_a_copy_without_files_does_not_decide(cluster: Cluster, has_promis
     await cluster.machines[1].start()
     await cluster.machines[2].start()
     with pytest.raises((StorageUnavailableError, CorruptionError)):
-        await cluster.primary(2, patience_seconds=0.5)
+        await cluster.primary(2, patience_seconds=RUNS_OUT_SECONDS)
     await cluster.machines[2].start()
     await cluster.machines[0].start()  # it is back
     sound = await cluster.primary(0)
@@ -229,7 +229,7 @@ async def test_a_copy_that_lost_what_it_synced_takes_part_in_nothing(
     for number in (1, 2):
         await cluster.machines[number].start()
     with pytest.raises((StorageUnavailableError, CorruptionError), match=r"copies|synced|gone"):
-        await cluster.primary(1 if leads else 2, patience_seconds=0.5)
+        await cluster.primary(1 if leads else 2, patience_seconds=RUNS_OUT_SECONDS)
     for number in (0, 1 if leads else 2):
         await cluster.machines[number].start()
     sound = await cluster.primary(2)  # with the old leader

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.local import open_descriptors, segments
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import SMALL, Cluster, Machine, values
 from tests.walstore.serve.served import Proxy
 from walstore import (
@@ -33,6 +33,7 @@ from walstore.files.posix import PosixFileSystem
 from walstore.replication.replica import Replica
 from walstore.runtime.statistics import unpack_statistics
 from walstore.settings import KIB
+from walstore.testing import FaultyFileSystem
 
 pytestmark = pytest.mark.timeout(60)
 DELETED = re.compile(r"\(deleted\)$").search
@@ -129,7 +130,7 @@ async def test_an_idle_primary_learns_that_it_was_passed_over(cluster: Cluster) 
     old = await cluster.primary(0)
     await old.append(b"first")
     new = await cluster.primary(1)
-    await asyncio.wait_for(old.wait_closing(), 20)
+    await asyncio.wait_for(old.wait_closing(), 60)
     with pytest.raises(WalClosedError, match=r"taken over|is over"):
         await old.aclose()
     await new.append(b"second")
@@ -139,15 +140,16 @@ async def test_an_idle_primary_learns_that_it_was_passed_over(cluster: Cluster) 
 
 async def test_what_no_quorum_has_is_cut(cluster: Cluster) -> None:
     """The old primary's own records that nobody acknowledged are not in the log of its successor."""
-    wal = await cluster.primary(0, patience_seconds=1.2)
+    wal = await cluster.primary(0)
     await wal.append(b"kept")
     for number in (1, 2):
         await cluster.machines[number].stop()
     await wal.append(b"lost", durability="disk")
     assert wal.replicated_limit == 2
     assert wal.durable_limit == 3
-    with pytest.raises(StorageUnavailableError, match="2 are needed") as caught:
-        await wal.append(b"lost, too")
+    async with cluster.losing_patience(wal):
+        with pytest.raises(StorageUnavailableError, match="2 are needed") as caught:
+            await wal.append(b"lost, too")
     assert caught.value.outcome == "unknown"
     with pytest.raises(StorageUnavailableError, match="2 are needed") as caught:
         await wal.append(b"refused")
@@ -259,13 +261,13 @@ async def test_segments_that_go_while_a_copy_asks_for_them(
 async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:
     await cluster.machines[2].stop()
     with pytest.raises(StorageUnavailableError, match="a new log needs all of them once"):
-        await cluster.primary(0, patience_seconds=0.3)
+        await cluster.primary(0, patience_seconds=RUNS_OUT_SECONDS)
     await cluster.machines[2].start()
     await (await cluster.primary(0)).aclose()
     for number in (1, 2):
         await cluster.machines[number].stop()
     with pytest.raises(StorageUnavailableError, match="1 of 3 copies") as caught:
-        await cluster.primary(0, patience_seconds=0.3)
+        await cluster.primary(0, patience_seconds=RUNS_OUT_SECONDS)
     assert caught.value.retriable
     await cluster.machines[1].start()
     wal = await cluster.primary(0)
@@ -351,7 +353,7 @@ async def test_a_new_disk_does_not_vote(cluster: Cluster) -> None:
     await cluster.machines[2].start()
     for number in (1, 2):
         with pytest.raises(StorageUnavailableError, match=r"1 of 3 copies .* 2 are needed"):
-            await cluster.primary(number, patience_seconds=1.0)
+            await cluster.primary(number, patience_seconds=RUNS_OUT_SECONDS)
         await cluster.machines[number].start()
     await cluster.machines[0].start()
     third = await cluster.primary(2)
@@ -388,6 +390,22 @@ async def test_a_candidate_that_failed_is_heard_where_all_copies_are_needed(
     await second.aclose()
 
 
+async def test_an_opening_that_is_cancelled_while_its_own_copy_promises_ends(
+    cluster: Cluster,
+) -> None:
+    """Nobody else answers, and it does not wait for them."""
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+    fs = cluster.machines[0].fs = FaultyFileSystem()
+    with fs.hold("replace") as promising:
+        opening = asyncio.ensure_future(cluster.primary(0, patience_seconds=10))
+        await promising.wait_entered()
+        opening.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+
+
 async def test_attempts_to_take_over_share_an_epoch(cluster: Cluster) -> None:
     """Promises of an attempt that had too few still hold; only a refusal needs a later epoch."""
     wal = await cluster.primary(0)
@@ -396,7 +414,7 @@ async def test_attempts_to_take_over_share_an_epoch(cluster: Cluster) -> None:
     for number in (1, 2):
         await cluster.machines[number].stop()
     with pytest.raises(StorageUnavailableError, match="2 are needed"):
-        await cluster.primary(0, patience_seconds=1.0)
+        await cluster.primary(0, patience_seconds=RUNS_OUT_SECONDS)
     for number in (1, 2):
         await cluster.machines[number].start()
     second = await cluster.primary(0)
@@ -435,7 +453,7 @@ async def test_a_copy_is_not_written_by_itself(cluster: Cluster) -> None:
 async def test_every_policy_of_syncing_replicates(cluster: Cluster, sync: Any) -> None:
     settings = Settings(segment_bytes=65536, sync=sync)
     wal = await cluster.primary(0, settings=settings)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await wal.append(b"one")
         await wal.append_many([b"two", b"three"])
         await wal.append(b"four", durability="memory")
@@ -447,7 +465,7 @@ async def test_every_policy_of_syncing_replicates(cluster: Cluster, sync: Any) -
 
 async def test_statistics_tell_of_the_copies(cluster: Cluster) -> None:
     """Who is there, who is how far behind, and why nothing is acknowledged."""
-    wal = await cluster.primary(0, patience_seconds=1.2)
+    wal = await cluster.primary(0)
     plain = [machine.address for machine in cluster.machines[1:]]
     await wal.append_many([b"v"] * 5)
 
@@ -460,8 +478,9 @@ async def test_statistics_tell_of_the_copies(cluster: Cluster) -> None:
     await until(lambda: copies() == [(plain[0], False, 6, 10), (plain[1], True, 16, 0)])
     assert wal.statistics().replication_trouble is None
     await cluster.machines[2].stop()
-    with pytest.raises(StorageUnavailableError):
-        await wal.append(b"x")
+    async with cluster.losing_patience(wal):
+        with pytest.raises(StorageUnavailableError):
+            await wal.append(b"x")
     now = wal.statistics()
     assert (now.replicated_limit, now.durable_limit) == (16, 17)
     assert "1 of 3 copies" in (now.replication_trouble or "")
@@ -486,19 +505,19 @@ async def test_a_node_that_is_silent_is_missed_while_there_is_always_more_to_sen
         Proxy(cluster.machines[1].address) as one,
         Proxy(cluster.machines[2].address) as two,
     ):
-        replication = Replication(nodes=[one.address, two.address], patience_seconds=1.2)
-        wal = await Wal.open(machine.path / "orders", replication=replication)
+        replication = Replication(nodes=[one.address, two.address], patience_seconds=60)
+        wal = await Wal.open(machine.path / "orders", replication=replication, clock=cluster.clock)
         await until(lambda: all(copy.is_present for copy in wal.statistics().copies))
         one.holds_answers = two.holds_answers = True
 
         async def write() -> None:
             while True:
                 await wal.append(b"v", durability="disk")
-                await asyncio.sleep(0.02)
 
         writing = asyncio.ensure_future(write())
-        with pytest.raises(StorageUnavailableError, match="of 3 copies") as caught:
-            await asyncio.wait_for(wal.append(b"w"), 20)
+        async with cluster.losing_patience(wal):
+            with pytest.raises(StorageUnavailableError, match="of 3 copies") as caught:
+                await wal.append(b"w")
         assert caught.value.outcome == "unknown"
         assert not any(copy.is_present for copy in wal.statistics().copies)
         writing.cancel()

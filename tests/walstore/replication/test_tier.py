@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cloud import URL, snapshot
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.replication.shipped import IDLE, both, end, serve_again, sound, tier
 from uploader import CloudLog, CloudTier, UploadSettings
@@ -80,20 +80,21 @@ async def test_what_enough_copies_have_is_shipped(cluster: Cluster, shape: Layou
 async def test_what_too_few_copies_have_is_not_shipped(cluster: Cluster) -> None:
     """Neither while the log is open nor while it closes: a takeover may cut it, and does."""
     store = MemoryStore()
-    wal = await cluster.primary(0, tier=tier(store), patience_seconds=1.2)
+    wal = await cluster.primary(0, tier=tier(store))
     await wal.append(b"kept", durability="cloud")
     for number in (1, 2):
         await cluster.machines[number].stop()
     await wal.append(b"lost", durability="disk")
-    with pytest.raises(StorageUnavailableError, match="2 are needed") as told:
-        await wal.append(b"lost, too", durability="cloud")
+    async with cluster.losing_patience(wal):
+        with pytest.raises(StorageUnavailableError, match="2 are needed") as told:
+            await wal.append(b"lost, too", durability="cloud")
     assert told.value.outcome == "unknown"
     with pytest.raises(StorageUnavailableError, match="2 are needed") as told:
         await wal.append(b"refused", durability="cloud")
     assert told.value.outcome == "not_written"
     assert (wal.durable_limit, wal.uploaded_limit) == (4, 2)
     before = await snapshot(store)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):  # less than a patience
         await wal.aclose()
     assert await snapshot(store) == before
 
@@ -106,7 +107,7 @@ async def test_what_too_few_copies_have_is_not_shipped(cluster: Cluster) -> None
 
 async def test_what_waits_for_copies_is_shipped_once_they_are_there(cluster: Cluster) -> None:
     store = MemoryStore()
-    wal = await cluster.primary(0, tier=tier(store), patience_seconds=20.0)
+    wal = await cluster.primary(0, tier=tier(store), patience_seconds=60.0)
     for number in (1, 2):
         await cluster.machines[number].stop()
     async with asyncio.TaskGroup() as group:
@@ -171,7 +172,7 @@ async def test_a_primary_that_stood_still_while_it_shipped(
     """Its put, or its change of the manifest, is under way when another one takes over."""
     inner = MemoryStore()
     slow = FaultyStore(inner)
-    settings = dataclasses.replace(IDLE, drain_seconds=0.5)
+    settings = dataclasses.replace(IDLE, drain_seconds=RUNS_OUT_SECONDS)
     old = await cluster.primary(0, tier=tier(slow, shape, settings))
     await old.append(b"1", durability="cloud")
     release, reached = asyncio.Event(), asyncio.Event()
@@ -353,10 +354,10 @@ async def test_a_candidate_without_copies_touches_nothing(cluster: Cluster) -> N
     node, nowhere = cluster.machines[1], ["unix:///nowhere-1", "unix:///nowhere-2"]
     await node.stop()
     with pytest.raises(StorageUnavailableError):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await Wal.open(
                 node.path / "orders",
-                replication=Replication(nodes=nowhere, patience_seconds=0.3),
+                replication=Replication(nodes=nowhere, patience_seconds=RUNS_OUT_SECONDS),
                 tier=tier(store),
             )
     await node.start()

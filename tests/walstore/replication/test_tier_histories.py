@@ -80,7 +80,7 @@ class History:
         content = [value + b"v" * self.rng.choice([10, 700]) for value in content]
         self.count += len(content)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 span = await self.wal.append_many(content, durability=level)
         except StorageUnavailableError:
             return

@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 
+from tests.clocks import SkippingClock
 from tests.local import SMALL
 from tests.walstore.serve.served import Served, connected, serving
 from walstore import RemoteWal, Wal
 
 
+@pytest.fixture
+def skipping() -> SkippingClock:
+    """The clock of the log."""
+    return SkippingClock()
+
+
 @pytest.fixture(params=["opened", "served"])
-async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+async def log(
+    request: pytest.FixtureRequest, tmp_path: Path, skipping: SkippingClock
+) -> AsyncIterator[Any]:
     """The same log both ways: what a test says holds for both."""
     if request.param == "opened":
-        async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+        async with Wal.open(tmp_path / "log", settings=SMALL, clock=skipping) as wal:
             yield wal
     else:
-        async with connected(tmp_path / "log", settings=SMALL) as (_, remote):
+        async with connected(tmp_path / "log", settings=SMALL, clock=skipping) as (_, remote):
             yield remote
 
 

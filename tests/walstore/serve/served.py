@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from walstore import RemoteWal, Settings, Wal, connect
+from walstore.ports import Clock
 from walstore.serve import Server, ServeSettings
 
 
@@ -28,11 +29,16 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    path: Path, settings: Settings | None = None, serve: ServeSettings | None = None, **options: Any
+    path: Path,
+    settings: Settings | None = None,
+    serve: ServeSettings | None = None,
+    *,
+    clock: Clock | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve the log at ``path`` at a socket beside it."""
     async with (
-        Wal.open(path, settings=settings) as wal,
+        Wal.open(path, settings=settings, clock=clock) as wal,
         Server.open(wal, unix=path.parent / "s.sock", settings=serve, **options) as server,
     ):
         yield Served(wal, server)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cases import case
+from tests.clocks import SkippingClock
 from tests.interrupted import Interrupted, finish
 from tests.local import SMALL
 from tests.waiting import until
@@ -85,17 +86,18 @@ async def test_a_job_has_all_parts_of_its_record(log: Any) -> None:
         assert repr(job) == "<Job 1, delivery 1>"
 
 
-@pytest.mark.slow
-async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
+async def test_what_is_not_acknowledged_comes_again(log: Any, skipping: SkippingClock) -> None:
     await append(log, b"a", b"b", b"c", b"d")
-    async with log.group("g", ack_wait_seconds=0.8) as group:
-        a, b, c, d = await group.fetch(4, max_wait=5)
+    async with log.group("g", ack_wait_seconds=60) as group:
+        a, b, c, d = await group.fetch(4, max_wait=60)
         await a.ack()
         await b.nak()
         await c.nak(delay=0.05)
+        skipping.skip(30)
         again = await group.fetch(1)
         assert [(job.value, job.deliveries) for job in again] == [(b"b", 2)]
         assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"c", 2)]
+        skipping.skip(30)  # no more for those that came again
         assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"d", 2)]
         with pytest.raises(LeaseExpiredError):
             await d.in_progress()
@@ -105,13 +107,13 @@ async def test_what_is_not_acknowledged_comes_again(log: Any) -> None:
         assert (found.floor, found.redelivered) == (3, 3)
 
 
-@pytest.mark.slow
-async def test_in_progress_keeps_a_job(log: Any) -> None:
+async def test_in_progress_keeps_a_job(log: Any, skipping: SkippingClock) -> None:
     await append(log, b"a")
-    async with log.group("g", ack_wait_seconds=1.2) as group:
+    async with log.group("g", ack_wait_seconds=60) as group:
         (job,) = await group.fetch()
         for _ in range(4):
-            assert await group.fetch(max_wait=0.4) == []
+            skipping.skip(40)
+            assert await group.fetch(max_wait=0) == []
             await job.in_progress()
         await job.ack()
         assert await group.fetch(max_wait=0) == []
@@ -120,7 +122,7 @@ async def test_in_progress_keeps_a_job(log: Any) -> None:
 async def test_what_a_member_leaves_behind_comes_at_once(log: Any) -> None:
     await append(log, b"a", b"b")
     async with log.group("g") as first, log.group("g") as second:
-        assert len(await first.fetch(2, max_wait=5)) >= 1
+        assert len(await first.fetch(2, max_wait=60)) >= 1
         waiting = asyncio.ensure_future(second.fetch(2))
         await asyncio.sleep(0)
         await first.__aexit__(None, None, None)
@@ -235,8 +237,8 @@ async def test_jobs_of_a_key_keep_their_order(log: Any) -> None:
 async def test_only_so_many_are_with_members(log: Any) -> None:
     await append(log, b"a", b"b", b"c")
     async with log.group("g", max_ack_pending=2) as group:
-        jobs = await group.fetch(3, max_wait=5)
-        jobs += await group.fetch(3, max_wait=5) if len(jobs) < 2 else []
+        jobs = await group.fetch(3, max_wait=60)
+        jobs += await group.fetch(3, max_wait=60) if len(jobs) < 2 else []
         assert len(jobs) == 2
         assert await group.fetch(max_wait=0.05) == []
         await jobs[0].ack()
@@ -274,7 +276,7 @@ async def test_options_and_names_that_are_none(log: Any) -> None:
 async def test_it_holds_retention_back(log: Any) -> None:
     await append(log, b"a", b"b", b"c")
     async with log.group("g") as group:
-        jobs = await group.fetch(3, max_wait=5)
+        jobs = await group.fetch(3, max_wait=60)
         assert await log.trim(4) == 1
         await group.ack(jobs)
     assert [(info.name, info.position) for info in await log.cursors()] == [("group.g", 1)]
@@ -284,20 +286,20 @@ async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         await append(wal, *(b"%d" % n for n in range(10)))
         async with wal.group("g", max_deliver=5) as group:
-            jobs = await group.fetch(8, max_wait=5)
+            jobs = await group.fetch(8, max_wait=60)
             await group.ack(jobs[1::2])
     for deliveries in (2, 3):
         async with (
             Wal.open(tmp_path / "log", settings=SMALL) as wal,
             wal.group("g", max_deliver=5) as group,
         ):
-            again = await group.fetch(20, max_wait=5)
+            again = await group.fetch(20, max_wait=60)
             assert [(job.offset, job.deliveries) for job in again if job.offset < 9] == [
                 (offset, deliveries) for offset in (1, 3, 5, 7)
             ]
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         async with wal.group("g", max_deliver=5) as group:
-            await group.ack(await group.fetch(20, max_wait=5))
+            await group.ack(await group.fetch(20, max_wait=60))
         assert await wal.cursors()
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         assert (await wal.cursor("group.g")).position == 11
@@ -311,13 +313,13 @@ async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.Monke
             first = await group.fetch()
             done = 1
             while done < 4990:
-                jobs = await group.fetch(100, max_wait=5)
+                jobs = await group.fetch(100, max_wait=60)
                 await group.ack(jobs)
                 done += len(jobs)
             await first[0].nak(delay=1000)
     assert (tmp_path / "log" / "groups" / "g").stat().st_size < 40_000
     async with Wal.open(tmp_path / "log") as wal, wal.group("g") as group:
-        jobs = await group.fetch(100, max_wait=5)
+        jobs = await group.fetch(100, max_wait=60)
         assert jobs[0].offset == 1
         assert len(jobs) == 5000 - done + 1
 
@@ -334,26 +336,31 @@ async def test_a_client_that_is_gone_keeps_its_lease_and_its_answer_may_be_lost(
         ):
             (job,) = await there.fetch()
             proxy.lose()
-            assert [one.value for one in await here.fetch(5, max_wait=0.1)] == [b"b"]
+            assert [one.value for one in await here.fetch(5, max_wait=60)] == [b"b"]
             await job.ack()  # over the next connection
             assert (await there.statistics()).floor == 2
 
 
-@pytest.mark.slow
-async def test_leases_of_other_processes_survive_the_owner(tmp_path: Path) -> None:
+async def test_leases_of_other_processes_survive_the_owner(
+    tmp_path: Path, skipping: SkippingClock
+) -> None:
     socket = tmp_path / "s.sock"
     remote = None
     async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
         await append(wal, b"a", b"b")
         remote = await connect(f"unix://{socket}")
-        group = remote.group("g", ack_wait_seconds=1.5)
+        group = remote.group("g", ack_wait_seconds=60)
         await group.__aenter__()
         (job,) = await group.fetch()
-    async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
-        async with wal.group("g", ack_wait_seconds=1.5) as here:
-            others = await here.fetch(5, max_wait=0.2)
+    async with (
+        Wal.open(tmp_path / "log", clock=skipping) as wal,
+        Server.open(wal, unix=socket),
+    ):
+        async with wal.group("g", ack_wait_seconds=60) as here:
+            others = await here.fetch(5, max_wait=60)
             assert [one.value for one in others] == [b"b"]
             await here.ack(others)
+            skipping.skip(60)
             assert [(one.value, one.deliveries) for one in await here.fetch(5)] == [(b"a", 2)]
             await job.ack()
             assert (await here.statistics()).unsettled == 0
@@ -381,7 +388,7 @@ async def test_who_leaves_after_the_owner_was_restarted_gives_its_jobs_back(tmp_
             Server.open(wal, unix=socket),
             wal.group("g", ack_wait_seconds=1000) as here,
         ):
-            assert [job.value for job in await here.fetch(9, max_wait=5)] == [b"5"]
+            assert [job.value for job in await here.fetch(9, max_wait=60)] == [b"5"]
             assert await here.fetch(9, max_wait=0.05) == []
             waiting = asyncio.ensure_future(here.fetch(9))
             await asyncio.sleep(0)
@@ -458,7 +465,7 @@ async def test_a_fetch_cancelled_before_its_answer_leaves_the_job_to_others(tmp_
             with contextlib.suppress(asyncio.CancelledError):
                 await fetching
             await remote.statistics()  # the server has had the cancellation before this
-        (job,) = await asyncio.wait_for(other.fetch(), 10)
+        (job,) = await asyncio.wait_for(other.fetch(), 60)
         assert (job.value, job.deliveries) == (b"a", 1)
         await job.ack()
 
@@ -490,7 +497,7 @@ async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(tmp_path
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, b"a", b"b")
         async with wal.group("g") as group:
-            jobs = await group.fetch(2, max_wait=5)
+            jobs = await group.fetch(2, max_wait=60)
             fs.fail("pwrite", errno.ENOSPC, name=JOURNAL, times=3, written_bytes=10)
             refusals = 0
             while refusals < 4:
@@ -509,7 +516,7 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
     wal = await Wal.open(tmp_path / "log", fs=fs)
     await append(wal, b"a", b"b")
     async with wal.group("g") as group:
-        jobs = await group.fetch(2, max_wait=5)
+        jobs = await group.fetch(2, max_wait=60)
         fs.fail("datasync", name=JOURNAL)
         with pytest.raises(StorageUnavailableError) as failed:
             await jobs[0].ack()
@@ -523,7 +530,7 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await closing
     async with Wal.open(tmp_path / "log") as again, again.group("g") as group:
-        assert {job.value for job in await group.fetch(5, max_wait=5)} >= {b"b", b"c"}
+        assert {job.value for job in await group.fetch(5, max_wait=60)} >= {b"b", b"c"}
 
 
 async def test_groups_are_listed_and_deleted(log: Any) -> None:
@@ -531,13 +538,13 @@ async def test_groups_are_listed_and_deleted(log: Any) -> None:
     assert await log.groups() == []
     assert not await log.delete_group("workers")
     async with log.group("workers") as group, log.group("others"):
-        job, *_ = await group.fetch(2, max_wait=5)
+        job, *_ = await group.fetch(2, max_wait=60)
         await job.ack()
         others, workers = await log.groups()
         assert (others.name, others.floor, others.behind) == ("others", 1, 3)
         assert (workers.name, workers.floor, workers.behind) == ("workers", 2, 2)
         assert workers.statistics is not None
-        assert await group.fetch(9, max_wait=5)
+        assert await group.fetch(9, max_wait=60)
         waiting = asyncio.ensure_future(group.fetch(max_wait=30))
         await group.statistics()
         assert await log.delete_group("workers")
@@ -566,7 +573,7 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
         assert await wal.delete_group("g")
         assert await wal.groups() == []
         async with wal.group("g") as anew:
-            assert len(await anew.fetch(max_wait=5)) == 1
+            assert len(await anew.fetch(max_wait=60)) == 1
 
 
 async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
@@ -577,7 +584,7 @@ async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, *(b"%d" % n for n in range(300)), durability="memory")
         async with wal.group("g") as group:
-            jobs = await group.fetch(300, max_wait=5)
+            jobs = await group.fetch(300, max_wait=60)
             fs.fail("open", errno.ENOSPC, name=JOURNAL, times=10_000)
             for at in range(0, 200, 10):
                 await group.ack(jobs[at : at + 10])
@@ -636,13 +643,13 @@ async def test_a_group_that_could_not_be_entered_is_entered_otherwise(log: Any) 
         with pytest.raises((ValueError, WalError)):
             await log.group("workers", start=start).__aenter__()
     async with log.group("workers") as group:
-        assert [job.value for job in await group.fetch(max_wait=5)] == [b"a"]
+        assert [job.value for job in await group.fetch(max_wait=60)] == [b"a"]
 
 
 async def test_members_and_jobs_belong_to_an_event_loop(log: Any) -> None:
     await append(log, b"a", b"b")
     async with log.group("workers") as group:
-        (job,) = await group.fetch(max_wait=5)
+        (job,) = await group.fetch(max_wait=60)
 
         async def elsewhere() -> None:
             for call in (group.fetch, group.statistics, job.ack, job.nak, job.in_progress):
@@ -670,7 +677,7 @@ async def test_a_fetch_that_waits_ends_when_its_member_leaves(log: Any) -> None:
                 await waits[0]
             first = await waits[1]
         await stays.ack(first)
-        (second,) = await stays.fetch(max_wait=5)
+        (second,) = await stays.fetch(max_wait=60)
         assert {first[0].value, second.value} == {b"before", b"after"}
         with pytest.raises(WalClosedError):
             await leaves.fetch()
@@ -684,7 +691,7 @@ async def test_a_member_enters_once(log: Any) -> None:
     await asyncio.wait(entering)
     with pytest.raises(RuntimeError, match="once"):
         await entering[1]
-    assert [job.value for job in await member.fetch(max_wait=5)] == [b"a"]
+    assert [job.value for job in await member.fetch(max_wait=60)] == [b"a"]
     await member.__aexit__(None, None, None)
     with pytest.raises(RuntimeError, match="once"):
         await member.__aenter__()
@@ -693,8 +700,8 @@ async def test_a_member_enters_once(log: Any) -> None:
 async def test_jobs_are_acknowledged_in_their_own_group(log: Any) -> None:
     await append(log, *(b"%d" % n for n in range(4)))
     async with log.group("a") as a, log.group("b") as b, log.group("a") as too:
-        jobs = await a.fetch(4, max_wait=5)
-        await b.fetch(4, max_wait=5)
+        jobs = await a.fetch(4, max_wait=60)
+        await b.fetch(4, max_wait=60)
         with pytest.raises(ValueError, match="of group 'a'"):
             await b.ack(jobs)
         with pytest.raises(TypeError, match="several jobs"):

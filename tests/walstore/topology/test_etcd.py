@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tests.cases import case
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.serve.certificates import make_certificate
 from tests.walstore.topology.conftest import sockets
 from tests.walstore.topology.fake_etcd import FakeEtcd, Fault, serving
@@ -30,7 +30,6 @@ from walstore.topology.memory import MemoryKeyValues
 
 RANGE, TXN, GRANT = "/v3/kv/range", "/v3/kv/txn", "/v3/lease/grant"
 REQUEST_SECONDS = 2.0
-SHORT_SECONDS = 0.05
 
 
 @pytest.fixture
@@ -55,14 +54,14 @@ async def client(nodes: tuple[FakeEtcd, FakeEtcd]) -> AsyncIterator[EtcdKeyValue
 @pytest.fixture
 async def timely(nodes: tuple[FakeEtcd, FakeEtcd]) -> AsyncIterator[EtcdKeyValues]:
     """A client whose time passes."""
-    async with _open(nodes, clock=None) as found:
+    async with _open(nodes, clock=None, request_seconds=60) as found:
         yield found
 
 
 @pytest.fixture
 async def hasty(nodes: tuple[FakeEtcd, FakeEtcd]) -> AsyncIterator[EtcdKeyValues]:
     """A client that does not wait for long. Busy machines delay what it does, but must not prevent it."""
-    async with _open(nodes, clock=None, request_seconds=SHORT_SECONDS) as found:
+    async with _open(nodes, clock=None, request_seconds=RUNS_OUT_SECONDS) as found:
         yield found
 
 
@@ -195,7 +194,7 @@ async def test_a_swap_that_was_not_executed_is_sent_again(nodes, store) -> None:
             nodes[0].faults = {TXN: Fault.BUSY}
             assert (await client.swap("k", b"1", expected=0)).happened
             assert _requests(nodes, TXN) == [1, 1]
-        async with EtcdKeyValues.open([nobody], request_seconds=SHORT_SECONDS) as client:
+        async with EtcdKeyValues.open([nobody], request_seconds=RUNS_OUT_SECONDS) as client:
             with pytest.raises(StorageUnavailableError) as caught:
                 await client.swap("k", b"2", expected=2)
             assert caught.value.outcome == "not_written"
@@ -306,7 +305,7 @@ async def test_a_watch_leaves_nodes_that_tell_nothing(nodes, store) -> None:
                 node.faults, node.requests = {}, []
             nodes[0].faults = {"/v3/watch": fault}
             item = store.swap(f"k{fault.name}", b"1", 0, 0).found
-            async with _open(nodes, clock=None, request_seconds=SHORT_SECONDS) as client:
+            async with _open(nodes, clock=None, request_seconds=RUNS_OUT_SECONDS) as client:
                 watch = client.watch("k", after=item.revision - 1)
                 assert [event.now for event in await anext(watch)] == [item]
                 await watch.aclose()
@@ -346,7 +345,7 @@ def _checks(node: FakeEtcd) -> int:
 
 async def test_a_quiet_watch_stays_where_it_is(nodes, client, clock, store) -> None:
     watch = client.watch("k", after=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         first = store.swap("k", b"1", 0, 0).found
         assert [event.now for event in await anext(watch)] == [first]
         async with asyncio.TaskGroup() as group:
@@ -462,7 +461,7 @@ async def test_tls(store, tmp_path) -> None:
             assert [event.now for event in await anext(watch)] == [swap.found]
             await watch.aclose()
         node.requests = []
-        async with EtcdKeyValues.open(address, request_seconds=SHORT_SECONDS) as client:
+        async with EtcdKeyValues.open(address, request_seconds=RUNS_OUT_SECONDS) as client:
             error = await _fails(client.swap("k", b"2", expected=2), StorageUnavailableError)
             assert error.outcome == "not_written"
         assert node.requests == []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests import etcd
+from tests.waiting import RUNS_OUT_SECONDS
 from tests.walstore.topology.conftest import changes, post
 from walstore.errors import AccessDeniedError, OutcomeUnknownError, StorageUnavailableError
 from walstore.topology.etcd import EtcdKeyValues
@@ -17,7 +17,8 @@ from walstore.topology.key_values import Event
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill]
 
-REQUEST_SECONDS = 0.5
+REQUEST_SECONDS = 10.0
+"""Longer than a cluster needs for its next leader."""
 _numbers = itertools.count()
 
 
@@ -107,6 +108,7 @@ async def _watched(client: EtcdKeyValues, prefix: str, begin: int) -> list[Event
 
 
 async def test_a_node_that_stands_still_is_left_in_time(cluster: etcd.EtcdCluster) -> None:
+    """It stands still until all answers are there, which did not come from it."""
     prefix = f"still {next(_numbers)}/"
     async with (
         EtcdKeyValues.open(cluster.endpoints, request_seconds=REQUEST_SECONDS) as client,
@@ -122,10 +124,7 @@ async def test_a_node_that_stands_still_is_left_in_time(cluster: etcd.EtcdCluste
                 await other.get(prefix)  # there is a leader again, if it was the one
                 item = (await other.swap(prefix + "k", b"1", expected=0)).found
                 assert item is not None
-                began = time.monotonic()
                 assert await client.get(prefix + "k") == item
-                # For a node, plus what a busy machine takes.
-                assert time.monotonic() - began < 6 * REQUEST_SECONDS
                 assert await told == [Event(item.key, item, item.revision)]
             finally:
                 await asyncio.to_thread(cluster.restart, 0)
@@ -134,15 +133,18 @@ async def test_a_node_that_stands_still_is_left_in_time(cluster: etcd.EtcdCluste
 
 async def test_without_a_majority_nothing_is_done(cluster: etcd.EtcdCluster) -> None:
     prefix = f"minority {next(_numbers)}/"
-    async with EtcdKeyValues.open(cluster.address, request_seconds=REQUEST_SECONDS) as client:
+    async with (
+        EtcdKeyValues.open(cluster.address) as client,
+        EtcdKeyValues.open(cluster.address, request_seconds=RUNS_OUT_SECONDS) as hasty,
+    ):
         lease = await client.grant(60)
         for node in (0, 1):
             await asyncio.to_thread(cluster.kill, node)
-        for call in (client.get(prefix), client.list(prefix), client.grant(5)):
+        for call in (hasty.get(prefix), hasty.list(prefix), hasty.grant(5)):
             with pytest.raises(StorageUnavailableError):
                 await call
         with pytest.raises((StorageUnavailableError, OutcomeUnknownError)):
-            await client.swap(prefix + "k", b"1", expected=0)
+            await hasty.swap(prefix + "k", b"1", expected=0)
         await asyncio.gather(*(asyncio.to_thread(cluster.restart, node) for node in (0, 1)))
         assert await client.keep_alive(lease) >= 60
         await client.revoke(lease)

@@ -1,0 +1,29 @@
+"""A clock that passes by itself, and faster when a test says so."""
+
+from __future__ import annotations
+
+from walstore.runtime.clock import SystemClock
+
+
+class SkippingClock(SystemClock):
+    """The real clock, and the seconds that a test skips. ``longest_pause`` is how long it sleeps at most."""
+
+    def __init__(self, *, longest_pause: float = float("inf")) -> None:
+        self._longest_pause = longest_pause
+        self._skipped = 0.0
+        self._stands_at: float | None = None
+
+    def skip(self, seconds: float) -> None:
+        """Let so many seconds pass at once; who sleeps is not woken."""
+        self._skipped += seconds
+
+    def stand_still(self) -> None:
+        """Let no more time pass but what is skipped; pauses go on."""
+        self._stands_at = super().monotonic()
+
+    def monotonic(self) -> float:
+        now = super().monotonic() if self._stands_at is None else self._stands_at
+        return now + self._skipped
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, self._longest_pause))
