@@ -87,7 +87,7 @@ async def refuses(*calls: Callable[[], object]) -> None:
     """Assert that each call says at once in which process the log was opened."""
     for number, call in enumerate(calls):
         with pytest.raises(WalClosedError, match="opened in process") as caught:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 found = call()
                 if isinstance(found, Awaitable):
                     await found
@@ -351,7 +351,7 @@ async def test_the_interpreter_of_a_child_ends(log_directory: Path) -> None:
     """It joins no thread: it has none."""
     command = [sys.executable, "-c", PROGRAM, str(log_directory)]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, check=False, timeout=30
+        subprocess.run, command, capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.stdout, done.stderr) == ("7\n", "")
     found = await contents(log_directory)
