@@ -7,18 +7,19 @@ The command finds the emulator in WALSTORE_AZURE_ENDPOINT.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
 from tests.azure.account import ACCOUNT, ENDPOINT
 from tests.durable_streams.__main__ import OPTIONS, missing
+from tests.waiting import wait_until
 
 PACKAGE: Final = "azurite@3.35.0"
 INSTALLED: Final = Path(__file__).parents[2] / ".azurite"
@@ -66,14 +67,14 @@ def main(command: list[str]) -> int:
 
 
 def _wait(server: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 1):
-                return
-        except OSError:
-            time.sleep(0.1)
-    sys.exit(f"Azurite does not answer at port {port}")
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: answers() or server.poll() is not None, seconds=START_SECONDS)
+    if not answers():
+        sys.exit(f"Azurite does not answer at port {port}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,10 +23,11 @@ from typing import Any
 import pyspark
 
 from tests.spark_classes import java_options, python_path
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 DRIVER_SECONDS = 240.0
 SETTINGS = "WALSTORE_TEST_SPARK_SETTINGS"
 """Where a job finds the settings of its session, as JSON."""
@@ -76,16 +76,17 @@ class Daemon:
 
     def wait_for(self, pattern: str, *, count: int = 1) -> re.Match[str]:
         """Return when so many lines match, with the last match; ClusterError if they do not in time."""
-        deadline = time.monotonic() + START_SECONDS
+        found: list[re.Match[str]] = []
+
+        def is_decided() -> bool:
+            found[:] = [match for line in self._lines if (match := re.search(pattern, line))]
+            return len(found) >= count or self._is_over
+
         with self._changed:
-            while True:
-                found = [match for line in self._lines if (match := re.search(pattern, line))]
-                if len(found) >= count:
-                    return found[-1]
-                left = deadline - time.monotonic()
-                if self._is_over or left <= 0:
-                    raise ClusterError(f"no line {pattern!r} in: {' | '.join(self._said)}")
-                self._changed.wait(left)
+            self._changed.wait_for(is_decided, START_SECONDS)
+            if len(found) < count:
+                raise ClusterError(f"no line {pattern!r} in: {' | '.join(self._said)}")
+            return found[-1]
 
     def stop(self) -> None:
         """End the process, and kill what is left of its session."""
@@ -230,11 +231,16 @@ def processes_of(session: int) -> list[int]:
 
 def kill_session(session: int) -> None:
     """Kill a session's processes until there is none."""
-    deadline = time.monotonic() + STOP_SECONDS
-    while (found := processes_of(session)) and time.monotonic() < deadline:
+
+    def are_gone() -> bool:
+        found = processes_of(session)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return not found
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(are_gone, seconds=STOP_SECONDS)
 
 
 @dataclass(frozen=True)

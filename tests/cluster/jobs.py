@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.cluster.cluster import SETTINGS
+from tests.waiting import wait_until
 from walstore.errors import WalError
 from walstore.spark import register
 from walstore.spark.environment import require_workers
@@ -167,10 +167,9 @@ def speculate(target: str, directory: str) -> dict[str, Any]:
 
 
 def wait_for(path: Path) -> None:
-    """Return when a file is there; in vain after a minute."""
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    """Return when a file is there; in vain after two minutes."""
+    with contextlib.suppress(TimeoutError):
+        wait_until(path.exists, seconds=120)
 
 
 def check(_: str) -> str:

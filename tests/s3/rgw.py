@@ -182,7 +182,7 @@ class Gateway:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(self.endpoint_url, timeout=2):
+            with urllib.request.urlopen(self.endpoint_url, timeout=START_SECONDS):
                 return True
         except urllib.error.HTTPError:
             return True

@@ -1,10 +1,10 @@
 """The writer that a reader in another process follows, until somebody kills it.
 
-    python tests/scenarios/readonly_child.py DIRECTORY NAME PAUSE_SECONDS SIZE RETENTION_BYTES
+    python tests/scenarios/readonly_child.py DIRECTORY NAME LANES SIZE RETENTION_BYTES
 
-Values are ``NAME COUNTER NANOSECONDS`` and padding, where the time is that of the call of append on the clock
-that all processes share. Writes ``tail OFFSET`` once the log is open, then ``OFFSET NAME COUNTER`` for each
-acknowledged record. A number on stdin says that all before that offset may be deleted.
+Values are ``NAME COUNTER`` and padding. Writes ``tail OFFSET`` once the log is open, then
+``OFFSET NAME COUNTER`` for each acknowledged record. A number on stdin says that all before that offset may
+be deleted. With ``LANES`` 0 it appends one record at first, and one for each line ``next`` on stdin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -40,34 +39,41 @@ def say(line: str) -> None:
     os.write(1, line.encode() + b"\n")
 
 
-async def produce(wal: Wal, name: str, pause: float, size: int) -> None:
+async def produce(wal: Wal, name: str, size: int, turns: asyncio.Semaphore | None = None) -> None:
     counter = 0
     while True:
-        value = f"{name} {counter} {time.monotonic_ns()} ".encode()
+        if turns is not None:
+            await turns.acquire()
+        value = f"{name} {counter} ".encode()
         offset = await wal.append(value.ljust(size * (counter % 4), b"."))
         say(f"{offset} {name} {counter}")
         counter += 1
-        await asyncio.sleep(pause)
 
 
-async def delete(wal: Wal) -> None:
+async def obey(wal: Wal, turns: asyncio.Semaphore) -> None:
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
-        await drop_before(wal, int(line))
+        if line == b"next\n":
+            turns.release()
+        else:
+            await drop_before(wal, int(line))
 
 
-async def main(directory: str, name: str, pause: str, size: str, retention: str) -> None:
+async def main(directory: str, name: str, lanes: str, size: str, retention: str) -> None:
     retention_bytes = int(retention) or None
     async with (
         Wal.open(directory, settings=settings(retention_bytes)) as wal,
         asyncio.TaskGroup() as tasks,
     ):
         say(f"tail {wal.tail}")
-        tasks.create_task(delete(wal))
-        for lane in range(3):
-            tasks.create_task(produce(wal, f"{name}-{lane}", float(pause), int(size)))
+        turns = asyncio.Semaphore(1)
+        tasks.create_task(obey(wal, turns))
+        for lane in range(int(lanes)):
+            tasks.create_task(produce(wal, f"{name}-{lane}", int(size)))
+        if lanes == "0":
+            tasks.create_task(produce(wal, name, int(size), turns))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ async def test_slow_and_fast_readers_of_every_kind_beside_producers(log_director
             found: list[int] = []
             async for batch in wal.reader(stop=total + 1).batches():
                 found += range(batch.start, batch.limit)
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             return found
 
         async def by_fetch() -> list[int]:

@@ -291,11 +291,11 @@ async def one_turn(log: Log, run: Run, tag: str, nth: int, *, late: bool, busy: 
     others.append(asyncio.create_task(wal.append(b"other behind")))
     finished = True
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await task
     except asyncio.CancelledError:
         finished = False
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         offsets = await asyncio.gather(*others)
         await wal.flush()
     assert finished or not interrupted.is_over

@@ -165,7 +165,7 @@ async def live(directory: Path, fs: FaultyFileSystem, program: str, sync: Any, f
     if fault is not None:
         kind, nth, how = fault
         fs.fail(kind, nth=nth, **how)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await PROGRAMS[program](wal, told)
         await failure_of(wal.aclose())
     return told

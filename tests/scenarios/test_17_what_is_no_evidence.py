@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import random
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -107,7 +106,9 @@ async def test_S14_a_torn_write_of_a_value_that_holds_whole_frames_is_torn(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 async def test_S14_seventy_thousand_frames_in_a_torn_value_take_little_time(scratch: Path) -> None:
+    """Every frame is looked at once. If each were followed to the end, the time limit would not be enough."""
     foreign = await frames_of_a_log(scratch / "foreign", 9)
     later = foreign[-len(foreign) // 9 :]
     directory = scratch / "log"
@@ -126,10 +127,8 @@ async def test_S14_seventy_thousand_frames_in_a_torn_value_take_little_time(scra
             data = bytearray(whole)
             data[low:high] = bytes(high - low)
             (before / path.name).write_bytes(data)
-            began = time.perf_counter()
             assert verify_directory(before).problems == ()
             assert look(before).values == [b"kept"]
-            assert time.perf_counter() - began < 5
 
     await asyncio.to_thread(check)
 

@@ -86,7 +86,7 @@ async def refuses(*calls: Callable[[], object]) -> None:
     """Assert that each call says at once in which process the log was opened."""
     for number, call in enumerate(calls):
         with pytest.raises(WalClosedError, match="opened in process") as caught:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 found = call()
                 if isinstance(found, Awaitable):
                     await found

@@ -29,7 +29,7 @@ from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 ROOT = Path(__file__).parents[2]
 
 
@@ -219,7 +219,7 @@ def test_S8_all_that_was_accepted_is_on_disk_however_the_program_ends(
         [sys.executable, "-W", "error", "-c", CHILD, log_directory, how],
         cwd=ROOT,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, ENDINGS[how], b"")

@@ -53,14 +53,13 @@ if sys.argv[3] == "loop":
 opened = None
 if sys.argv[3] == "loop":
     loop = None
-for _ in range(100):
+deadline = time.monotonic() + 60
+while held() and time.monotonic() < deadline:
     gc.collect()
-    if not held():
-        break
     if loop is None:
-        time.sleep(0.05)
+        time.sleep(0.01)
     else:
-        loop.run_until_complete(asyncio.sleep(0.05))
+        loop.run_until_complete(asyncio.sleep(0.01))
 assert not held(), held()
 print(chr(10).join(sorted(line for line in told if "walstore" in line or "was not closed" in line)))
 if sys.argv[3] != "loop":
@@ -124,14 +123,13 @@ if how == "loop":
     loop.close()
     loop = None
 opened = None
-for _ in range(1000):
+deadline = time.monotonic() + 60
+while not any("the writer" in line for line in told) and time.monotonic() < deadline:
     gc.collect()
     if loop is None:
         time.sleep(0.01)  # a thread may still hold it
     else:
         loop.run_until_complete(asyncio.sleep(0.01))
-    if any("the writer" in line for line in told):
-        break
 print(chr(10).join(line for line in told if "the writer" in line))
 if loop is not None:
     loop.close()

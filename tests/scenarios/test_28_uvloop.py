@@ -19,7 +19,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
     async def watched() -> None:
         assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
-        await asyncio.wait_for(work, 30)
+        await asyncio.wait_for(work, 60)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -325,7 +325,7 @@ async def test_no_offset_is_magic(wal) -> None:
 
 async def test_an_offset_is_compared_when_the_append_is_accepted(wal) -> None:
     """Of many that expect the same offset one wins; the transaction began long before."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         outcomes = await gather_outcomes(
             commit(wal, [b"%d" % n], expect_offset=1) for n in range(10)
         )
@@ -445,7 +445,7 @@ async def test_a_slow_client_holds_nobody(wal, values) -> None:
     async with wal.transaction(update={"slow": "1"}) as slow:
         for value in values:
             await slow.append(value)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for n in range(20):
                 await wal.append(b"%d" % n)
             assert await commit(wal, values) == range(21, 21 + len(values))
@@ -712,7 +712,7 @@ async def test_closing_while_appends_are_under_way(wal, faulty, log_directory) -
 
 
 async def test_closing_while_appends_wait_or_gather(wal, faulty, values, log_directory) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with faulty.hold("datasync") as hold:
             filling = [asyncio.create_task(wal.append(bytes(60 * KIB))) for _ in range(5)]
             await hold.wait_entered()

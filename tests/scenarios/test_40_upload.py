@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import turns
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.format import layout
@@ -28,6 +29,7 @@ from uploader.testing.faults import (
 )
 from walstore import ContentionError, Settings, StorageUnavailableError, Wal
 from walstore.errors import WalClosedError, WalError
+from walstore.testing import ManualClock
 
 SMALL = UploadSettings(
     fragment_bytes=4096,
@@ -36,7 +38,6 @@ SMALL = UploadSettings(
     drain_seconds=30,
     parallel_puts=True,
 )
-GIVES_UP = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=0.05)
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)
 SEGMENTS = Settings(segment_bytes=64 << 10, batch_bytes=4096)
 
@@ -238,16 +239,22 @@ async def test_a_store_that_is_away_stops_nothing_local(log_directory: Path) -> 
     assert await cloud_values(store.inner) == values(30)
 
 
-async def test_closing_gives_up_on_a_dead_store_after_a_while(log_directory: Path) -> None:
+async def test_closing_gives_up_on_a_dead_store_after_a_while(
+    log_directory: Path, clock: ManualClock
+) -> None:
     """What could not be shipped stays on disk, cloud waiters are told, the next opening ships it."""
     inner = MemoryStore()
     store = FaultyStore(inner)
-    wal = await Wal.open(log_directory, tier=tier(store, GIVES_UP))
+    mortal = CloudTier("memory://ignored", store=store, settings=SMALL, retry=FAST, clock=clock)
+    wal = await Wal.open(log_directory, tier=mortal)
     store.on("any", fail(timeout()), times=10**9)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(_outcome(wal.append(b"v", durability="cloud")))
         await until(lambda: wal.durable_limit > 1)
-        await wal.aclose()
+        closing = group.create_task(wal.aclose())
+        while not closing.done():
+            await turns(50)
+            clock.advance(SMALL.drain_seconds)
         assert isinstance(await waiting, StorageUnavailableError)
     async with Wal.open(log_directory, tier=tier(FaultyStore(inner))):
         pass

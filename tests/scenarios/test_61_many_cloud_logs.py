@@ -109,9 +109,9 @@ async def test_a_busy_one_does_not_hold_up_the_others() -> None:
     """It has no more threads at a time than its width."""
     busy, other = SharedWorker("store", 2), SharedWorker("store", 2)
     release = threading.Event()
-    waiting = [busy.begin(lambda: release.wait(10)) for _ in range(50)]
+    waiting = [busy.begin(lambda: release.wait(60)) for _ in range(50)]
     try:
-        assert await asyncio.wait_for(other.run(int), 10) == 0
+        assert await asyncio.wait_for(other.run(int), 60) == 0
     finally:
         release.set()
     assert all(await asyncio.gather(*waiting))

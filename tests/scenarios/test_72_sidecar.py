@@ -15,6 +15,7 @@ import pytest
 
 from tests.effort import first_seed, some
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
+from tests.waiting import wait_until
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.write.writer_settings import WriterSettings
 from walstore.spark.features import HAS_LIMITS
@@ -192,12 +193,8 @@ def test_of_two_with_the_same_checkpoint_one_ends(tmp_path):
 
 def first_to_end(one: SidecarProcess, other: SidecarProcess):
     """Return the one that ends by itself, and then the other."""
-    for _ in range(600):
-        for ended, running in ((one, other), (other, one)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                ended.process.wait(0.1)
-                return ended, running
-    raise AssertionError("both go on")
+    wait_until(lambda: (one.process.poll(), other.process.poll()) != (None, None), seconds=240)
+    return (one, other) if one.process.poll() is not None else (other, one)
 
 
 def test_several_logs_in_a_divided_table(tmp_path):

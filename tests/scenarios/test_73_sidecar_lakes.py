@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from tests.cluster.cluster import processes_of
 from tests.lakes import Lake, find_lake
 from tests.sidecars import SidecarProcess, cursor_at, sidecar
+from tests.waiting import wait_until
 from uploader import CloudWriter
 from uploader.write.writer_settings import WriterSettings
 
@@ -89,10 +88,9 @@ class Place:
 
 def kill_at_commit(running: SidecarProcess, victims: list[int], lake: Lake, before: int) -> None:
     """Kill it and its Java process as soon as the table has one more commit."""
-    while lake.commits() == before:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.process.wait(0.0005)
-            raise AssertionError(f"it ended by itself: {running.err}")
+    process = running.process
+    wait_until(lambda: lake.commits() != before or process.poll() is not None, seconds=240)
+    assert process.poll() is None, f"it ended by itself: {running.err}"
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
 

@@ -54,6 +54,10 @@ _LOOK_SECONDS: Final = 1.0
 """The same with several addresses, and how often the others are asked while there is no answer. Also how
 often is looked whether what was asked has left this program, behind what was sent before it."""
 
+_SEARCH_SECONDS: Final = 2.0
+"""How long a search among several addresses waits at first for those that say nothing, and twice as long each
+time: a server that refused at once may have the log meanwhile."""
+
 _LONG_SECONDS: Final = 2.0
 """How long a write has no answer until other addresses are asked whether the log is led there now."""
 
@@ -181,10 +185,11 @@ class Client:
         """
         deadline = self._clock.monotonic() + self._connect_seconds
         said: WalError | None = None
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        pause_seconds, search_seconds = _FIRST_PAUSE_SECONDS, self._first_search_seconds()
         while True:
             try:
-                self._join(await self._new_link(deadline - self._clock.monotonic()))
+                left = deadline - self._clock.monotonic()
+                self._join(await self._new_link(min(search_seconds, left)))
                 if self._service in (None, READ_SERVICE):  # replication has a patience of its own
                     self._watching = asyncio.get_running_loop().create_task(
                         self._watch(), name=f"walstore watch of {self._log or 'a log'}"
@@ -197,6 +202,7 @@ class Client:
                     raise said from said.__cause__
             await self._clock.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            search_seconds *= 2
 
     def check_home(self) -> None:
         """Raise the error that ended this client, or WrongLoopError for another event loop or thread."""
@@ -328,6 +334,9 @@ class Client:
         self._fail_requests(lambda request: self._lost(request, str(error), error))
 
     # -- connections -------------------------------------------------------------------------
+
+    def _first_search_seconds(self) -> float:
+        return self._connect_seconds if len(self._addresses) == 1 else _SEARCH_SECONDS
 
     async def _new_link(self, seconds: float) -> FoundServer:
         # Only the first search: if nobody takes the log over, the refusals of a second one say why.
@@ -480,10 +489,10 @@ class Client:
     async def _keep_connecting(self) -> None:
         """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again."""
         deadline = self._clock.monotonic() + self._reconnect_seconds
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        pause_seconds, search_seconds = _FIRST_PAUSE_SECONDS, self._first_search_seconds()
         while True:
             try:
-                server = await self._new_link(self._connect_seconds)
+                server = await self._new_link(min(search_seconds, self._connect_seconds))
             except WalError as error:
                 is_suspended = isinstance(error, LogSuspendedError)  # it may be resumed later
                 if not error.retriable and not is_suspended:
@@ -499,6 +508,7 @@ class Client:
             # Not all clients of a restarted server at the same moment.
             await self._clock.sleep(pause_seconds * (0.5 + self.make_tag()[0] / 512))
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            search_seconds *= 2
 
     def _give_up(self, cause: WalError) -> None:
         """Fail what waits for a connection; what is asked later tries again."""

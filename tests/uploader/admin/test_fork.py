@@ -273,7 +273,7 @@ async def test_at_most_so_many_at_once(source, target, worker) -> None:
     source.on("get_range", faults.hang(release, reached), times=99)
     async with asyncio.TaskGroup() as group:
         copying = group.create_task(copy(source, target, parallel=3))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while source.count("get_range").requests < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert source.count("get_range").requests == 3

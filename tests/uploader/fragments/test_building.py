@@ -154,7 +154,7 @@ async def test_the_sum_is_computed_beside_other_work(worker: Worker, building: B
     async with asyncio.TaskGroup() as tasks:
         adding = tasks.create_task(other.add(gate))
         await until(gate.entered.is_set)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await building.sum() == Setsum.of_records(1, TIME_US, VALUES[:2])
         assert not adding.done()
         gate.opened.set()

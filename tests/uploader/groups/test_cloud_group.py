@@ -423,7 +423,7 @@ async def test_closing_answers_what_is_under_way(store) -> None:
         inner.on("put_if_match", hang(release, reached), key_prefix=KEY)
         acking = asyncio.ensure_future(job.ack())
         await reached.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(WalClosedError):
             await acking
 

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from tests.cloud import FAST, copy_store
+from tests.local import turns
 from tests.uploader.partitioned.writes import (
     NOW_US,
     SMALL,
@@ -25,6 +26,7 @@ from tests.uploader.partitioned.writes import (
     worker_of,
     write_epoch,
 )
+from tests.waiting import until
 from uploader import CloudWriter
 from uploader.admin.destroy import destroy
 from uploader.admin.seal import seal
@@ -60,6 +62,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.testing import ManualClock
 
 LAYOUTS = pytest.mark.parametrize("layout", ["swap", "chain"])
 
@@ -245,11 +248,14 @@ async def test_a_committed_write_is_not_given_up(store):
 async def test_a_commit_that_arrives_after_it_was_given_up(store, is_named):
     write = epoch(0) if is_named else WriteId.once(new_job())
     staged = await stage(store, write, {0: A})
-    settings = dataclasses.replace(SMALL, patience_seconds=0.3)
+    clock = ManualClock(NOW_US)
     store.on("put_if_absent", postpone(store.late), key_prefix="sink/", times=10**9)
-    with pytest.raises(WalError):
-        async with driver(store, settings) as committer:
-            await committer.commit(write, staged)
+    async with driver(store, clock=clock) as committer:
+        committing = asyncio.create_task(committer.commit(write, staged))
+        await until(lambda: bool(store.late), seconds=60)
+        await lose_patience(committing, clock)
+        with pytest.raises(WalError):
+            await committing
     async with driver(store.inner) as committer:
         assert await committer.abort(write)
     assert store.late
@@ -299,12 +305,21 @@ async def test_a_job_that_cannot_be_finished_does_not_hold_up_others(store):
     assert (await values_in(store.inner, 1))[-len(C) :] == C
 
 
+async def lose_patience(committing, clock):
+    """Let time pass until a commit is given up."""
+    while not committing.done():
+        await turns(50)
+        clock.advance(SMALL.patience_seconds)
+
+
 async def test_a_store_that_is_silent_is_given_up(store):
-    settings = dataclasses.replace(SMALL, patience_seconds=0.01)
+    clock = ManualClock(NOW_US)
     store.on("any", fail(timeout()), times=10**9)
-    with pytest.raises(StorageUnavailableError, match="fulfilled no request"):
-        async with driver(store, settings) as committer:
-            await committer.commit(epoch(0), {})
+    async with driver(store, clock=clock) as committer:
+        committing = asyncio.create_task(committer.commit(epoch(0), {}))
+        await lose_patience(committing, clock)
+        with pytest.raises(StorageUnavailableError, match="fulfilled no request"):
+            await committing
 
 
 async def test_others_who_never_stop_are_told_of(store):

@@ -383,12 +383,12 @@ async def test_a_cancelled_put_goes_on(store, calls):
     def hold(name: str, where: str) -> None:
         if (name, where) == ("link", "a/key"):
             reached.set()
-            release.wait(10)
+            release.wait(60)
 
     calls.on_call = hold
     async with asyncio.TaskGroup() as group:
         task = group.create_task(store.put_if_absent("a/key", b"content"))
-        await asyncio.to_thread(reached.wait, 10)
+        await asyncio.to_thread(reached.wait, 60)
         task.cancel()
     assert task.cancelled()
     release.set()

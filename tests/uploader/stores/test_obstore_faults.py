@@ -114,7 +114,7 @@ check(store)
 
 def test_a_forked_process_is_told_that_it_cannot(tmp_path):
     """It has none of the threads that do the work: it would wait for ever."""
-    assert subprocess.run([sys.executable, "-c", FORKING], timeout=30, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", FORKING], timeout=60, check=False).returncode == 0
 
 
 def test_what_is_no_store():

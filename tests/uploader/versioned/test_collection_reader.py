@@ -423,8 +423,9 @@ async def test_bad_times(as_of: int):
     async with site.program().opened() as collection, await collection.reader() as reader:
         with pytest.raises(InvalidSettingsError, match="as_of"):
             await reader.snapshot(as_of=as_of)
-        with pytest.raises(InvalidSettingsError):
-            await collection.reader(lease_seconds=0.5)
+        for seconds in (-1, 0, 0.5):
+            with pytest.raises(InvalidSettingsError):
+                await collection.reader(lease_seconds=seconds)
         for register in (collection.reader, collection.critical):
             with pytest.raises(InvalidSettingsError, match="since"):
                 await register("r", since=as_of)

@@ -257,7 +257,7 @@ async def test_an_append_at_an_offset_ends_though_the_writer_is_closed(store) ->
     await turns()
     release.set()
     await closing
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(WalClosedError) as told:
             await waiting
         with pytest.raises(WalClosedError):

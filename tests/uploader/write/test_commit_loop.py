@@ -628,5 +628,5 @@ async def test_a_cancellation_in_the_moment_of_an_error_ends_the_writer(store) -
     store.on("put_if_absent", refuse, key_prefix=FRAGMENTS["swap"])
     with pytest.raises(WalError):
         await log.append(b"a")
-    await asyncio.wait((writing,), timeout=10)
+    await asyncio.wait((writing,), timeout=60)
     assert writing.cancelled()
