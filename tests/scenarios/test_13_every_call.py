@@ -91,7 +91,6 @@ class Workload:
             self.acknowledged[offset] = b"group"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     """Then the log says so, keeps what it acknowledged, and works again when the disk does."""
@@ -106,7 +105,6 @@ async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     assert nth > 50
 
 
-@pytest.mark.timeout(120)
 async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
     """Then what was acknowledged survives, whichever unsynced sectors and names do."""
     for nth in count(1, every()):

@@ -97,7 +97,6 @@ class Life:
         assert wal.tail == 1 + len(found)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     for nth in count(1, every()):
@@ -111,7 +110,6 @@ async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     assert nth > 100
 
 
-@pytest.mark.timeout(240)
 async def test_the_power_may_go_before_any_call(scratch: Path) -> None:
     for nth in count(1, every()):
         root = scratch / f"{nth}" / "before"

@@ -194,7 +194,6 @@ def live_twice(root: Path, harm: Callable, nth: int, cut_at: int) -> tuple[bool,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("harm", HARMS)
 def test_S3_what_is_found_in_memory_is_synced_before_it_is_built_upon(
     scratch: Path, harm: Callable[[FaultyFileSystem, int], None]

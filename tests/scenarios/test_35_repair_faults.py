@@ -98,7 +98,6 @@ def repair(path: Path, keep: Keep, fs: FileSystem) -> None:
         return
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("keep", ["before", "after"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_any_call_of_a_repair_may_fail(
@@ -116,7 +115,6 @@ def test_any_call_of_a_repair_may_fail(
     assert nth > 50
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("keep", ["before", "after"])
 def test_the_power_may_go_before_any_call_of_a_repair(
     keep: Keep, damaged: Path, scratch: Path
@@ -179,7 +177,6 @@ def damaged_and_copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return path, LogCopy(other)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_any_call_of_a_repair_from_a_copy_may_fail(
     fault: str, damaged_and_copied: tuple[Path, LogCopy], scratch: Path
@@ -197,7 +194,6 @@ def test_any_call_of_a_repair_from_a_copy_may_fail(
     assert nth > 50
 
 
-@pytest.mark.timeout(240)
 def test_the_power_may_go_before_any_call_of_a_repair_from_a_copy(
     damaged_and_copied: tuple[Path, LogCopy], scratch: Path
 ) -> None:

@@ -100,7 +100,6 @@ class Life:
             assert (await self.inner.get(key)).data == data
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", ANY)
 async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     """A fault that passes is an error at opening, which may be tried again, and nothing at all later."""
@@ -118,7 +117,6 @@ async def test_any_call_may_fail(fault: str, scratch: Path) -> None:
     assert nth > 15
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", PUTS)
 @pytest.mark.parametrize(
     ("kind", "key_prefix"),
@@ -143,7 +141,6 @@ async def test_any_put_may_be_refused(fault: str, kind, key_prefix: str, scratch
             break
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", DEATHS)
 async def test_any_call_may_be_the_last(fault: str, scratch: Path) -> None:
     for nth in count(1):
@@ -157,7 +154,6 @@ async def test_any_call_may_be_the_last(fault: str, scratch: Path) -> None:
     assert nth > 15
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("happens", [False, True])
 async def test_any_call_may_hang(happens: bool, scratch: Path) -> None:
     """An opening that hangs can be cancelled; a closing that hangs gives up by itself."""
@@ -194,7 +190,6 @@ async def test_any_call_may_hang(happens: bool, scratch: Path) -> None:
     assert nth > 15
 
 
-@pytest.mark.timeout(120)
 async def test_the_store_may_be_away_from_any_call_on_until_it_is_closed(scratch: Path) -> None:
     """Opening fails with an error that may be tried again; later, nothing fails but the shipping."""
     for nth in count(1, 4):
@@ -215,7 +210,6 @@ async def test_the_store_may_be_away_from_any_call_on_until_it_is_closed(scratch
     assert nth > 15
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("nth", range(5))
 async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) -> None:
     """Closing gave up on it, another life began, cut its fragments otherwise, and then it lands."""

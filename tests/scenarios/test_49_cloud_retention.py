@@ -113,7 +113,6 @@ async def test_killed_between_the_head_and_the_deletion(log_directory: Path, sto
     assert (await cloud_values(store.inner))[:600] == EXPECTED
 
 
-@pytest.mark.timeout(120)
 async def test_the_power_goes_while_files_are_deleted(scratch: Path) -> None:
     """Before any call on the disk; whatever it keeps of it, every record is in a file or in the cloud."""
     content = values(40, 6000)
