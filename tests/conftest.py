@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,11 @@ from tests import guard
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark_jvm import SparkJvm
 
 # What tests start inherits this.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
@@ -36,9 +42,17 @@ GARBAGE_OBJECTS = 20_000
 """After so many new objects garbage is collected."""
 
 
+LANES = {"cluster": "cluster", "spark_jvm": "spark"}
+"""Fixtures whose tests run in one process with ``--dist=loadgroup``, and the name of their group."""
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests more time."""
+    """Give slow tests more time, and those that share what is long to start one process."""
     for item in items:
+        lanes = [lane for name, lane in LANES.items() if name in getattr(item, "fixturenames", ())]
+        if lanes:
+            item.add_marker(pytest.mark.xdist_group(lanes[0]))
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
 
@@ -139,3 +153,31 @@ def clock() -> ManualClock:
 def faulty() -> FaultyFileSystem:
     """The real file system, failing when told to."""
     return FaultyFileSystem(PosixFileSystem())
+
+
+@pytest.fixture(scope="session")
+def spark_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkJvm]:
+    """The JVM that Spark's tests in this process share."""
+    if missing := _spark_problem():
+        pytest.skip(missing)
+    from tests.spark_jvm import SparkJvm
+
+    jvm = SparkJvm(tmp_path_factory.mktemp("spark"))
+    yield jvm
+    jvm.stop()
+
+
+@pytest.fixture
+def spark(spark_jvm: SparkJvm) -> Iterator[SparkSession]:
+    """The session of that JVM; a test leaves it as it was."""
+    from tests.spark_jvm import unchanged
+
+    with unchanged(spark_jvm) as session:
+        yield session
+
+
+@pytest.fixture
+def spark_directory(spark_jvm: SparkJvm) -> Iterator[Path]:
+    """Where programs run that have that JVM; empty."""
+    yield spark_jvm.directory
+    spark_jvm.clear()
