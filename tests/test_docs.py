@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,18 @@ def snippets(text: str) -> list[tuple[str, str | None]]:
     return [(code, output or None) for code, output in found]
 
 
-def run(code: str, directory: Path, *, timeout_seconds: float = 120) -> str:
+def run(
+    code: str,
+    directory: Path,
+    *,
+    timeout_seconds: float = 120,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run a program as a reader of the page would; return what it prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=directory,
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
