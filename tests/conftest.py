@@ -52,9 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         lanes = [lane for name, lane in LANES.items() if name in getattr(item, "fixturenames", ())]
         if lanes:
-            item.add_marker(pytest.mark.xdist_group(lanes[0]))
+            _put_in_lane(item, lanes[0])
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
+
+
+def _put_in_lane(item: pytest.Item, lane: str) -> None:
+    """Make an item one of a group.
+
+    pytest-xdist reads the group from the item's id. Until 3.8 it writes it into an attribute that pytest does
+    not use since 9.2, so it is written into the id here.
+    """
+    item.add_marker(pytest.mark.xdist_group(lane))
+    if getattr(item.config.option, "loadgroup", False) and hasattr(item, "id"):
+        item._id = type(item.id).parse(f"{item.nodeid}@{lane}")
 
 
 @functools.cache
