@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,11 @@ from tests.effort import EFFORT, SEED, again
 from tests.spark_classes import java_options, python_path
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark_jvm import SparkJvm
 
 # What tests start inherits this.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
@@ -76,11 +82,30 @@ def pytest_runtest_makereport(
     return report
 
 
+LANES = {"cluster": "cluster", "spark_jvm": "spark"}
+"""Fixtures whose tests run in one process with ``--dist=loadgroup``, and the name of their group."""
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give slow tests more time."""
+    """Give slow tests more time, and those that share what is long to start one process."""
     for item in items:
+        lanes = [lane for name, lane in LANES.items() if name in getattr(item, "fixturenames", ())]
+        if lanes:
+            _put_in_lane(item, lanes[0])
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
+
+
+def _put_in_lane(item: pytest.Item, lane: str) -> None:
+    """Make an item one of a group.
+
+    pytest-xdist reads the group from the item's id. Until 3.8 it writes it into an attribute that pytest does
+    not use since 9.2, so it is written into the id here.
+    """
+    item.add_marker(pytest.mark.xdist_group(lane))
+    if getattr(item.config.option, "loadgroup", False) and hasattr(item, "id"):
+        item._id = type(item.id).parse(f"{item.nodeid}@{lane}")
 
 
 @functools.cache
@@ -190,3 +215,31 @@ def clock() -> ManualClock:
 def faulty() -> FaultyFileSystem:
     """The real file system, failing when told to."""
     return FaultyFileSystem(PosixFileSystem())
+
+
+@pytest.fixture(scope="session")
+def spark_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkJvm]:
+    """The JVM that Spark's tests in this process share."""
+    if missing := _spark_problem():
+        pytest.skip(missing)
+    from tests.spark_jvm import SparkJvm
+
+    jvm = SparkJvm(tmp_path_factory.mktemp("spark"))
+    yield jvm
+    jvm.stop()
+
+
+@pytest.fixture
+def spark(spark_jvm: SparkJvm) -> Iterator[SparkSession]:
+    """The session of that JVM; a test leaves it as it was."""
+    from tests.spark_jvm import unchanged
+
+    with unchanged(spark_jvm) as session:
+        yield session
+
+
+@pytest.fixture
+def spark_directory(spark_jvm: SparkJvm) -> Iterator[Path]:
+    """Where programs run that have that JVM; empty."""
+    yield spark_jvm.directory
+    spark_jvm.clear()

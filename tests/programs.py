@@ -223,12 +223,20 @@ def run(
     *arguments: object,
     imports: str = CORE,
     directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
     seconds: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; kill it, and fail, if that takes longer."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        streams = {"stdout": out.fileno(), "stderr": err.fileno()}
-        program = start(code, *arguments, imports=imports, directory=directory, **streams)
+        program = start(
+            code,
+            *arguments,
+            imports=imports,
+            directory=directory,
+            environment=environment,
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+        )
         with _killed(program):
             program.wait(seconds)
         for file in (out, err):

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.cluster.cluster import kill_session
+from tests.spark_jvm import SparkJvm
 from uploader import CloudLog
 
 END_SECONDS = 120.0
@@ -108,13 +109,16 @@ class SidecarProcess:
 
 
 @contextlib.contextmanager
-def sidecar(*arguments: object, **options: Any) -> Iterator[SidecarProcess]:
-    """Run a sidecar; nothing of it is left behind the block."""
-    started = SidecarProcess(*arguments, **options)
-    try:
+def sidecar(
+    *arguments: object, jvm: SparkJvm | None = None, **options: Any
+) -> Iterator[SidecarProcess]:
+    """Run a sidecar, in this JVM or in its own; nothing of it is left behind the block."""
+    with contextlib.ExitStack() as stack:
+        if jvm is not None:
+            options["environment"] = stack.enter_context(jvm.lend())
+        started = SidecarProcess(*arguments, **options)
+        stack.callback(started.close)
         yield started
-    finally:
-        started.close()
 
 
 def committed_files(table: Path) -> list[Path]:

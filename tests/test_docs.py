@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,21 @@ def snippets(text: str) -> list[tuple[str, str | None]]:
     return [(code, output or None) for code, output in found]
 
 
-def run(code: str, directory: Path, *, timeout_seconds: float = 120) -> str:
+def run(
+    code: str,
+    directory: Path,
+    *,
+    timeout_seconds: float = 120,
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Run a program as a reader of the page would; return what it prints."""
-    done = programs.run(code, directory=directory, imports=programs.CLOUD, seconds=timeout_seconds)
+    done = programs.run(
+        code,
+        directory=directory,
+        imports=programs.CLOUD,
+        environment=environment,
+        seconds=timeout_seconds,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

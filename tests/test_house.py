@@ -56,8 +56,8 @@ PRIVATE = {
         _pending _plans _pool _process _processes _producers _records _references _segments""",
     "an optional library or a bound of the module under test": """
         _MAGIC _Package _Standard _VALUE_AT _endpoint_url _fold _from_lanes _library _may_plan""",
-    "asyncio, the interpreter, blockbuster and PySpark have no public name for it": """
-        _args _callback _cancelled _context _exit _gateway _get_running_loop _getframe _jdf _jsc _jvm
+    "asyncio, the interpreter, pytest, blockbuster and PySpark have no public name for it": """
+        _args _callback _cancelled _context _exit _gateway _get_running_loop _getframe _id _jdf _jsc _jvm
         _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
     "tests share it among themselves": "_world",
 }

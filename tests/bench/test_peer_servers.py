@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,7 +18,9 @@ from bench.report.__main__ import ROOT
 from bench.report.figures import Report
 from bench.spark_scans import DELTA
 from tests.lakes import open_lake
-from walstore.spark import problem
+
+if TYPE_CHECKING:
+    from tests.spark_jvm import SparkJvm
 
 ALL = {server.name: server for server in (*SERVERS, *HTTP_SERVERS)}
 OTHERS = {name: server for name, server in ALL.items() if not name.startswith("walstore")}
@@ -23,9 +28,14 @@ SYNCED_JETSTREAM = ALL["JetStream, synced"]
 REFERENCE_SERVER = ALL["Durable Streams' reference server"]
 
 
-def quick_run(suite: str, output: Path) -> Report:
+def quick_run(suite: str, output: Path, environment: Mapping[str, str] | None = None) -> Report:
     command = [sys.executable, "-m", "bench.report", "--quick", f"--suite={suite}"]
-    subprocess.run([*command, "--output", str(output)], check=True, cwd=ROOT)
+    subprocess.run(
+        [*command, "--output", str(output)],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+    )
     return Report.from_json(json.loads((output / "report.json").read_text()))
 
 
@@ -103,9 +113,9 @@ def test_a_quick_run_with_servers(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(problem() is not None, reason=str(problem()))
-def test_a_quick_run_of_spark(tmp_path: Path) -> None:
-    found = quick_run("spark", tmp_path)
+def test_a_quick_run_of_spark(tmp_path: Path, spark_jvm: SparkJvm) -> None:
+    with spark_jvm.lend() as environment:
+        found = quick_run("spark", tmp_path, environment)
     measured = {one.system for one in found.figures}
     assert measured >= {"walstore, fast path", "walstore, Python source, all columns"}
     assert (DELTA in measured) is not (DELTA in found.skipped)

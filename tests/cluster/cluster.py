@@ -13,10 +13,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
-DRIVER_SECONDS = 240.0
+DRIVER_SECONDS = 500.0
 SETTINGS = "WALSTORE_TEST_SPARK_SETTINGS"
 """Where a job finds the settings of its session, as JSON."""
 _KEPT_LINES = 50
+
+Settings = Mapping[str, str]
+"""Settings of a session by their names."""
 
 # Dies with the parent, then becomes the program. Not preexec_fn: this process has threads.
 _BECOME = (
@@ -128,6 +131,7 @@ class Cluster:
         self._home = Path(pyspark.__file__).parent
         self.environment = {**os.environ, **self._settings(), **(environment or {})}
         self._daemons: list[Daemon] = []
+        self._driver: Driver | None = None
         try:
             master = self._start(
                 "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
@@ -147,7 +151,8 @@ class Cluster:
             raise
 
     def stop(self) -> None:
-        """End workers first, then the master; nothing of them is left."""
+        """End the driver, the workers, and then the master; nothing of them is left."""
+        self.free()
         for daemon in reversed(self._daemons):
             daemon.stop()
         self._daemons.clear()
@@ -178,22 +183,31 @@ class Cluster:
         }
 
     def run(
-        self, job: str, *arguments: str, python: str = sys.executable, **environment: str
-    ) -> Done:
-        """Run a job of ``jobs.py`` in a driver of its own, whose Python workers are ``python``.
+        self,
+        job: str,
+        *arguments: str,
+        python: str = sys.executable,
+        more: Settings | None = None,
+    ) -> Any:
+        """Run a job of ``jobs.py`` with Python workers that are ``python``; return what it returns.
 
-        Not in this process: Spark has one context in a process, and other tests may have theirs here.
+        It runs in the driver of the job before, and in its executors, unless the settings of Spark that are
+        added in ``more`` are others. Not in this process, where other tests may have their context.
         """
-        return run_driver(
-            [sys.executable, "-m", "tests.cluster.jobs", job, *arguments],
-            {
-                **self.environment,
-                SETTINGS: json.dumps(self.settings()),
-                "PYSPARK_PYTHON": python,
-                "PYSPARK_DRIVER_PYTHON": sys.executable,
-                **environment,
-            },
-        )
+        if self._driver is None or self._driver.more != (more or {}):
+            self.free()
+            self._driver = Driver(self, more or {})
+        try:
+            return self._driver.run(job, *arguments, python=python)
+        except BaseException:
+            self.free()  # the next job shall not suffer from this one
+            raise
+
+    def free(self) -> None:
+        """End the driver: another application has no core before."""
+        if self._driver is not None:
+            self._driver.stop()
+            self._driver = None
 
     def _start(self, name: str, *arguments: str) -> Daemon:
         program = str(self._home / "bin" / "spark-class")
@@ -243,36 +257,53 @@ def kill_session(session: int) -> None:
         wait_until(are_gone, seconds=STOP_SECONDS)
 
 
-@dataclass(frozen=True)
-class Done:
-    """What a driver did."""
+class Driver:
+    """A process with a session on a cluster, which does one job after the other."""
 
-    code: int
-    out: str
-    err: str
+    def __init__(self, cluster: Cluster, more: Settings) -> None:
+        self.more = more
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - stop() closes it
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cluster.jobs"],
+            cwd=ROOT,
+            env={
+                **cluster.environment,
+                SETTINGS: json.dumps({**cluster.settings(), **more}),
+                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
 
-    @property
-    def result(self) -> Any:
-        """What the job returned, if it did."""
-        assert self.code == 0, self.err
-        return json.loads(self.out.splitlines()[-1])
+    def run(self, job: str, *arguments: str, python: str) -> Any:
+        """Let it do a job; return what that returned."""
+        limit = threading.Timer(DRIVER_SECONDS, kill_session, [self._process.pid])
+        limit.start()
+        try:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.write(json.dumps([job, python, *arguments]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        assert answer, self._said()
+        result, error = json.loads(answer)
+        assert error is None, f"{error}\n{self._said()}"
+        return result
 
+    def stop(self) -> None:
+        """End it; nothing of it is left."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=STOP_SECONDS)
+        kill_session(self._process.pid)
+        self._process.communicate()
+        self._errors.close()
 
-def run_driver(command: list[str], environment: Mapping[str, str]) -> Done:
-    """Run a program that starts a Spark driver; nothing of it is left when this returns."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=DRIVER_SECONDS)
-    finally:
-        kill_session(process.pid)
-        process.wait()
-    return Done(process.returncode, out, err)
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()

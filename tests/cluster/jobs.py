@@ -1,15 +1,16 @@
-"""What drivers do on the cluster: ``python -m tests.cluster.jobs NAME ARGUMENTS``; a line of JSON at the end.
+"""What a driver does on the cluster: ``python -m tests.cluster.jobs``.
 
-The driver has the session that ``tests/cluster/cluster.py`` describes to it.
+It has the session that its environment describes. A line of its input is a job: name, interpreter of the
+Python workers, arguments. A line of its output is what the job returned, and its error. All is JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +36,25 @@ EAGER = {
 """Try a task again elsewhere as soon as half of them are done and it takes longer than they did."""
 
 
-@contextlib.contextmanager
-def session(config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Run a session on the cluster."""
+def start() -> SparkSession:
+    """Start a session on the cluster."""
     builder = SparkSession.builder.appName("tests on a cluster")
-    for name, value in {**json.loads(os.environ[SETTINGS]), **(config or {})}.items():
+    for name, value in json.loads(os.environ[SETTINGS]).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    return spark
 
 
-def work(url: str, copy: str, directory: str) -> dict[str, Any]:
-    """Do all that a job may do with a log; in one session, which takes long to start."""
-    with session() as spark:
-        register(spark)
-        require_workers(spark)
-        return {
-            "read": read(spark, url),
-            "written": write(spark, url, copy),
-            "streamed": stream(spark, url, directory),
-        }
+def work(spark: SparkSession, url: str, copy: str, directory: str) -> dict[str, Any]:
+    """Do all that a job may do with a log."""
+    register(spark)
+    require_workers(spark)
+    return {
+        "read": read(spark, url),
+        "written": write(spark, url, copy),
+        "streamed": stream(spark, url, directory),
+    }
 
 
 def read(spark: SparkSession, url: str) -> dict[str, Any]:
@@ -104,35 +100,30 @@ def stream(spark: SparkSession, url: str, directory: str) -> dict[str, Any]:
     }
 
 
-def collections(url: str, copy: str, directory: str) -> dict[str, Any]:
+def collections(spark: SparkSession, url: str, copy: str, directory: str) -> dict[str, Any]:
     """Read a collection in many tasks, write it into another, twice the same, and follow that."""
 
     def tell(rows):
         yield os.environ["SPARK_EXECUTOR_DIRS"], [row.id for row in rows]
 
-    with session() as spark:
-        register(spark)
-        frame = spark.read.format(COLLECTION).option("minPartitions", 6).load(url)
-        told = frame.rdd.mapPartitions(tell).collect()
-        for _ in range(2):
-            writer = frame.write.format(COLLECTION).mode("append")
-            writer.option("lower", 0).option("upper", 7).save(copy)
-        changes = spark.readStream.format(COLLECTION).option("reader", "follower").load(copy)
-        table = str(Path(directory, "changes"))
-        writer = changes.writeStream.format("parquet").trigger(availableNow=True)
-        writer.option("checkpointLocation", str(Path(directory, "following")))
-        writer.start(table).awaitTermination()
-        landed = spark.read.parquet(table).collect()
-        return {
-            "told": told,
-            "plan": frame._jdf.queryExecution().toString(),
-            "copied": sorted(
-                tuple(row) for row in spark.read.format(COLLECTION).load(copy).collect()
-            ),
-            "followed": sorted(
-                (row.id, row.name, row["_change"], int(row["_t"])) for row in landed
-            ),
-        }
+    register(spark)
+    frame = spark.read.format(COLLECTION).option("minPartitions", 6).load(url)
+    told = frame.rdd.mapPartitions(tell).collect()
+    for _ in range(2):
+        writer = frame.write.format(COLLECTION).mode("append")
+        writer.option("lower", 0).option("upper", 7).save(copy)
+    changes = spark.readStream.format(COLLECTION).option("reader", "follower").load(copy)
+    table = str(Path(directory, "changes"))
+    writer = changes.writeStream.format("parquet").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(Path(directory, "following")))
+    writer.start(table).awaitTermination()
+    landed = spark.read.parquet(table).collect()
+    return {
+        "told": told,
+        "plan": frame._jdf.queryExecution().toString(),
+        "copied": sorted(tuple(row) for row in spark.read.format(COLLECTION).load(copy).collect()),
+        "followed": sorted((row.id, row.name, row["_change"], int(row["_t"])) for row in landed),
+    }
 
 
 def values_of(frame: DataFrame) -> list[str]:
@@ -140,7 +131,7 @@ def values_of(frame: DataFrame) -> list[str]:
     return sorted(bytes(row.value).hex() for row in frame.select("value").collect())
 
 
-def speculate(target: str, directory: str) -> dict[str, Any]:
+def speculate(spark: SparkSession, target: str, directory: str) -> dict[str, Any]:
     """Write rows by tasks of which one hangs until Spark has tried it elsewhere; tell what was tried."""
     attempts = Path(directory)
 
@@ -153,17 +144,16 @@ def speculate(target: str, directory: str) -> dict[str, Any]:
             yield b"key", b"%d of %d" % (at, number)
         (attempts / f"{number}-{attempt}-done").touch()
 
-    with session(EAGER) as spark:
-        register(spark)
-        spread = spark.sparkContext.parallelize(range(TASKS), TASKS).mapPartitionsWithIndex(rows)
-        frame = spark.createDataFrame(spread, "key binary, value binary")
-        writer = frame.write.format("walstore").mode("append").option("partitions", 2)
-        writer.save(target)
-        found = spark.read.format("walstore").load(target)
-        return {
-            "tried": sorted(path.name for path in attempts.iterdir()),
-            "values": sorted(bytes(row.value).decode() for row in found.collect()),
-        }
+    register(spark)
+    spread = spark.sparkContext.parallelize(range(TASKS), TASKS).mapPartitionsWithIndex(rows)
+    frame = spark.createDataFrame(spread, "key binary, value binary")
+    writer = frame.write.format("walstore").mode("append").option("partitions", 2)
+    writer.save(target)
+    found = spark.read.format("walstore").load(target)
+    return {
+        "tried": sorted(path.name for path in attempts.iterdir()),
+        "values": sorted(bytes(row.value).decode() for row in found.collect()),
+    }
 
 
 def wait_for(path: Path) -> None:
@@ -172,17 +162,32 @@ def wait_for(path: Path) -> None:
         wait_until(path.exists, seconds=120)
 
 
-def check(_: str) -> str:
-    """Ask the workers whether they can read; tell what is wrong."""
-    with session() as spark:
-        try:
-            require_workers(spark)
-        except WalError as error:
-            return str(error)
+def check(spark: SparkSession) -> str:
+    """Ask the workers whether they can read; return what is wrong."""
+    try:
+        require_workers(spark)
+    except WalError as error:
+        return str(error)
     return ""
 
 
 JOBS = {job.__name__: job for job in (work, collections, speculate, check)}
 
+
+def main() -> None:
+    """Do the jobs that the input names until it ends."""
+    spark = start()
+    for line in sys.stdin:
+        name, python, *arguments = json.loads(line)
+        spark.sparkContext.pythonExec = python
+        answer: list[Any]
+        try:
+            answer = [JOBS[name](spark, *arguments), None]
+        except Exception:  # noqa: BLE001 - the test says what went wrong
+            answer = [None, traceback.format_exc()]
+        print(json.dumps(answer), flush=True)
+    spark.stop()
+
+
 if __name__ == "__main__":
-    print(json.dumps(JOBS[sys.argv[1]](*sys.argv[2:])), flush=True)
+    main()

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.s3,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -44,7 +44,7 @@ def test_a_collection_in_a_bucket_is_read_written_and_followed(
     monkeypatch.setattr(batch_file, "ROW_GROUP_ROWS", 200)
     url, copy = s3_url.replace("/orders?", "/people?"), s3_url.replace("/orders?", "/copy?")
     asyncio.run(fill(url, copy))
-    found = cluster.run("collections", url, copy, str(tmp_path)).result
+    found = cluster.run("collections", url, copy, str(tmp_path))
 
     told = found["told"]
     assert len({executor for executor, _ in told}) == 2, "both had tasks"

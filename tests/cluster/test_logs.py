@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.s3,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 
@@ -34,7 +34,7 @@ def test_a_log_in_a_bucket_is_read_written_and_streamed(
     cluster: Cluster, s3_url, records, tmp_path
 ):
     copy = s3_url.replace("/orders?", "/copy?")
-    found = cluster.run("work", s3_url, copy, str(tmp_path)).result
+    found = cluster.run("work", s3_url, copy, str(tmp_path))
     offsets, values = [one.offset for one in records], sorted(one.value.hex() for one in records)
 
     told = found["read"]["told"]

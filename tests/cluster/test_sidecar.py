@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.s3,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
@@ -30,6 +30,7 @@ PROGRAM = Path(package.__path__[0]) / "__main__.py"
 def test_submitted_to_a_cluster(cluster: Cluster, log_directory, s3_url, tmp_path):
     tier = CloudTier(s3_url, settings=UploadSettings(fragment_bytes=16_384))
     records = asyncio.run(fill(log_directory, settings=local.SMALL, tier=tier))
+    cluster.free()
     command = [str(SUBMIT)]
     for name, value in cluster.settings().items():
         command += ["--conf", f"{name}={value}"]

@@ -6,13 +6,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.cluster import kill_session
 from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark.features import HAS_LIMITS
+
+if TYPE_CHECKING:
+    from tests.spark_jvm import SparkJvm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
@@ -67,20 +72,29 @@ WITHOUT_SPARK = {"order_book", "store_and_forward", "web_workers"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in WITHOUT_SPARK else pytest.mark.spark)
-        for name in PRINTED
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in PRINTED if name in WITHOUT_SPARK])
 def test_an_example_prints_what_it_should(name: str, tmp_path: Path) -> None:
+    check(name, tmp_path, {})
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name in PRINTED if name not in WITHOUT_SPARK])
+def test_an_example_with_spark_prints_what_it_should(
+    name: str, spark_jvm: SparkJvm, spark_directory: Path
+) -> None:
     if name == "stream_into_a_table" and not HAS_LIMITS:
         pytest.skip(NO_LIMITS)
+    with spark_jvm.lend() as environment:
+        check(name, spark_directory, environment)
+
+
+def check(name: str, directory: Path, environment: Mapping[str, str]) -> None:
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=directory,
+        env={**os.environ, "TMPDIR": str(directory), **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,4 +1,7 @@
-"""The sidecar as it is run: stopped, killed at any point, beside a collection; each record lands once."""
+"""The sidecar as it is run: stopped, killed at any point, beside a collection; each record lands once.
+
+One that is killed has a JVM of its own, which starts and dies with it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 
 from tests.effort import first_seed, some
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
+from tests.spark_jvm import SparkJvm
 from tests.waiting import wait_until
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.write.writer_settings import WriterSettings
@@ -128,10 +132,12 @@ def kill_after(running: SidecarProcess, seconds: float) -> None:
     running.kill()
 
 
-def test_stopped_by_a_signal_it_ends_in_order_and_goes_on_where_it_was(tmp_path):
+def test_stopped_by_a_signal_it_ends_in_order_and_goes_on_where_it_was(
+    tmp_path, spark_jvm: SparkJvm
+):
     place = Place(tmp_path)
     place.append(3)
-    with place.run("--metrics-port", 0) as running:
+    with place.run("--metrics-port", 0, jvm=spark_jvm) as running:
         started = running.read("started")
         assert started["positions"] == {"orders": {"0": 1}}
         assert (started["resumed"], started["cursor"]) == (False, CURSOR)
@@ -149,7 +155,7 @@ def test_stopped_by_a_signal_it_ends_in_order_and_goes_on_where_it_was(tmp_path)
 
     place.append(1)
     cursor = tmp_path / "store" / "orders" / "cursor" / f"{CURSOR}.json"
-    with place.run() as running:
+    with place.run(jvm=spark_jvm) as running:
         started = running.read("started")
         assert started["resumed"]
         assert started["positions"] == {"orders": {"0": 301}}
@@ -170,11 +176,11 @@ def test_stopped_by_a_signal_it_ends_in_order_and_goes_on_where_it_was(tmp_path)
     assert place.check(is_all=True) == 5 * AT_ONCE
 
 
-def test_of_two_with_the_same_checkpoint_one_ends(tmp_path):
+def test_of_two_with_the_same_checkpoint_one_ends(tmp_path, spark_jvm: SparkJvm):
     """Started by mistake: Spark lets the first one commit a batch, and the other notices."""
     place = Place(tmp_path)
     place.append(1)
-    with place.run() as one, place.run() as other:
+    with place.run(jvm=spark_jvm) as one, place.run() as other:
         one.read("started")
         other.read("started")
         place.append(1)
@@ -186,7 +192,7 @@ def test_of_two_with_the_same_checkpoint_one_ends(tmp_path):
         )
         running.signal(signal.SIGTERM)
         assert running.end() == 0, running.err
-    with place.run("--once") as running:
+    with place.run("--once", jvm=spark_jvm) as running:
         assert running.end() == 0, running.err
     place.check(is_all=True)
 
@@ -197,13 +203,14 @@ def first_to_end(one: SidecarProcess, other: SidecarProcess):
     return (one, other) if one.process.poll() is not None else (other, one)
 
 
-def test_several_logs_in_a_divided_table(tmp_path):
+def test_several_logs_in_a_divided_table(tmp_path, spark_jvm: SparkJvm):
     orders, payments = Place(tmp_path), Place(tmp_path, "payments")
     orders.append(2)
     payments.append(1)
     with sidecar(
         *((tmp_path / "store").as_uri(), "--to", tmp_path / "table", "--once", "--no-headers"),
         *("--subscribe", "orders,payments", "--partition-by", "topic,date", "--cursor", CURSOR),
+        jvm=spark_jvm,
     ) as running:
         assert running.end() == 0, running.err
     folders = sorted(path.name for path in (tmp_path / "table").glob("topic=*"))
@@ -214,11 +221,11 @@ def test_several_logs_in_a_divided_table(tmp_path):
     assert (orders.cursor(), payments.cursor()) == (201, 101)
 
 
-def test_a_directory_and_mistakes_that_only_spark_shows(tmp_path):
+def test_a_directory_and_mistakes_that_only_spark_shows(tmp_path, spark_jvm: SparkJvm):
     """One after the other, as somebody would make them; each is one line and a code."""
     place = Place(tmp_path)
     place.append(1)
-    with place.run("--once") as running:
+    with place.run("--once", jvm=spark_jvm) as running:
         assert running.end() == 0, running.err
     other = Place(tmp_path, "payments")
     other.append(1)
@@ -227,7 +234,7 @@ def test_a_directory_and_mistakes_that_only_spark_shows(tmp_path):
         ((place.url, "--to", place.table, "--checkpoint", tmp_path / "new"), "knows of 0"),
         ((place.url, "--to", tmp_path / "delta", "--format", "delta"), "--packages io.delta"),
     ]:
-        with sidecar(*options) as running:
+        with sidecar(*options, jvm=spark_jvm) as running:
             assert running.end() == 1
             assert message in running.said[-1]
             assert "Traceback" not in running.err

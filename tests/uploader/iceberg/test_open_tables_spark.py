@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 
 from tests.uploader.iceberg.lakehouse import Lakehouse
-from tests.walstore.spark.conftest import spark  # noqa: F401 - a fixture
 from uploader import CloudWriter, Collection, LogTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def test_spark_reads_the_files_of_both_tables(spark, tmp_path: Path) -> None:  # noqa: F811
+def test_spark_reads_the_files_of_both_tables(spark, tmp_path: Path) -> None:
     lake = Lakehouse(tmp_path)
     asyncio.run(fill((tmp_path / "log").as_uri(), lake))
     found = spark.read.parquet(*map(str, lake.files()))

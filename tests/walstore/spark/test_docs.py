@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark_jvm import SparkJvm
 from tests.test_docs import run, snippets
 from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark.features import HAS_LIMITS
@@ -27,12 +28,15 @@ PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in pa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+def test_the_programs_of_a_page_run_in_order(
+    page: str, spark_jvm: SparkJvm, spark_directory: Path
+) -> None:
     """Each runs on what the ones before left, and prints what the page says, if it says so."""
     if page in {"spark_streaming", "spark_collections"} and not HAS_LIMITS:
         pytest.skip(NO_LIMITS)
     for code, output in snippets((DOCS / f"{page}.md").read_text()):
-        printed = run(code, tmp_path, timeout_seconds=300)
+        with spark_jvm.lend() as environment:
+            printed = run(code, spark_directory, timeout_seconds=300, environment=environment)
         if output is not None:
             assert printed == output
 

@@ -197,18 +197,20 @@ print("rows", spark.read.format("walstore").load(url).count())
 
 
 @pytest.mark.kill
-def test_tasks_whose_workers_are_killed_are_tried_again(url, directory, tmp_path):
+def test_tasks_whose_workers_are_killed_are_tried_again(url, directory, tmp_path, spark_jvm):
     """Each attempt dies after it staged some of its rows, until there is nothing to die of."""
     (tmp_path / "marks").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "marks"), url],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    with spark_jvm.lend() as environment:
+        more = {"PYTHONPATH": python_path(ROOT), "PYSPARK_PYTHON": sys.executable}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "marks"), url],
+            cwd=tmp_path,
+            env={**os.environ, **more, **environment},
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
     assert "rows 40000" in done.stdout, done.stderr[-4000:]
     assert sorted(int(record.value) for record in records(url)) == list(range(40_000))
     assert left_over(directory) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -153,15 +154,17 @@ def test_stores_and_numbers_that_it_does_not_take(spark):
         merge_engine(spark, object_rows=0)
 
 
-def test_the_command_line_starts_a_session(url):
+def test_the_command_line_starts_a_session(url, spark_jvm):
     run(fill(url, "upsert"))
     verb = ["collection", "compact", url, "--engine", "spark", "--full", "--confirm", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "walstore", *verb],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    with spark_jvm.lend() as environment:
+        done = subprocess.run(
+            [sys.executable, "-m", "walstore", *verb],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows_written"] == 4000
