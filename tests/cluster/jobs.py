@@ -6,6 +6,7 @@ Python workers, arguments. A line of its output is what the job returned, and it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
