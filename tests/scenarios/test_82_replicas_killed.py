@@ -17,7 +17,7 @@ import pytest
 
 from tests.effort import first_seed, some
 from tests.programs import COMMANDS, WALSTORE, Program, start
-from tests.waiting import until
+from tests.waiting import until, wait_until
 from walstore import RemoteWal, Replication, Wal, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
@@ -109,6 +109,13 @@ def wait_for_more(story: Path, count: int, machine: Machine) -> None:
     raise TimeoutError("nothing is acknowledged")
 
 
+def wait_for_copies(machines: list[Machine], leader: Machine) -> None:
+    """Wait until the processes of all others listen: a primary needs copies to take over."""
+    for machine in machines:
+        if machine is not leader:
+            wait_until(machine.listens, seconds=60)
+
+
 def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
     chance, story = random.Random(first_seed("replicas")), tmp_path / "story"
     machines = [Machine(tmp_path / f"m{number}") for number in range(3)]
@@ -119,12 +126,14 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
     try:
         for machine in machines[1:]:
             machine.serve()
+        wait_for_copies(machines, leader)
         leader.lead(machines[1:], story)
         for turn in range(FAULTS):
             wait_for_more(story, 30, leader)
             if not turn % len(KINDS):
                 faults = chance.sample(KINDS, len(KINDS))
             fault = faults.pop()
+            wait_for_copies(machines, leader)
             happened[fault] += 1
             others = [machine for machine in machines if machine is not leader]
             if fault == "replica":
@@ -152,6 +161,7 @@ def test_what_was_acknowledged_is_there_once(tmp_path: Path) -> None:
                     old.kill()
                 old.serve()
         wait_for_more(story, 30, leader)
+        wait_for_copies(machines, leader)
         leader.kill()
         check(asyncio.run(read(leader, machines)), lines(story))
     finally:
@@ -204,6 +214,7 @@ async def test_clients_go_on_with_the_next_primary(tmp_path: Path) -> None:
     try:
         for machine in machines[1:]:
             machine.serve()
+        await asyncio.to_thread(wait_for_copies, machines, leader)
         leader.lead_and_serve(machines)
         addresses = [machine.address for machine in machines]
         async with connect(addresses, connect_seconds=60) as remote, asyncio.TaskGroup() as group:

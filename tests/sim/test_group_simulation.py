@@ -19,7 +19,7 @@ from uploader.groups.known_group import KnownGroup
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    count = some(500) if first else 20
+    count = some(200) if first else 20
     first += first_seed("histories of groups")
     for seed in range(first, first + count):
         simulate(seed)
