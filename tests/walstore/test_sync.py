@@ -54,7 +54,10 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockingLog]
         with walstore.sync.open(tmp_path / "log") as found:
             yield found
         return
-    with serving(tmp_path), walstore.sync.connect(f"unix://{tmp_path}/s") as found:
+    with (
+        serving(tmp_path),
+        walstore.sync.connect(f"unix://{tmp_path}/s", connect_seconds=60) as found,
+    ):
         yield found
 
 
@@ -196,7 +199,7 @@ def test_closing_a_connection_ends_the_calls_of_all_threads(tmp_path: Path) -> N
     address = f"unix://{tmp_path}/s"
     with serving(tmp_path):
         for _ in range(4):
-            close_beside_calls(walstore.sync.connect(address))
+            close_beside_calls(walstore.sync.connect(address, connect_seconds=60))
 
 
 def test_all_who_close_learn_that_closing_failed(tmp_path: Path) -> None:
