@@ -37,7 +37,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockingLog]
         return
     with (
         serving_from_a_thread(tmp_path / "log") as address,
-        walstore.sync.connect(address) as found,
+        walstore.sync.connect(address, connect_seconds=60) as found,
     ):
         yield found
 
@@ -179,7 +179,7 @@ def test_closing_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
 def test_closing_a_connection_ends_the_calls_of_all_threads(tmp_path: Path) -> None:
     with serving_from_a_thread(tmp_path / "log") as address:
         for _ in range(4):
-            close_beside_calls(walstore.sync.connect(address))
+            close_beside_calls(walstore.sync.connect(address, connect_seconds=60))
 
 
 def test_all_who_close_learn_that_closing_failed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,20 +91,9 @@ class Cluster:
             await until(lambda: all(self.files(at) for at in up))
         return wal
 
-    @asynccontextmanager
-    async def losing_patience(self, wal: Wal) -> AsyncIterator[None]:
-        """Let the patience of a log that has too few copies run out while the block runs."""
-
-        def is_over() -> bool:
-            self.clock.skip(PATIENCE_SECONDS)
-            return wal.statistics().replication_trouble is not None
-
-        skipping = asyncio.create_task(until(is_over))
-        try:
-            yield
-            await skipping
-        finally:
-            skipping.cancel()
+    def losing_patience(self, wal: Wal) -> AbstractAsyncContextManager[None]:
+        """As the function of this name."""
+        return losing_patience(self.clock, wal)
 
     def files(self, number: int) -> dict[str, bytes]:
         """Return the segments of a machine's copy, but for those that are deleted meanwhile."""
@@ -113,6 +102,22 @@ class Cluster:
             with suppress(FileNotFoundError):
                 found[path.name] = path.read_bytes()
         return found
+
+
+@asynccontextmanager
+async def losing_patience(clock: SkippingClock, wal: Wal) -> AsyncIterator[None]:
+    """Let the patience of a log that has too few copies run out while the block runs."""
+
+    def is_over() -> bool:
+        clock.skip(PATIENCE_SECONDS)
+        return wal.statistics().replication_trouble is not None
+
+    skipping = asyncio.create_task(until(is_over))
+    try:
+        yield
+        await skipping
+    finally:
+        skipping.cancel()
 
 
 async def values(wal: Wal) -> list[bytes]:

@@ -489,7 +489,7 @@ async def test_arguments() -> None:
 
 async def test_closing_ends_calls(nodes) -> None:
     for node in nodes:
-        node.faults = dict.fromkeys((RANGE, TXN), Fault.SILENT)
+        node.faults = dict.fromkeys((RANGE, TXN, "/v3/watch"), Fault.SILENT)
     for call, error in (
         (lambda client: client.get("k"), WalClosedError),
         (lambda client: client.swap("k", b"1", expected=0), OutcomeUnknownError),
