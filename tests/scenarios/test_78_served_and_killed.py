@@ -6,7 +6,6 @@ import asyncio
 import random
 import signal
 import subprocess
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.effort import first_seed, some
 from tests.programs import COMMANDS, WALSTORE, Program, start
+from tests.waiting import wait_until
 from walstore import Wal
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
@@ -113,13 +113,8 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
 
 def wait_for_more(acks: Path, count: int) -> None:
     """Return when ``count`` more appends were acknowledged."""
-    size = acks.stat().st_size
-    waiting = size + count * 20
-    for _ in range(60_000):
-        if acks.stat().st_size >= waiting:
-            return
-        threading.Event().wait(0.001)
-    raise TimeoutError("the clients make no progress")
+    size = acks.stat().st_size + count * 20
+    wait_until(lambda: acks.stat().st_size >= size, seconds=120)
 
 
 async def read(directory: Path) -> list[tuple[int, str]]:

@@ -13,7 +13,6 @@ import json
 import random
 import signal
 import subprocess
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,13 @@ import pytest
 
 from tests.effort import first_seed, some
 from tests.programs import CLOUD, start
-from tests.scenarios.test_82_replicas_killed import Machine, lines, wait_for_more
+from tests.scenarios.story import Story
+from tests.scenarios.test_82_replicas_killed import Machine, wait_for_more, wait_until_whole
+from tests.waiting import wait_until
 from uploader import CloudLog, CloudTier, Scrubber, UploadSettings
 from walstore import Replication, Settings, Wal
 
-pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
 FAULTS = some(80)
 PRODUCERS = 4
@@ -40,7 +41,7 @@ async def main():
     file = os.open(story, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     def tell(text):
         os.write(file, (text + "\\n").encode())
-    replication = Replication(nodes=nodes.split(","), name="orders", patience_seconds=2.0)
+    replication = Replication(nodes=nodes.split(","), name="orders", patience_seconds=60)
     settings = Settings(segment_bytes=65536, retention_bytes=65536)
     small = UploadSettings(fragment_bytes=8192, fragment_age_seconds=0.05, drain_seconds=1.0)
     tier = CloudTier(url, layout=layout, settings=small)
@@ -62,9 +63,9 @@ asyncio.run(main())
 class ShippingMachine(Machine):
     """A machine whose process serves a copy, or is the primary and ships."""
 
-    def ship(self, others: list[ShippingMachine], story: Path, url: str, shape: str) -> None:
+    def ship(self, others: list[ShippingMachine], story: Story, url: str, shape: str) -> None:
         nodes = ",".join(other.address for other in others)
-        arguments = (self.path / "orders", nodes, story, url, shape)
+        arguments = (self.path / "orders", nodes, story.path, url, shape)
         self.process = start(PRIMARY, *arguments, imports=CLOUD, stderr=subprocess.DEVNULL)
 
     def stop(self, bucket: Path) -> int:
@@ -72,36 +73,27 @@ class ShippingMachine(Machine):
 
         Return how often it was within.
         """
+        assert self.process is not None
         for count in itertools.count():
             self.send(signal.SIGSTOP)
-            with (bucket / ".tmp/lock").open("a") as lock:
-                for _ in range(20):  # what the lock was asked for before the stop may take a moment
-                    with contextlib.suppress(BlockingIOError):
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        return count
-                    threading.Event().wait(0.005)
+            # A thread that is not stopped yet may still take the lock.
+            wait_until(self._stands_still, seconds=60)
+            with (bucket / ".tmp/lock").open("a") as lock, contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return count
             self.send(signal.SIGCONT)
         raise AssertionError
 
-    def is_whole(self) -> bool:
-        """Whether the copy counts in a takeover."""
-        promise = self.path / "orders" / "PROMISE"
-        return promise.exists() and bool(json.loads(promise.read_text())["whole"])
-
-
-def can_lose_a_disk(leader: ShippingMachine, third: ShippingMachine) -> bool:
-    """Wait until both count; two that do not are too few to take over. False if the leader ends."""
-    assert leader.process is not None
-    while not (leader.is_whole() and third.is_whole()):
-        if leader.process.poll() is not None:
-            return False
-        threading.Event().wait(0.01)
-    return True
+    def _stands_still(self) -> bool:
+        """Return whether all of its threads are stopped, or gone."""
+        assert self.process is not None
+        found = [path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/stat")]
+        return all(text.rpartition(") ")[2][0] in "TZX" for text in found)
 
 
 @pytest.mark.parametrize("shape", ["swap", "chain"])
 def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, shape: Any) -> None:
-    chance, story = random.Random(first_seed("shipping")), tmp_path / "story"
+    chance, story = random.Random(first_seed("shipping")), Story(tmp_path / "story")
     url = f"file://{tmp_path}/bucket"
     machines = [ShippingMachine(tmp_path / f"m{number}") for number in range(3)]
     for machine in machines:
@@ -114,11 +106,13 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
         for turn in range(FAULTS):
             wait_for_more(story, 150, leader)  # so much that copies lose their first segments
             # Within a put or a swap, as it happens: they follow each other without a pause.
-            threading.Event().wait(chance.random() * 0.1)
+            wait_for_more(story, chance.randrange(10), leader)
             others = [machine for machine in machines if machine is not leader]
             old, leader = leader, chance.choice(others)
             fault = chance.choice(["kill", "stop", "new disk"] if turn else ["kill"])
             happened[fault] += 1
+            if fault != "kill":
+                wait_until_whole(others)
             if fault == "stop":
                 happened["within the lock"] += old.stop(tmp_path / "bucket")
             else:
@@ -129,19 +123,19 @@ def test_what_was_acknowledged_is_there_once_and_in_the_bucket(tmp_path: Path, s
                 wait_for_more(story, 20, leader)
                 old.send(signal.SIGCONT)  # goes on where it was, in the bucket, too
                 wait_for_more(story, 20, leader)
+                wait_until(old.has_ended, seconds=120)  # once it learns that it was passed over
                 old.kill()
             elif fault == "new disk":
                 wait_for_more(story, 20, leader)
                 old.kill()
-                if can_lose_a_disk(leader, *(one for one in others if one is not leader)):
-                    for path in (old.path / "orders").iterdir():
-                        path.unlink()
+                for path in (old.path / "orders").iterdir():
+                    path.unlink()
             else:
                 old.kill()
             old.serve()
         wait_for_more(story, 30, leader)
         leader.kill()
-        asyncio.run(check(leader, machines, url, shape, lines(story)))
+        asyncio.run(check(leader, machines, url, shape, story.look()))
     finally:
         for machine in machines:
             machine.kill()
@@ -154,7 +148,7 @@ async def check(
     """Compare what was told, the log, and the bucket before and after the last takeover."""
     before = await shipped(url)
     nodes = [machine.address for machine in machines if machine is not leader]
-    replication = Replication(nodes=nodes, name="orders")
+    replication = Replication(nodes=nodes, name="orders", patience_seconds=60)
     tier = CloudTier(url, layout=shape, settings=UploadSettings(fragment_bytes=8192))
     path, settings = leader.path / "orders", Settings(segment_bytes=65536)
     async with Wal.open(path, replication=replication, tier=tier, settings=settings) as wal:

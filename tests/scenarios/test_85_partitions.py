@@ -15,7 +15,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -45,9 +45,11 @@ from walstore import RemoteWal, WalError, connect
 from walstore.topology.documents import LEADERS, PREFIX, Leader
 from walstore.topology.etcd import EtcdKeyValues
 
-pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
 LEASE_SECONDS: Final = 1
+PROBE: Final = "partitions/probe"
+"""A key that is deleted when as much time has passed as a lease lasts."""
 
 
 class CutMachine(cluster_demo.Machine):
@@ -90,12 +92,24 @@ class PinnedClient:
         self._clients = clients
         self._numbers = numbers
         self.made: list[Append] = []
+        self.has_ended = False
 
-    async def acknowledged(self, records: int) -> None:
-        """Wait until so many appends are acknowledged."""
-        await until(lambda: sum(one.outcome == "ok" for one in self.made) >= records, seconds=60)
+    @property
+    def acknowledged(self) -> int:
+        """How many of its appends are acknowledged."""
+        return sum(one.outcome == "ok" for one in self.made)
 
-    async def run(self, remote: RemoteWal) -> None:
+    async def run(self, address: str, options: dict[str, Any]) -> None:
+        """Append until the machine does not lead any more."""
+        try:
+            async with connect(address, log=LOG, reconnect_seconds=1.0, **options) as remote:
+                await self._append(remote)
+        except WalError:
+            return  # no server leads the log there
+        finally:
+            self.has_ended = True
+
+    async def _append(self, remote: RemoteWal) -> None:
         for number in self._numbers:
             begin = time.monotonic()
             made = Append(b"x %d" % number, begin, begin, "unknown")
@@ -139,38 +153,63 @@ class Stage:
                 return machine.name, leader
         return None
 
-    async def led(self, holds: Callable[[str, Leader], bool]) -> tuple[str, Leader]:
+    async def led(self, holds: Holds) -> tuple[str, Leader]:
         """Wait until a machine leads, for which something holds."""
-        async with asyncio.timeout(60):
-            while True:
-                found = await self.found()
-                if found is not None and holds(*found):
-                    return found
-                await asyncio.sleep(0.02)
+        prefix = f"{PREFIX}{LEADERS}"
+        async with asyncio.timeout(120):
+            revision = (await self.keys.list(prefix)).revision
+            found = await self.found()
+            if found is not None and holds(*found):
+                return found
+            async with aclosing(self.keys.watch(prefix, after=revision)) as changes:
+                async for _ in changes:
+                    found = await self.found()
+                    if found is not None and holds(*found):
+                        return found
+        raise AssertionError
 
     async def settled(self) -> tuple[str, int]:
         """Wait until a machine leads with all copies; return it and the epoch."""
-        name, leader = await self.led(lambda _, leader: len(leader.present) == len(MACHINES) - 1)
+        name, leader = await self.led(has_all_copies)
         return name, leader.epoch
 
+    async def probe(self) -> None:
+        """Make a key that is there for as long as a lease lasts."""
+        lease = await self.keys.grant(LEASE_SECONDS)
+        assert (await self.keys.swap(PROBE, b"", expected=0, lease=lease)).happened
+
     async def go_on(self) -> None:
-        """Let producers get on all the time, for longer than a lease."""
-        begin = time.monotonic()
-        while time.monotonic() - begin < 1.5 * LEASE_SECONDS:
+        """Let producers get on all the time, for as long as a lease lasts."""
+        await self.probe()
+        while await self.keys.get(PROBE):
             await self.clients.more()
 
     @asynccontextmanager
-    async def pinned(self, name: str) -> AsyncIterator[PinnedClient]:
-        """Let a client append at one machine only."""
-        pinned = PinnedClient(self.clients, self._numbers)
-        made = connect(
-            self.network.address(name), log=LOG, reconnect_seconds=1.0, **self.network.options
-        )
-        async with made as remote, asyncio.TaskGroup() as group:
-            task = group.create_task(pinned.run(remote))
-            await pinned.acknowledged(1)
-            yield pinned
-            task.cancel()
+    async def pinned(
+        self, holds: Holds, records: int = 1
+    ) -> AsyncIterator[tuple[str, Leader, PinnedClient]]:
+        """Let a client append only at the machine that leads; so many of its appends are acknowledged.
+
+        A busy computer may let the leader lose its lease before; then at the next one.
+        """
+        while True:
+            name, leader = await self.led(holds)
+            machine = next(one for one in self.machines if one.name == name)
+            pinned, leases = PinnedClient(self.clients, self._numbers), machine.lost_leases
+
+            def is_over(pinned=pinned, machine=machine, leases=leases) -> bool:
+                is_done = pinned.acknowledged >= records or pinned.has_ended
+                return is_done or machine.lost_leases > leases
+
+            async with asyncio.TaskGroup() as group:
+                running = pinned.run(machine.address, self.network.options)
+                task = group.create_task(running)
+                await until(is_over, seconds=120)
+                if is_pinned := pinned.acknowledged >= records:
+                    yield name, leader, pinned
+                task.cancel()
+            if is_pinned:
+                return
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[RemoteWal]:
@@ -200,6 +239,14 @@ class Stage:
                 await machine.kill()
 
 
+Holds = Callable[[str, Leader], bool]
+"""Of the name of a machine, and of what etcd has of its lead."""
+
+
+def has_all_copies(_: str, leader: Leader) -> bool:
+    return len(leader.present) == len(MACHINES) - 1
+
+
 def others_than(name: str) -> list[str]:
     return [one for one in EVERYBODY if one != name]
 
@@ -212,7 +259,7 @@ def machines_but(name: str) -> list[str]:
 
 
 async def another_leads(
-    stage: Stage, ways: list[Way], how: How, *, is_left_by_clients: bool = True
+    stage: Stage, ways_of: Callable[[str], list[Way]], how: How, *, is_left_by_clients: bool = True
 ) -> None:
     """Cut ways of the leader. Another machine leads, clients go on there, and the old one says nothing.
 
@@ -220,17 +267,16 @@ async def another_leads(
     that know all machines leave the old one when it says nothing. One that answers them, and knows nothing of
     the next leader, they leave only later: until then only those that begin now go on.
     """
-    old, epoch = await stage.settled()
-    async with stage.pinned(old) as pinned:
-        await stage.network.cut(ways, how)
-        new, leader = await stage.led(lambda name, _: name != old)
-        assert leader.epoch > epoch
-        since = time.monotonic()
+    async with stage.pinned(has_all_copies) as (old, before, pinned):
+        await stage.network.cut(ways_of(old), how)
+        _, leader = await stage.led(lambda name, _: name != old)
+        assert leader.epoch > before.epoch
+        later = len(pinned.made) + 1  # one may be under way
         if is_left_by_clients:
             await stage.clients.more()
-        async with stage.pinned(new) as later:
-            await later.acknowledged(20)
-        wrong = [one for one in pinned.made if one.outcome == "ok" and one.begin > since]
+        async with stage.pinned(lambda name, _: name != old, records=20):
+            pass
+        wrong = [one for one in pinned.made[later:] if one.outcome == "ok"]
         assert not wrong, "the old leader acknowledges, too"
         await stage.network.heal()
         await stage.clients.more()
@@ -253,44 +299,41 @@ async def nothing_is_noticed(stage: Stage, ways: list[Way], how: How) -> None:
 
 async def leader_is_cut_off(stage: Stage) -> None:
     """From all others, clients, too."""
-    name, _ = await stage.settled()
-    await another_leads(stage, between(name, others_than(name)), "lose")
+    await another_leads(stage, lambda name: between(name, others_than(name)), "lose")
 
 
 async def leader_is_cut_off_but_for_clients(stage: Stage) -> None:
-    name, _ = await stage.settled()
-    ways = between(name, [*machines_but(name), STORE])
-    await another_leads(stage, ways, "hold", is_left_by_clients=False)
+    await another_leads(
+        stage,
+        lambda name: between(name, [*machines_but(name), STORE]),
+        "hold",
+        is_left_by_clients=False,
+    )
 
 
 async def leader_is_not_heard(stage: Stage) -> None:
     """It hears all the others."""
-    name, _ = await stage.settled()
-    await another_leads(stage, from_to(name, others_than(name)), "lose")
+    await another_leads(stage, lambda name: from_to(name, others_than(name)), "lose")
 
 
 async def leader_hears_nobody(stage: Stage) -> None:
     """All the others hear it."""
-    name, _ = await stage.settled()
-    await another_leads(stage, from_to(others_than(name), name), "hold")
+    await another_leads(stage, lambda name: from_to(others_than(name), name), "hold")
 
 
 async def leader_is_cut_off_from_etcd(stage: Stage) -> None:
     """Its lease ends, so another one takes over, though it has all its copies. Those tell it."""
-    name, _ = await stage.settled()
-    await another_leads(stage, between(name, STORE), "lose")
+    await another_leads(stage, lambda name: between(name, STORE), "lose")
 
 
 async def leader_is_cut_off_from_machines(stage: Stage) -> None:
     """Not from etcd: it keeps its lease. It acknowledges nothing before a copy is there, or another leads."""
     name, _ = await stage.settled()
     await stage.network.cut(between(name, machines_but(name)), "reset")
-    async with asyncio.timeout(20):
-        while time.monotonic() - stage.clients.times[-1] < 1.0:
-            found = await stage.found()
-            if found is not None and found[0] != name:
-                break
-            await asyncio.sleep(0.02)
+    await stage.led(lambda found, leader: found != name or not leader.present)
+    await stage.probe()
+    while await stage.keys.get(PROBE):
+        pass
     await stage.network.heal()
     await stage.clients.more()
 
@@ -342,7 +385,7 @@ LOST: Final[list[Case]] = [
 
 async def run(stage: Stage, cases: list[Case], check_history: Checker) -> dict[str, Any]:
     """Cut the network in all ways, one after the other; return what was found."""
-    clients, gaps = stage.clients, {}
+    clients = stage.clients
     async with stage.started() as remote:
         async with asyncio.TaskGroup() as group:
             work = [clients.produce(remote, number) for number in range(4)]
@@ -350,20 +393,18 @@ async def run(stage: Stage, cases: list[Case], check_history: Checker) -> dict[s
             await clients.more()
             for case in cases:
                 await stage.settled()
-                begin = time.monotonic()
+                print(case.__name__)
                 try:
                     await case(stage)
                 except Exception as error:
                     error.add_note(f"in {case.__name__}")
                     raise
-                gaps[case.__name__] = [clients.gap_since(begin)]
-                print(f"{case.__name__}: {time.monotonic() - begin:.1f} s, {gaps[case.__name__]}")
             await stage.settled()
             for task in tasks:
                 task.cancel()
         async with remote.reader(follow=False) as reader:
             log = {record.offset: record.value async for record in reader}
-    return judge(clients, log, gaps, check_history)
+    return judge(clients, log, {}, check_history)
 
 
 def check(stage: Stage, result: dict[str, Any]) -> None:

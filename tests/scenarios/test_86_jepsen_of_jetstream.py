@@ -45,7 +45,7 @@ from walstore.format.segment import HEADER_BYTES
 from walstore.testing import FaultyFileSystem, Hold, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow]
 
 PRODUCERS: Final = 6
 FILLER: Final = b"." * 900
@@ -141,7 +141,7 @@ class Producers:
     async def more(self, records: int) -> None:
         """Wait until so many more are acknowledged."""
         goal = len(self.acknowledged) + records
-        await until(lambda: len(self.acknowledged) >= goal)
+        await until(lambda: len(self.acknowledged) >= goal, seconds=120)
 
     def check(self, found: dict[int, bytes]) -> None:
         """Compare with a log: all that was acknowledged is there in its place, nothing is there twice."""
@@ -157,7 +157,7 @@ async def records(wal: Wal) -> dict[int, bytes]:
 
 @asynccontextmanager
 async def leading(
-    cluster: Cluster, number: int, patience_seconds: float = 5.0
+    cluster: Cluster, number: int, patience_seconds: float = 60.0
 ) -> AsyncIterator[Wal]:
     """Let a machine lead for a while; then it serves its copy again."""
     wal = await cluster.primary(number, patience_seconds=patience_seconds)
@@ -516,16 +516,17 @@ async def test_what_was_under_way_at_a_copy_that_stood_still(tmp_path: Path) -> 
         node = cluster.machines[1].node
         assert node is not None
         calls = len(cluster.powered[1].disk.calls)
-        await until(lambda: len(cluster.powered[1].disk.calls) > calls)
+        await until(lambda: len(cluster.powered[1].disk.calls) > calls, seconds=120)
         cluster.powered[0].power.cut()  # the leader is gone, and only the copy may have the record
         with suppress(WalError):
             await old.aclose()
         with pytest.raises(WalError):
             await pending
         await cluster.machines[2].start()
-        opening = asyncio.create_task(cluster.primary(2, patience_seconds=10.0))
+        opening = asyncio.create_task(cluster.primary(2, patience_seconds=60.0))
         await until(
-            lambda: PROMISE_NAME in {one.path.name for one in cluster.powered[2].disk.calls}
+            lambda: PROMISE_NAME in {one.path.name for one in cluster.powered[2].disk.calls},
+            seconds=120,
         )
         cluster.powered[1].go_on()
         wal = await opening
@@ -566,7 +567,7 @@ async def test_a_power_failure_while_others_stand_still(
         for machine in cluster.machines[:slow]:
             await machine.start()
         await cluster.powered[crashed].come_back(seed)
-        async with leading(cluster, 0, patience_seconds=10.0) as wal:
+        async with leading(cluster, 0, patience_seconds=60.0) as wal:
             done.check(await records(wal))
             await done.fill(wal, 20)
             for machine in cluster.powered[slow + 1 :]:

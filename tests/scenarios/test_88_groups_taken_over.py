@@ -7,9 +7,9 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,15 +19,23 @@ from tests.etcd import require_etcd, running
 from tests.waiting import until
 from walstore import RemoteWal, WalError, connect
 
-pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
 ROUNDS = some(5)
 MEMBERS = 3
 LEASE_SECONDS = 4.0
 WAITS: dict[str, float] = {"connect_seconds": 60, "reconnect_seconds": 60}
 OPTIONS: dict[str, Any] = {"ack_wait_seconds": LEASE_SECONDS, "max_deliver": 1000}
-SLACK_SECONDS = 1.0
-"""How much later than the server a client may note the time of a delivery, on a busy machine."""
+
+
+class Delivery(NamedTuple):
+    """A job was leased between these two moments; a busy machine lets them be far apart."""
+
+    asked: float
+    noted: float
+    member: int
+    deliveries: int
+    """How often it had been delivered, this time included."""
 
 
 class Workers:
@@ -36,8 +44,8 @@ class Workers:
     def __init__(self) -> None:
         self.is_producing = True
         self.appended = 0
-        self.taken: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
-        """Of each job when it was delivered, to whom, and how often that had happened."""
+        self.taken: dict[int, list[Delivery]] = defaultdict(list)
+        """The deliveries of each job."""
         self.acknowledged: dict[int, float] = {}
         """When an acknowledgement of a job was answered."""
 
@@ -52,10 +60,12 @@ class Workers:
         """Take jobs and acknowledge them, the first of each batch last: so all is above the floor."""
         async with remote.group("g", **OPTIONS) as group:
             while True:
+                asked = time.monotonic()
                 jobs = await patiently(lambda: group.fetch(20, max_wait=0.2))
-                now = time.monotonic()
+                noted = time.monotonic()
                 for job in jobs:
-                    self.taken[job.offset].append((now, number, job.deliveries))
+                    taken = Delivery(asked, noted, number, job.deliveries)
+                    self.taken[job.offset].append(taken)
                 for job in reversed(jobs):
                     await patiently(job.ack)
                     self.acknowledged.setdefault(job.offset, time.monotonic())
@@ -63,15 +73,13 @@ class Workers:
 
 async def patiently(call: Callable[[], Any]) -> Any:
     """Return what a call returns, made again while the cluster has other things to do."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return await call()
-        except WalError as error:
-            if not error.retriable and error.outcome != "unknown":
-                raise
-            if time.monotonic() > deadline:
-                raise
+    async with asyncio.timeout(180):
+        while True:
+            try:
+                return await call()
+            except WalError as error:
+                if not error.retriable and error.outcome != "unknown":
+                    raise
 
 
 async def run(directory: Path) -> Workers:
@@ -90,7 +98,7 @@ async def run(directory: Path) -> Workers:
                     await disturb(cluster, workers)
                 workers.is_producing = False
                 await producing
-                await until(lambda: len(workers.acknowledged) >= workers.appended, seconds=60)
+                await until(lambda: len(workers.acknowledged) >= workers.appended, seconds=120)
                 for member in members:
                     member.cancel()
             for client in clients:
@@ -119,14 +127,14 @@ async def disturb(cluster: Cluster, workers: Workers) -> None:
 
 async def moved(cluster: Cluster, target: Machine) -> None:
     await cluster.logs("move", LOG, target.address)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await cluster.leader() is not target:
             pass
 
 
 async def progress(workers: Workers) -> None:
     goal = len(workers.acknowledged) + 60
-    await until(lambda: len(workers.acknowledged) >= goal, seconds=60)
+    await until(lambda: len(workers.acknowledged) >= goal, seconds=120)
 
 
 def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
@@ -136,11 +144,15 @@ def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
     again, early, counted = [], [], []
     for offset, taken in workers.taken.items():
         done = workers.acknowledged[offset]
-        again += [(offset, at - done) for at, _, _ in taken if at > done + SLACK_SECONDS]
-        for (before, first, count), (at, second, later) in pairwise(taken):
-            if first != second and at < before + LEASE_SECONDS - SLACK_SECONDS:
-                early.append((offset, at - before))
-            if later <= count:
-                counted.append((offset, count, later))
+        again += [(offset, one) for one in taken if one.asked > done]
+        for one, other in combinations(taken, 2):
+            apart = max(other.noted - one.asked, one.noted - other.asked)
+            if one.member != other.member and apart < LEASE_SECONDS:
+                early.append((offset, one, other))
+            is_later = one.noted <= other.asked
+            if one.deliveries == other.deliveries or (
+                is_later and other.deliveries < one.deliveries
+            ):
+                counted.append((offset, one, other))
     print(f"{workers.appended} jobs, {sum(map(len, workers.taken.values()))} deliveries")
     assert (again, early, counted) == ([], [], [])

@@ -430,7 +430,7 @@ async def test_a_cancelled_put_may_have_happened(server, store):
 
 async def test_a_request_that_trickles_ends_with_its_time_limit(server):
     """The read timeout alone would wait as long as something arrives now and then."""
-    opened = S3Store("bucket", endpoint_url=server.url, request_timeout_seconds=0.1)
+    opened = S3Store("bucket", endpoint_url=server.url, request_timeout_seconds=0.5)
     async with aclosing(opened) as store:
         with pytest.raises(StorageUnavailableError) as caught:
             await create(store)
