@@ -16,16 +16,33 @@ from typing import Final, cast
 ROOT: Final = Path(__file__).parents[1]
 
 EXCEPTIONS: Final = {
+    "tests/ci/__main__.py": "the limits of CI itself",
+    "tests/ci/plugin.py _Deadline.pytest_runtest_setup": "the limits of CI itself",
+    "tests/ci/step.py run_step": "the limits of CI itself",
     "tests/cluster_demo.py": "a program for people: it shows how long a takeover takes",
     "tests/crash/__main__.py run": "prints how long it took",
     "tests/etcd.py EtcdCluster.wait": "asks a process that tells nobody when it is ready",
     "tests/fuzz/__main__.py _run": "prints how long it took",
     "tests/fuzz/frames.py main": "prints how long it took",
     "tests/fuzz/doors.py Inspection.door": "processor time; what it finds takes minutes",
+    "tests/nightly.py run": "prints how long it took",
+    "tests/s3/rgw.py": "asks processes that tell nobody when they are ready, prints how long it took",
+    "tests/scenarios/test_79_groups_killed.py": "leases of killed processes; only a lower bound is asserted",
+    "tests/scenarios/test_85_partitions.py": "leases in a real etcd; the order of calls is noted",
+    "tests/scenarios/test_86_jepsen_of_jetstream.py test_one_damaged_copy_loses_nothing": (
+        "a patience that is to run out"
+    ),
+    "tests/scenarios/test_88_groups_taken_over.py": "as in test_79",
     "tests/sim/__main__.py run_many": "prints how long it took",
     "tests/storm/__main__.py main": "prints how long it took",
     "tests/storm/child.py _ship": "a program that is killed: chance says how long it pauses",
     "tests/storm/story.py Story._listen": "kills programs after a time of chance",
+    "tests/uploader/stores/test_obstore_faults.py hasty": "a limit of the HTTP client that is to run out",
+    "tests/uploader/stores/test_s3_faults.py hasty": "a limit of the HTTP client that is to run out",
+    "tests/uploader/stores/test_s3_faults.py test_a_request_that_trickles_ends_with_its_time_limit": (
+        "a limit of the HTTP client that is to run out"
+    ),
+    "tests/wal3/build.py main": "prints how long it took",
     "tests/waiting.py until": "looks at what threads do, which wake no event loop",
     "tests/waiting.py wait_until": "looks at what processes do, which wake nobody",
 }
