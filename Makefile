@@ -17,8 +17,9 @@ PYTEST := $(VENV)/bin/python -m pytest
 # On all processors, unless told otherwise: make test WORKERS=0
 WORKERS ?= auto
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
-# Groups (Spark, a cluster) run on one worker each, so that one JVM serves all of a group.
-BY_GROUP := --numprocesses=$(WORKERS) --dist=loadgroup
+# Groups (Spark, a cluster) run on one worker each, so that one JVM serves all of a group. Slow tests wait for other
+# processes: one more of them runs than there are processors.
+BY_GROUP = --numprocesses=$(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1),$(WORKERS)) --dist=loadgroup
 # Quick tests wait for threads and disks a third of the time, so two more of them run than there are processors.
 QUICK_WORKERS = $(if $(filter auto,$(WORKERS)),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 2),$(WORKERS))
 QUICK_PARALLEL = --numprocesses=$(QUICK_WORKERS) --dist=worksteal

@@ -82,7 +82,7 @@ def pytest_runtest_makereport(
     return report
 
 
-LANES = {"cluster": "cluster", "spark_jvm": "spark"}
+LANES = {"spark_cluster": "cluster", "spark_jvm": "spark"}
 """Fixtures whose tests run in one process with ``--dist=loadgroup``, and the name of their group."""
 
 

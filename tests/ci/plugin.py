@@ -8,6 +8,7 @@ With pytest-xdist the workers select, stop and count; the process that started t
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -35,16 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the parts for which there is an option."""
-    os.environ.pop(
-        "PYTEST_ADDOPTS", None
-    )  # the options are for this run, not for those that tests start
+    # The options are for this run, not for those that tests start.
+    os.environ.pop("PYTEST_ADDOPTS", None)
     path = config.getoption("record")
-    is_worker = hasattr(config, "workerinput")
-    if path and not is_worker:
+    if path and not hasattr(config, "workerinput"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault(sitecustomize.STARTS, str(path.with_suffix(".starts").absolute()))
         config.pluginmanager.register(_Recorder(RecordWriter(path.open("w", encoding="utf-8"))))
-    if path and (is_worker or not config.getoption("numprocesses", None)):
+    is_counting = hasattr(sys.modules.get("sitecustomize"), "count_starts")  # as workers do
+    if sitecustomize.STARTS in os.environ and not is_counting:
         sitecustomize.count_starts()
     if listed := config.getoption("only"):
         order = listed.read_text(encoding="utf-8").splitlines()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.ci.record import Record, read_record
+from tests.spark_path.sitecustomize import STARTS
 
 GRACE_SECONDS: Final = 10
 """Time to end by itself, after SIGTERM."""
@@ -67,7 +68,12 @@ def run_step(step: Step, directory: Path, clock: Callable[[], float] = time.time
     path.with_suffix(".starts").unlink(missing_ok=True)
     began = clock()
     options = shlex.join(_options(step, path, began))
-    environment = {**os.environ, **step.environment, "PYTEST_ADDOPTS": options}
+    environment = {
+        **os.environ,
+        **step.environment,
+        "PYTEST_ADDOPTS": options,
+        STARTS: str(path.with_suffix(".starts")),
+    }
     print(f"\n== {step.name} (at most {step.seconds:.0f} s)", flush=True)
     with subprocess.Popen(
         step.command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True

@@ -19,7 +19,7 @@ from walstore.spark import problem
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     missing = problem()
     if missing:
         pytest.skip(missing)

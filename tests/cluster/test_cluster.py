@@ -13,7 +13,7 @@ from tests.cluster.cluster import Cluster, ClusterError, Daemon, processes_of
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_an_interpreter_on_the_workers_that_lacks_walstore(cluster: Cluster, tmp_path: Path):
+def test_an_interpreter_on_the_workers_that_lacks_walstore(spark_cluster: Cluster, tmp_path: Path):
     """The driver's machine has all; on the workers the same path is a Python without packages."""
     python = tmp_path / "python"
     python.write_text(
@@ -21,14 +21,14 @@ def test_an_interpreter_on_the_workers_that_lacks_walstore(cluster: Cluster, tmp
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    found = cluster.run("check", python=str(python))
+    found = spark_cluster.run("check", python=str(python))
     assert found.startswith("the cluster's workers cannot read logs: ")
     assert "No module named" in found
     assert "name it in PYSPARK_PYTHON before the session starts" in found
 
 
-def test_an_interpreter_that_the_workers_do_not_have(cluster: Cluster):
-    found = cluster.run("check", python="/nowhere/python3")
+def test_an_interpreter_that_the_workers_do_not_have(spark_cluster: Cluster):
+    found = spark_cluster.run("check", python="/nowhere/python3")
     assert "a worker cannot run /nowhere/python3; install walstore[spark]" in found
 
 

@@ -39,12 +39,12 @@ async def fill(url: str, copy: str) -> None:
 
 
 def test_a_collection_in_a_bucket_is_read_written_and_followed(
-    cluster: Cluster, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark_cluster: Cluster, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_file, "ROW_GROUP_ROWS", 200)
     url, copy = s3_url.replace("/orders?", "/people?"), s3_url.replace("/orders?", "/copy?")
     asyncio.run(fill(url, copy))
-    found = cluster.run("collections", url, copy, str(tmp_path))
+    found = spark_cluster.run("collections", url, copy, str(tmp_path))
 
     told = found["told"]
     assert len({executor for executor, _ in told}) == 2, "both had tasks"

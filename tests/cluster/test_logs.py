@@ -31,10 +31,10 @@ def records(log_directory: Path, s3_url: str) -> list[Record]:
 
 
 def test_a_log_in_a_bucket_is_read_written_and_streamed(
-    cluster: Cluster, s3_url, records, tmp_path
+    spark_cluster: Cluster, s3_url, records, tmp_path
 ):
     copy = s3_url.replace("/orders?", "/copy?")
-    found = cluster.run("work", s3_url, copy, str(tmp_path))
+    found = spark_cluster.run("work", s3_url, copy, str(tmp_path))
     offsets, values = [one.offset for one in records], sorted(one.value.hex() for one in records)
 
     told = found["read"]["told"]

@@ -27,14 +27,14 @@ SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 PROGRAM = Path(package.__path__[0]) / "__main__.py"
 
 
-def test_submitted_to_a_cluster(cluster: Cluster, log_directory, s3_url, tmp_path):
+def test_submitted_to_a_cluster(spark_cluster: Cluster, log_directory, s3_url, tmp_path):
     tier = CloudTier(s3_url, settings=UploadSettings(fragment_bytes=16_384))
     records = asyncio.run(fill(log_directory, settings=local.SMALL, tier=tier))
-    cluster.free()
+    spark_cluster.free()
     command = [str(SUBMIT)]
-    for name, value in cluster.settings().items():
+    for name, value in spark_cluster.settings().items():
         command += ["--conf", f"{name}={value}"]
-    environment = {**cluster.environment, "PYSPARK_PYTHON": sys.executable}
+    environment = {**spark_cluster.environment, "PYSPARK_PYTHON": sys.executable}
     with sidecar(
         *(s3_url, "--to", tmp_path / "table", "--once", "--max-records-per-trigger", 400),
         *("--cursor", "lander"),
