@@ -124,7 +124,7 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 def state_of(session: SparkSession) -> dict[str, object]:
     """Return what tests may change in a session that they share."""
     return {
-        "settings": dict(session.conf.getAll),
+        **session.conf.getAll,
         "queries": [query.id for query in session.streams.active],
         "tables": sorted(table.name for table in session.catalog.listTables()),
         "cached": session._jsc.getPersistentRDDs().size(),
@@ -142,6 +142,7 @@ def unchanged(jvm: SparkJvm) -> Iterator[SparkSession]:
         for query in session.streams.active:
             query.stop()
         jvm.end_session()
-    changed = {name: after[name] for name in after if after[name] != before[name]}
-    if changed:
+    if after != before:
+        names = before.keys() | after.keys()
+        changed = {name: after.get(name) for name in names if after.get(name) != before.get(name)}
         pytest.fail(f"the test left something in the session: {changed}")

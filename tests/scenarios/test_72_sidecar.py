@@ -183,8 +183,7 @@ def test_of_two_with_the_same_checkpoint_one_ends(tmp_path, spark_jvm: SparkJvm)
     with place.run(jvm=spark_jvm) as one, place.run() as other:
         one.read("started")
         other.read("started")
-        place.append(1)
-        ended, running = first_to_end(one, other)
+        ended, running = first_to_end(place, one, other)
         assert ended.end() == 1
         # Rarely, Spark stumbles over a file of the checkpoint that the other one is writing.
         assert re.search(
@@ -197,9 +196,22 @@ def test_of_two_with_the_same_checkpoint_one_ends(tmp_path, spark_jvm: SparkJvm)
     place.check(is_all=True)
 
 
-def first_to_end(one: SidecarProcess, other: SidecarProcess):
-    """Return the one that ends by itself, and then the other."""
-    wait_until(lambda: (one.process.poll(), other.process.poll()) != (None, None), seconds=240)
+def first_to_end(place: Place, one: SidecarProcess, other: SidecarProcess):
+    """Return the one that ends by itself, and then the other.
+
+    They meet where both work on one batch. One that looks at the checkpoint after a batch of the other goes
+    on behind it.
+    """
+
+    def has_ended() -> bool:
+        return (one.process.poll(), other.process.poll()) != (None, None)
+
+    for _ in range(24):
+        place.append(1)
+        with contextlib.suppress(TimeoutError):
+            wait_until(has_ended, seconds=10)
+            break
+    assert has_ended(), "both go on"
     return (one, other) if one.process.poll() is not None else (other, one)
 
 

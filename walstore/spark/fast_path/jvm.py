@@ -203,14 +203,18 @@ def _listing(spark: SparkSession, store: HadoopStore) -> Iterator[None]:
         slots = max(1, spark.sparkContext.defaultParallelism)
         wanted = {_PARALLELISM: str(_LISTINGS_PER_SLOT * slots)}
     with _SETTING:
-        before = {name: spark.conf.get(name) for name in wanted}
+        settings = spark._jsparkSession.sessionState().conf()  # noqa: SLF001
+        before = {name: spark.conf.get(name) for name in wanted if settings.contains(name)}
         for name, value in wanted.items():
             spark.conf.set(name, value)
         try:
             yield
         finally:
-            for name, known in before.items():
-                if known is not None:
+            for name in wanted:
+                known = before.get(name)
+                if known is None:  # it was not set; a default stays one
+                    spark.conf.unset(name)
+                else:
                     spark.conf.set(name, known)
 
 
