@@ -1,6 +1,6 @@
 """A plugin for pytest: it selects files, begins no test after a set time, and writes a record of the run.
 
-    pytest -p tests.ci.plugin --record FILE [--only FILE] [--stop-at SECONDS]
+    pytest -p tests.ci.plugin --record=FILE [--only=FILE] [--stop-at=SECONDS]
 
 With pytest-xdist the workers select, stop and count; the process that started them writes.
 """
@@ -36,10 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the parts for which there is an option."""
-    # The options are for this run, not for those that tests start.
-    os.environ.pop("PYTEST_ADDOPTS", None)
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        # Workers have read it; it is not for the runs that tests start.
+        os.environ.pop("PYTEST_ADDOPTS", None)
     path = config.getoption("record")
-    if path and not hasattr(config, "workerinput"):
+    if path and not is_worker:
         path.parent.mkdir(parents=True, exist_ok=True)
         config.pluginmanager.register(_Recorder(RecordWriter(path.open("w", encoding="utf-8"))))
     is_counting = hasattr(sys.modules.get("sitecustomize"), "count_starts")  # as workers do

@@ -94,6 +94,7 @@ class PoweredCluster(Cluster):
     """Machines whose power can be cut."""
 
     def __init__(self, path: Path, size: int = 3) -> None:
+        super().__init__(path, 0)
         self.powered = [PoweredMachine(path / f"m{number}") for number in range(size)]
         self.machines = [*self.powered]
 

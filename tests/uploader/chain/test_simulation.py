@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
@@ -362,30 +363,29 @@ def test_what_was_acknowledged_was_there_when_the_log_ended(
     destroyed(seed + first_seed("ends"), WEATHERS[weather])
 
 
+def many(
+    name: str, least: int, live: Callable[[int, Weather], Simulation], *happenings: str
+) -> None:
+    """Try so many seeds in each weather, and more until each of these has happened in some world."""
+    first = first_seed(name)
+    happened: Counter[str] = Counter()
+    for seed in range(first, first + 10 * least):
+        for weather in WEATHERS.values():
+            simulation = live(seed, weather)
+            happened["late_puts"] += simulation.world.late_puts
+            happened.update({what: getattr(simulation, what) for what in happenings})
+        if seed >= first + least - 1 and all(happened.values()):
+            return
+    pytest.fail(f"not all of it happened: {happened}")
+
+
 @pytest.mark.slow
 def test_many_ends(tight: None, on_the_loop: None) -> None:
-    first = first_seed("many ends")
-    worlds = [
-        destroyed(seed, weather)
-        for seed in range(first, first + 10)
-        for weather in WEATHERS.values()
-    ]
-    assert sum(world.reads for world in worlds)
-    assert sum(world.contentions for world in worlds)
-    assert sum(world.world.late_puts for world in worlds)
+    many("many ends", 10, destroyed, "reads", "contentions")
 
 
 @pytest.mark.slow
 def test_many_worlds(tight: None) -> None:
     """Enough of them for everything to happen: deaths, contention, late puts."""
-    first = first_seed("many worlds")
-    worlds = [
-        simulate(seed, weather, writers=9)
-        for seed in range(first, first + 6)
-        for weather in WEATHERS.values()
-    ]
-    assert sum(world.reads for world in worlds)
-    assert sum(world.inline_reads for world in worlds)
-    assert sum(world.kills for world in worlds)
-    assert sum(world.contentions for world in worlds)
-    assert sum(world.world.late_puts for world in worlds)
+    live = partial(simulate, writers=9)
+    many("many worlds", 6, live, "reads", "inline_reads", "kills", "contentions")
