@@ -13,7 +13,7 @@ import pytest
 
 from tests.cases import case
 from tests.effort import every
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import SMALL, Cluster, values
 from walstore import (
     CorruptionError,
@@ -511,7 +511,8 @@ async def crashed(cluster: Cluster, nth: int) -> bool:
     fs = cluster.machines[0].fs = FaultyFileSystem()
     fs.fail("*", nth=nth, times=None)
     try:
-        wal = await cluster.primary(0)
+        # Its own copy may fail, which it tries again as long as its patience lasts.
+        wal = await cluster.primary(0, patience_seconds=10 * RUNS_OUT_SECONDS)
     except (WalError, OSError):
         return True
     finally:
