@@ -26,6 +26,21 @@ class TestRun:
     message: str = ""
 
     @property
+    def plain_node(self) -> str:
+        """Its id without the group that pytest-xdist appends."""
+        return self._node_and_group()[0]
+
+    @property
+    def group(self) -> str:
+        """The group whose tests run on one worker; empty if it is in none."""
+        return self._node_and_group()[1]
+
+    def _node_and_group(self) -> tuple[str, str]:
+        node, at, group = self.node.rpartition("@")
+        # A parameter, or the path of a file, may have the character, too.
+        return (node, group) if at and group.isidentifier() else (self.node, "")
+
+    @property
     def file(self) -> str:
         """The path of its file, relative to the root."""
         return self.node.partition("::")[0]
@@ -35,13 +50,15 @@ class TestRun:
 class Record:
     """One run of pytest."""
 
+    has_begun: bool = False
+    """Whether pytest ran at all."""
     tests: dict[str, TestRun] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     """What a second run of its tests needs."""
     broken: list[str] = field(default_factory=list)
     """Modules that could not be collected, with the reason."""
     exit_status: int | None = None
-    """None if the run was killed."""
+    """What pytest ended with; None if it did not end by itself."""
 
     def by_outcome(self, outcome: str | None) -> list[TestRun]:
         """Return the tests that ended so; None: those that had begun and did not end."""
@@ -80,7 +97,7 @@ def read_record(path: Path) -> Record:
     for line in _lines(path):
         match line:
             case {"kind": "run", "environment": environment}:
-                record.environment = environment
+                record.has_begun, record.environment = True, environment
             case {"kind": "start", "node": node}:
                 record.tests[node] = TestRun(node)
             case {"kind": "end", "node": node, **facts}:

@@ -83,8 +83,7 @@ def _lanes(result: Result) -> Iterator[str]:
     """Yield how long each worker was busy, and with how much of a group."""
     lanes: Counter[str] = Counter()
     for test in result.record.tests.values():
-        group = test.node.rpartition("@")[2] if "@" in test.node else ""
-        lanes[f"{test.worker} {group}".strip()] += test.seconds  # type: ignore[assignment]
+        lanes[f"{test.worker} {test.group}".strip()] += test.seconds  # type: ignore[assignment]
     if len(lanes) > 1:
         busy = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(lanes.items()))
         yield f"{result.step.name:12} lanes: {busy}"

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.ci.record import Record, read_record
+from tests.ci.record import Record, TestRun, read_record
 from tests.spark_path.sitecustomize import STARTS
 
 GRACE_SECONDS: Final = 10
 """Time to end by itself, after SIGTERM."""
+TESTS_RAN: Final = (0, 1)
+"""The exit statuses of a pytest that ran all its tests; with 1, some failed."""
 CONCLUSION_SECONDS: Final = 90
 """A step that may leave tests out begins none in this last part of its time."""
 
@@ -52,17 +54,28 @@ class Result:
     """Whether its time passed."""
     record: Record = field(default_factory=Record)
 
-    @property
-    def has_unexplained_failure(self) -> bool:
-        """Whether it failed for another reason than tests that failed or were running when it was stopped."""
-        if self.record.broken:
-            return True
-        suspects = self.record.by_outcome("failed") or self.record.by_outcome(None)
-        return bool(self.status or self.was_stopped) and not suspects
+    def suspects(self) -> list[TestRun]:
+        """Return the tests that failed, or had begun and did not end."""
+        return [*self.record.by_outcome("failed"), *self.record.by_outcome(None)]
+
+    def unexplained(self) -> list[str]:
+        """Return what went wrong that no suspect explains, even one that passes when it runs again."""
+        record, running = self.record, self.record.by_outcome(None)
+        if record.broken:
+            return record.broken
+        if self.was_stopped and not (self.step.may_stop and running):
+            among = "among tests" if running else "between tests"
+            return [f"stopped after {self.seconds:.0f} s, {among}; what comes after did not run"]
+        if record.has_begun and not self.was_stopped and record.exit_status not in TESTS_RAN:
+            how = "died" if record.exit_status is None else f"ended with {record.exit_status}"
+            return [f"pytest {how}; tests may be missing"]
+        return [f"ended with {self.status}"] if self.status and not self.suspects() else []
 
 
 def run_step(step: Step, directory: Path, clock: Callable[[], float] = time.time) -> Result:
     """Run a step to its end, or to its limit; its record is in ``directory``."""
+    if step.files is not None and not step.files:
+        return Result(step, 0.0, 0, was_stopped=False)
     path = directory / f"{step.name}.jsonl"
     path.unlink(missing_ok=True)
     path.with_suffix(".starts").unlink(missing_ok=True)

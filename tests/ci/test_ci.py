@@ -100,3 +100,15 @@ def test_a_suite_that_hangs_is_stopped_and_what_ran_is_named(suite: Path) -> Non
     assert done.returncode == 1
     stopped = done.stdout.partition("was stopped after")[2].splitlines()
     assert stopped[1] == "suite/test_hang.py::test_hang"
+
+
+def test_a_run_that_ends_without_its_tests_is_red_whatever_passes_alone(suite: Path) -> None:
+    # Of the two workers one has the fragile test; the run itself dies at once.
+    write(suite, "fragile", FRAGILE)
+    (suite / "conftest.py").write_text(
+        "import os\ndef pytest_runtest_logreport(report):\n"
+        "    if report.failed and 'PYTEST_XDIST_WORKER' not in os.environ: os._exit(9)\n"
+    )
+    done = run_ci(suite, "test")
+    assert done.returncode == 1
+    assert "test: pytest died; tests may be missing" in done.stdout.splitlines()

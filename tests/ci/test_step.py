@@ -55,4 +55,4 @@ def test_the_files_are_run_in_their_order_and_no_others(suite: Path, workers: in
 def test_no_test_begins_in_the_end_of_the_time(suite: Path, workers: int) -> None:
     result = run(suite, CONCLUSION_SECONDS - 30, workers)
     assert result.record.counts() == {NOT_RUN: 4}
-    assert not result.has_unexplained_failure
+    assert not result.unexplained()

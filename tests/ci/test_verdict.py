@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from tests.ci.record import Record, TestRun
 from tests.ci.step import Result, Step
@@ -12,9 +15,17 @@ STEP = Step("test", ["make", "test"], seconds=60)
 NODE = "tests/test_a.py::test_one"
 
 
-def result(*tests: TestRun, status: int = 0, was_stopped: bool = False) -> Result:
-    record = Record(tests={test.node: test for test in tests})
-    return Result(STEP, 1.0, status, was_stopped, record)
+def result(*tests: TestRun, status: int = 0) -> Result:
+    """Return how pytest ended with some tests."""
+    tests_by_node = {test.node: test for test in tests}
+    record = Record(has_begun=True, tests=tests_by_node, exit_status=min(status, 1))
+    return Result(STEP, 1.0, status, was_stopped=False, record=record)
+
+
+def stopped(*tests: TestRun, may_stop: bool) -> Result:
+    """Return how a step ended that was stopped among some tests."""
+    record = Record(has_begun=True, tests={test.node: test for test in tests})
+    return Result(replace(STEP, may_stop=may_stop), 1.0, -15, was_stopped=True, record=record)
 
 
 class Rerun:
@@ -58,11 +69,44 @@ def test_what_is_skipped_the_second_time_has_not_passed() -> None:
     assert judge([result(failed(), status=1)], Rerun("skipped")).defects
 
 
-def test_tests_that_were_running_when_the_step_was_stopped_run_again() -> None:
+def test_what_was_running_when_a_step_was_stopped_that_may_leave_tests_out_runs_again() -> None:
     rerun = Rerun("passed")
-    verdict = judge([result(TestRun(NODE), status=2, was_stopped=True)], rerun)
+    verdict = judge([stopped(TestRun(NODE), may_stop=True)], rerun)
     assert rerun.nodes == [NODE]
     assert verdict.defects == []
+    assert [test.node for test in verdict.flaky] == [NODE]
+
+
+def test_a_step_that_must_run_all_is_red_if_it_is_stopped_whatever_passes_alone() -> None:
+    verdict = judge([stopped(failed("b"), TestRun(NODE), may_stop=False)], Rerun("passed"))
+    assert verdict.defects == ["test: stopped after 1 s, among tests; what comes after did not run"]
+
+
+@pytest.mark.parametrize("may_stop", [False, True])
+def test_a_step_that_is_stopped_between_tests_is_red(may_stop: bool) -> None:
+    verdict = judge([stopped(TestRun(NODE, "passed"), may_stop=may_stop)], Rerun("passed"))
+    assert verdict.defects == [
+        "test: stopped after 1 s, between tests; what comes after did not run"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "how"), [(None, "died"), (2, "ended with 2"), (3, "ended with 3")]
+)
+def test_a_pytest_that_did_not_run_all_tests_is_red_whatever_passes_alone(
+    exit_status: int | None, how: str
+) -> None:
+    found = result(failed(), status=2)
+    found.record.exit_status = exit_status
+    assert judge([found], Rerun("passed")).defects == [f"test: pytest {how}; tests may be missing"]
+
+
+def test_a_pytest_without_tests_is_red() -> None:
+    found = result(status=2)
+    found.record.exit_status = 5
+    assert judge([found], Rerun("passed")).defects == [
+        "test: pytest ended with 5; tests may be missing"
+    ]
 
 
 def test_the_group_of_a_test_is_no_part_of_its_name() -> None:
@@ -82,10 +126,9 @@ def test_a_failure_without_a_test_is_a_defect() -> None:
     ]
 
 
-def test_a_step_that_is_stopped_between_tests_is_a_defect() -> None:
-    assert judge([result(status=-15, was_stopped=True)], Rerun("passed")).defects == [
-        "test: stopped after 1 s, while no test was running"
-    ]
+def test_a_command_without_tests_that_fails_is_a_defect() -> None:
+    check = Result(STEP, 1.0, 2, was_stopped=False)
+    assert judge([check], Rerun("passed")).defects == ["test: ended with 2"]
 
 
 def test_a_module_that_cannot_be_collected_is_a_defect() -> None:

@@ -30,9 +30,8 @@ def judge(results: Iterable[Result], rerun: Rerun) -> Verdict:
     """Return what failed twice, and what failed once."""
     verdict = Verdict()
     for result in results:
-        if result.has_unexplained_failure:
-            verdict.defects += [f"{result.step.name}: {line}" for line in _unexplained(result)]
-        suspects = [*result.record.by_outcome("failed"), *_running(result)]
+        verdict.defects += [f"{result.step.name}: {line}" for line in result.unexplained()]
+        suspects = result.suspects()
         if len(suspects) > MOST_REPEATED:
             verdict.defects += [f"{result.step.name}: {_line(test)}" for test in suspects]
         elif suspects:
@@ -43,32 +42,13 @@ def judge(results: Iterable[Result], rerun: Rerun) -> Verdict:
 def _judge_again(
     result: Result, suspects: Sequence[TestRun], rerun: Rerun, verdict: Verdict
 ) -> None:
-    again = rerun(result, [_plain(test.node) for test in suspects]).record.tests
+    again = rerun(result, [test.plain_node for test in suspects]).record.tests
     for test in suspects:
-        second = again.get(_plain(test.node))
+        second = again.get(test.plain_node)
         if second and second.outcome == "passed":
             verdict.flaky.append(test)
         else:
             verdict.defects.append(f"{result.step.name}: {_line(second or test)}")
-
-
-def _running(result: Result) -> list[TestRun]:
-    """Return the tests that had begun when the run ended before its time."""
-    return result.record.by_outcome(None)
-
-
-def _unexplained(result: Result) -> list[str]:
-    if result.record.broken:
-        return result.record.broken
-    if result.was_stopped:
-        return [f"stopped after {result.seconds:.0f} s, while no test was running"]
-    return [f"ended with {result.status}"]
-
-
-def _plain(node: str) -> str:
-    """Return the id of a test without the group that pytest-xdist appends."""
-    name, at, group = node.rpartition("@")
-    return name if at and "]" not in group and "/" not in group else node
 
 
 def _line(test: TestRun) -> str:
