@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ _HOLD_SECONDS: Final = 30.0
 class Hold:
     """Calls that are held before they do anything, until :meth:`release`. Also a context manager."""
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, kind: str, name: str, times: int | None = None) -> None:
         self._pattern = (kind, name)
+        self._turns = itertools.count() if times is None else iter(range(times))
         self._entered = threading.Event()
         self._released = threading.Event()
 
@@ -41,7 +43,11 @@ class Hold:
 
     def pause(self, call: Call) -> None:
         """Wait here if the call matches; TimeoutError after 30 s."""
-        if call.matches(*self._pattern) and not self._released.is_set():
+        if not call.matches(*self._pattern) or self._released.is_set():
+            return
+        if (
+            next(self._turns, None) is not None
+        ):  # taken in one step: calls come from several threads
             self._entered.set()
             if not self._released.wait(_HOLD_SECONDS):
                 raise TimeoutError(f"{call} was held and never released")
@@ -129,9 +135,15 @@ class FaultyFileSystem(WrappedFileSystem):
         with self._lock:
             self._faults.append(fault)
 
-    def hold(self, kind: str, *, name: str = "*") -> Hold:
-        """Stop matching calls before they do anything, until the returned Hold is released."""
-        hold = Hold(kind, name)
+    def hold(self, kind: str, *, name: str = "*", times: int | None = None) -> Hold:
+        """Stop matching calls before they do anything, until the returned Hold is released.
+
+        Args:
+            kind: As in :meth:`fail`.
+            name: As in :meth:`fail`.
+            times: How many are stopped, from the first one on; None for all.
+        """
+        hold = Hold(kind, name, times)
         with self._lock:
             self._holds.append(hold)
         return hold

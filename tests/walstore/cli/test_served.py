@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.walstore.cli.conftest import Cli
-from walstore import Wal, WalStore
+from walstore import Wal, WalStore, connect
+from walstore.cli import location
 from walstore.serve import Server
 
 
@@ -58,7 +60,8 @@ async def test_a_log_of_a_store_is_named(
         assert "name one" in nameless.error
 
 
-def test_nobody_there(cli: Cli, tmp_path: Path) -> None:
+def test_nobody_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(location, "connect", partial(connect, connect_seconds=0.1))
     for verb in ("tail", "dump", "append"):
         done = cli(verb, f"unix://{tmp_path}/none.sock", stdin=b"v\n")
         assert (done.code, "no server at" in done.err) == (1, True)

@@ -84,13 +84,14 @@ async def test_a_reader_inside_an_open_file_finishes_it(wal, faulty) -> None:
     assert (await reading).offset == 1
 
 
-async def test_a_time_search_survives_a_deletion(wal, faulty) -> None:
+async def test_a_time_search_survives_a_deletion(wal, faulty, log_directory) -> None:
     last = wal._state.sealed_segments()[-1]
     moment = (await read_all(wal))[0].timestamp
-    with faulty.hold("open", name="0*.wal") as hold:
+    with faulty.hold("open", name="0*.wal", times=1) as hold:
         opening = asyncio.create_task(wal.reader(moment).__aenter__())
         await hold.wait_entered()
         await wal.trim(last.start)
+        assert segments(log_directory)[0].stem == f"{last.start:020}"
     assert (await opening).position == last.start
 
 

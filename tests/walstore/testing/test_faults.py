@@ -246,6 +246,18 @@ async def test_a_call_can_be_held(faulty: FaultyFileSystem, path: Path) -> None:
     assert path.read_bytes() == b"abc"
 
 
+async def test_only_the_first_calls_can_be_held(faulty: FaultyFileSystem, path: Path) -> None:
+    with faulty.hold("open", times=1) as held:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(asyncio.to_thread(faulty.open, path, "x"))
+            await held.wait_entered()
+            other = path.with_name("b")
+            (await asyncio.to_thread(faulty.open, other, "x")).close()
+            assert (other.exists(), path.exists()) == (True, False)
+            held.release()
+    task.result().close()
+
+
 async def test_healing_releases_what_is_held(faulty: FaultyFileSystem, path: Path) -> None:
     held = faulty.hold("open", name="a.*")
     async with asyncio.TaskGroup() as group:
