@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import RUNS_OUT_SECONDS, until
-from tests.walstore.replication.cluster import Cluster, values
+from tests.walstore.replication.cluster import PATIENCE_SECONDS, Cluster, values
 from tests.walstore.replication.test_replication import caught_up, forget
 from walstore import CorruptionError, StorageUnavailableError, Wal, WalError
 from walstore.testing import FaultyFileSystem
@@ -98,7 +98,7 @@ async def test_copying_first_segments_may_fail_at_any_call(
 
 async def test_what_no_other_copy_has_is_not_called_durable(cluster: Cluster) -> None:
     disk = cluster.machines[0].fs = FaultyFileSystem()
-    wal = await cluster.primary(0, patience_seconds=10.0)
+    wal = await cluster.primary(0)
     await wal.append(b"one")
     for number in (1, 2):
         await cluster.machines[number].stop()
@@ -109,6 +109,12 @@ async def test_what_no_other_copy_has_is_not_called_durable(cluster: Cluster) ->
         disk.fail("*", times=None)
         with suppress(WalError):
             await wal.append(b"three", durability="disk")
+
+        def are_over() -> bool:
+            cluster.clock.skip(PATIENCE_SECONDS)
+            return all(task.done() for task in (*levels, changing))
+
+        await until(are_over)
     assert [task.result() for task in (*levels, changing)] == ["unknown"] * 3
     with suppress(WalError):
         await wal.aclose()
