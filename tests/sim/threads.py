@@ -8,22 +8,27 @@ same way for the same seed.
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from random import Random
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import walstore.files.open_files
 import walstore.log.log_resources
 import walstore.runtime.threads
 import walstore.store.wal_store
 from tests.sim.loop import PROCESS, Killed, Process, SimLoop
 
 _local = threading.local()
+
+
+STUCK_SECONDS = 60.0
+"""A call that goes on for so long, without one on the disk, waits for a real lock."""
 
 
 def current() -> SimThread | None:
@@ -44,7 +49,8 @@ class _Body:
         self._go.acquire()
         self._back.acquire()
         self._call: Callable[[], None] | None = None
-        threading.Thread(target=self._serve, name="sim", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="sim", daemon=True)
+        self._thread.start()
 
     @classmethod
     def take(cls, call: Callable[[], None]) -> _Body:
@@ -53,9 +59,12 @@ class _Body:
         return body
 
     def step(self) -> None:
-        """Let the call go on until it pauses or ends."""
+        """Let the call go on until it pauses or ends; RuntimeError if it waits for what is not simulated."""
         self._go.release()
-        self._back.acquire()
+        if not self._back.acquire(timeout=STUCK_SECONDS):
+            frame = sys._current_frames()[self._thread.ident]
+            stack = "".join(traceback.format_stack(frame))
+            raise RuntimeError(f"a simulated thread waits for another one, at\n{stack}")
 
     def pause(self) -> None:
         """On the thread: give control back until the next step."""
@@ -211,10 +220,27 @@ class SimLock:
 def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
     """Let logs that are opened meanwhile run on simulated threads."""
     STAGE.random, STAGE.loop = random, loop
-    with (
-        patch.object(walstore.runtime.threads, "Pool", SimPool),
-        patch.object(walstore.log.log_resources, "Pool", SimPool),
-        patch.object(walstore.store.wal_store, "Pool", SimPool),
-        patch.object(walstore.files.open_files, "threading", SimpleNamespace(Lock=SimLock)),
-    ):
+    with ExitStack() as patches:
+        for module in (
+            walstore.runtime.threads,
+            walstore.log.log_resources,
+            walstore.store.wal_store,
+        ):
+            patches.enter_context(patch.object(module, "Pool", SimPool))
+        for module in _modules_with_locks():
+            patches.enter_context(patch.object(module, "threading", _SIMULATED_THREADING))
         yield
+
+
+_SIMULATED_THREADING = SimpleNamespace(**vars(threading) | {"Lock": SimLock})
+
+
+def _modules_with_locks() -> list[ModuleType]:
+    """Return the modules whose locks threads may hold during calls on the disk."""
+    packages = ("append", "cursors", "files", "log", "read", "store")
+    prefixes = tuple(f"walstore.{name}." for name in packages)
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith(prefixes) and getattr(module, "threading", None) is threading
+    ]
