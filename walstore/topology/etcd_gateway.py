@@ -69,6 +69,8 @@ class EtcdGateway:
         self.endpoints: Final = address.endpoints
         self.request_seconds: Final = request_seconds
         self.faults: Final = faults
+        self.streams: Final[set[EtcdStream]] = set()
+        """Those that have begun."""
         self._session = session
         self._user = address.user
         self._password = address.password
@@ -201,6 +203,8 @@ class EtcdGateway:
     async def aclose(self) -> None:
         """End all requests."""
         self._is_closed = True
+        for stream in tuple(self.streams):  # aiohttp leaves those waiting that read an answer
+            stream.close()
         await self._session.close()
 
     async def parse(

@@ -39,17 +39,20 @@ class EtcdStream:
         try:
             await self._gateway.begin(self._endpoint, self._path, self._body, self._begun)
         except BaseException:  # cancelled just when it began
-            self._close()
+            self.close()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._close()
+        self.close()
 
     def _begun(self, answer: ClientResponse) -> None:
         self._answer = answer
+        self._gateway.streams.add(self)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the request; a call of :meth:`next` that waits raises EtcdEndpointError. Twice is allowed."""
+        self._gateway.streams.discard(self)
         if self._answer is not None:
             self._answer.close()
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tests.cases import case
+from tests.local import turns
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.serve.certificates import make_certificate
 from tests.walstore.topology.conftest import sockets
@@ -502,6 +503,17 @@ async def test_closing_ends_calls(nodes) -> None:
             await until(lambda: any(node.requests for node in nodes))
             await client.aclose()
         assert waiting.done()
+
+
+async def test_closing_ends_a_watch_that_waits_for_the_next_change(nodes, store) -> None:
+    item = store.swap("k", b"1", 0, 0).found
+    async with _open(nodes) as client:  # time stands still
+        watch = client.watch("k", after=item.revision - 1)
+        assert [event.now for event in await anext(watch)] == [item]
+        waiting = asyncio.get_running_loop().create_task(_fails(anext(watch), WalClosedError))
+        await turns()
+        await client.aclose()
+        await asyncio.wait_for(waiting, 30)
 
 
 async def test_cancelled_calls_leave_no_connection(nodes) -> None:
