@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import RUNS_OUT_SECONDS
 from tests.walstore.cli.conftest import Cli
 from walstore import Wal, WalStore, connect
 from walstore.cli import location
@@ -61,7 +62,7 @@ async def test_a_log_of_a_store_is_named(
 
 
 def test_nobody_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(location, "connect", partial(connect, connect_seconds=0.1))
+    monkeypatch.setattr(location, "connect", partial(connect, connect_seconds=RUNS_OUT_SECONDS))
     for verb in ("tail", "dump", "append"):
         done = cli(verb, f"unix://{tmp_path}/none.sock", stdin=b"v\n")
         assert (done.code, "no server at" in done.err) == (1, True)

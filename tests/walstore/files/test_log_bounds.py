@@ -300,7 +300,8 @@ async def test_a_damaged_header_is_corruption(log_directory: Path) -> None:
 
 async def test_a_copy_may_be_taken_to_another_place(log_directory: Path, tmp_path: Path) -> None:
     limit = await fill(log_directory, 5)
-    copy = Path(shutil.copytree(log_directory, tmp_path / "copy"))
+    copy = tmp_path / "copy"
+    await asyncio.to_thread(shutil.copytree, log_directory, copy)
     assert (await look_aside(copy)).limit == limit
 
 
