@@ -38,9 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for target in given.targets
     ]
     verdict = judge(results, partial(_run_again, directory=directory, seconds=given.again_seconds))
-    now = report.timing(results, directory)
+    before = report.read_timing()
+    now = report.timing(results, directory, before)
     (directory / report.TIMING.name).write_text(json.dumps(now, indent=1) + "\n")
-    text = "\n".join(report.lines(results, verdict, now, report.read_timing()))
+    text = "\n".join(report.lines(results, verdict, now, before))
     (directory / "summary.txt").write_text(text + "\n", encoding="utf-8")
     print(text)
     _conclude(results, len(verdict.defects), time.time() - given.began)

@@ -26,6 +26,11 @@ class TestRun:
     message: str = ""
 
     @property
+    def is_finished(self) -> bool:
+        """Whether it ran to its end."""
+        return self.outcome not in (None, NOT_RUN)
+
+    @property
     def plain_node(self) -> str:
         """Its id without the group that pytest-xdist appends."""
         return self._node_and_group()[0]

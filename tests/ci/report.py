@@ -17,21 +17,32 @@ LEAST_SECONDS: Final = 0.5
 """Files that take less are not listed one by one."""
 
 
-def timing(results: Iterable[Result], directory: Path) -> dict[str, Any]:
-    """Return what is worth comparing: for each step, its seconds, tests, started processes and slow files."""
+def timing(results: Iterable[Result], directory: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is worth comparing: for each step, its seconds, tests, started processes and slow files.
+
+    A file that did not run, or not all of it, keeps the time of the run before.
+    """
     return {
         result.step.name: {
             "seconds": round(result.seconds),
             "tests": result.record.counts().total(),
             "starts": dict(sorted(_starts(directory / f"{result.step.name}.starts").items())),
-            "files": {
-                name: round(seconds, 1)
-                for name, seconds in sorted(result.record.seconds_by_file().items())
-                if seconds >= LEAST_SECONDS
-            },
+            "files": _files(result, before.get(result.step.name, {}).get("files", {})),
         }
         for result in results
     }
+
+
+def _files(result: Result, before: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of the files that take long."""
+    unfinished = {test.file for test in result.record.tests.values() if not test.is_finished}
+    kept = {name: before[name] for name in {*result.step.left_out, *unfinished} if name in before}
+    measured = {
+        name: round(seconds, 1)
+        for name, seconds in result.record.seconds_by_file().items()
+        if seconds >= LEAST_SECONDS and name not in unfinished
+    }
+    return dict(sorted((kept | measured).items()))
 
 
 def read_timing(path: Path = TIMING) -> dict[str, Any]:
