@@ -208,6 +208,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs Linux's /proc")
+@pytest.mark.timeout(240)
 async def test_a_thousand_tails_of_one_log_take_60_mib(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", TAILS, str(tmp_path),
@@ -225,7 +226,7 @@ async def test_a_thousand_tails_of_one_log_take_60_mib(tmp_path: Path) -> None:
     url = (await process.stdout.readline()).decode().strip() + "/v1/stream/s"
     async with (
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        asyncio.timeout(120),
+        asyncio.timeout(200),
     ):
         headers = {"Content-Type": "text/plain"}
         async with session.put(url, data=b"first", headers=headers):
@@ -234,7 +235,7 @@ async def test_a_thousand_tails_of_one_log_take_60_mib(tmp_path: Path) -> None:
         tails = [Events(await session.get(f"{url}?offset=-1&live=sse")) for _ in range(1000)]
         for tail in tails:
             assert (await tail.until_caught_up())[0] == ["first"]
-        for number in range(20):
+        for number in range(8):
             async with session.post(url, data=b"%d" % number * 200, headers=headers):
                 pass
             got = await asyncio.gather(*(tail.until_caught_up() for tail in tails))
