@@ -157,6 +157,27 @@ async def test_cancelling_the_closing_does_not_stop_it(scratch: Path) -> None:
     assert open_descriptors(scratch) == []
 
 
+@pytest.mark.parametrize("after_turns", [1, 2, 9])
+async def test_a_closing_that_fails_when_its_caller_is_gone_is_logged(
+    scratch: Path, caplog: pytest.LogCaptureFixture, after_turns: int
+) -> None:
+    """Also if the caller was cancelled before the closing began."""
+    faulty = FaultyFileSystem(PosixFileSystem())
+    store = await WalStore.open(scratch, fs=faulty)
+    await (await store.wal("a")).append(b"1")
+    faulty.fail("truncate", name=SEGMENT, error=errno.EIO)
+    closing = asyncio.create_task(store.aclose())
+    for _ in range(after_turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(StorageUnavailableError, match="Input/output error"):
+        await store.aclose()
+    (said,) = [record for record in caplog.records if "nobody waited for it" in record.message]
+    assert "Input/output error" in said.message
+
+
 async def test_cancelling_who_opens_leaves_the_log_for_others(scratch: Path) -> None:
     faulty = FaultyFileSystem(PosixFileSystem())
     async with WalStore.open(scratch, fs=faulty) as store:

@@ -33,7 +33,7 @@ from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.metric import Metric
-from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
+from walstore.runtime.resource import Opening, abandon_in_children, wait_closed, warn_unclosed
 from walstore.validation.arguments import as_int, as_settings
 
 
@@ -316,7 +316,7 @@ class CloudWriter:
         self.check_home()
         assert self._supervisor is not None
         self._commit_loop.close(WalClosedError("the log is closed"))
-        await asyncio.shield(self._supervisor)
+        await wait_closed(self._supervisor)
 
     def check_home(self) -> None:
         """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""

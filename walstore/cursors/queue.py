@@ -24,7 +24,7 @@ from walstore.cursors.directory import (
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import abandon_in_children
+from walstore.runtime.resource import abandon_in_children, wait_closed
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -134,7 +134,7 @@ class RequestQueue:
         """Refuse further requests, and return when those taken are done."""
         self._is_closed = True
         if self._draining is not None:
-            await asyncio.shield(self._draining)
+            await wait_closed(self._draining)
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""

@@ -38,7 +38,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.runtime.metric import Metric, MetricKind, figure
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import Opening, wait_closed
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import is_loopback, parse_listen
@@ -195,7 +195,7 @@ class HttpServer:
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
+        await wait_closed(self._closing)
 
     async def __aenter__(self) -> Self:
         return self

@@ -45,7 +45,7 @@ from walstore.ports import Clock, FileSystem, Replicator, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.resource import abandon_in_children, warn_unclosed
+from walstore.runtime.resource import abandon_in_children, wait_closed, warn_unclosed
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
@@ -390,7 +390,7 @@ class Engine:
         """Drain and close; see :meth:`walstore.log.wal.Wal.aclose`."""
         self.check_home()
         self.request_close()
-        await asyncio.shield(self._supervisor)
+        await wait_closed(self._supervisor)
 
     async def until_started(self) -> None:
         """Return once the tasks of the log run, so that cancelling them does not end them."""

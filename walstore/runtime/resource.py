@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import warnings
 from asyncio import _get_running_loop
@@ -21,6 +22,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from walstore.errors import WalClosedError, WrongLoopError
+
+logger = logging.getLogger("walstore")
 
 
 class _Closeable(Protocol):
@@ -70,6 +73,29 @@ class Opening(Generic[_C]):
             if error is None:
                 raise
             error.add_note(f"and closing failed: {closing!r}")
+
+
+async def wait_closed(closing: asyncio.Future[None]) -> None:
+    """Return when something is closed, or raise why it is not.
+
+    Cancelling does not stop it. If it fails then, the error is logged: the caller cannot get it any more.
+    """
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        log_failure(closing)
+        raise
+
+
+def log_failure(closing: asyncio.Future[None]) -> None:
+    """Log the error of a closing that nobody waits for, when it has one."""
+    closing.add_done_callback(_log_failure)
+
+
+def _log_failure(closing: asyncio.Future[None]) -> None:
+    error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        logger.error("closing failed, and nobody waited for it: %s", error)
 
 
 class LoopGuard:

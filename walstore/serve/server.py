@@ -31,7 +31,7 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import Opening, wait_closed
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
@@ -290,7 +290,7 @@ class Server:
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
+        await wait_closed(self._closing)
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,7 +34,14 @@ from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.keyed_locks import KeyedLocks
-from walstore.runtime.resource import LoopGuard, Opening, abandon_in_children, warn_unclosed
+from walstore.runtime.resource import (
+    LoopGuard,
+    Opening,
+    abandon_in_children,
+    log_failure,
+    wait_closed,
+    warn_unclosed,
+)
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
@@ -317,7 +324,7 @@ class WalStore:
         error of one, with notes about the others; every log is closed nevertheless.
         """
         self._check_home()
-        await asyncio.shield(await self._begin_to_close())
+        await wait_closed(await self._begin_to_close())
 
     def __del__(self) -> None:
         if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
@@ -393,6 +400,7 @@ class WalStore:
                 is_cancelled = True
         assert self._closing is not None
         if is_cancelled:
+            log_failure(self._closing)
             if was_ended:  # by code that cancels all tasks and waits for those it found
                 await asyncio.wait((self._closing,))
             raise asyncio.CancelledError
