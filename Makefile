@@ -182,11 +182,13 @@ GROUP_SEEDS ?= 2000
 REPLICA_SEEDS ?= 2000
 .PHONY: sim
 sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashes, under many seeds: SEEDS=6000 CLOUD_SEEDS=800 COLLECTION_SEEDS=800 GROUP_SEEDS=2000 REPLICA_SEEDS=2000
-	$(VENV)/bin/python -m tests.sim --seeds $(SEEDS) $(ARGS)
-	$(VENV)/bin/python -m tests.sim --cloud --seeds $(CLOUD_SEEDS) $(ARGS)
-	$(VENV)/bin/python -m tests.sim --collections --seeds $(COLLECTION_SEEDS) $(ARGS)
-	$(VENV)/bin/python -m tests.sim --groups --seeds $(GROUP_SEEDS) $(ARGS)
-	$(VENV)/bin/python -m tests.sim --replicas --seeds $(REPLICA_SEEDS) $(ARGS)
+	@status=0; run() { echo "tests.sim $$*"; $(VENV)/bin/python -m tests.sim "$$@" $(ARGS) || status=1; }; \
+	run --seeds $(SEEDS); \
+	run --cloud --seeds $(CLOUD_SEEDS); \
+	run --collections --seeds $(COLLECTION_SEEDS); \
+	run --groups --seeds $(GROUP_SEEDS); \
+	run --replicas --seeds $(REPLICA_SEEDS); \
+	exit $$status
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests
