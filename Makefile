@@ -191,8 +191,9 @@ sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashe
 	exit $$status
 
 .PHONY: test-all
-test-all: $(DEV) ## Run all tests
-	$(PYTEST) $(PARALLEL) $(ARGS)
+test-all: $(DEV) ## Run all tests at full effort; WALSTORE_EFFORT=0.1 for as much as CI does
+	@$(VENV)/bin/python -m tests.spark_classes >/dev/null 2>&1 || true
+	WALSTORE_EFFORT=$${WALSTORE_EFFORT:-1} $(PYTEST) $(BY_GROUP) $(ARGS)
 
 # Many hours on two processors. What each part prints is kept in .nightly.
 SEED ?= $(shell date +%Y%m%d)
