@@ -281,7 +281,7 @@ def _journal(rng: Random, segments: list[Segment], files: Files) -> str | None:
     if act < 0.7:
         for _ in range(rng.choice((1, 2))):
             plan = values.evil(rng, plan)
-    text = json.dumps(plan, default=str).encode()
+    text = json.dumps(plan, default=str, skipkeys=True).encode()  # some keys are bytes
     if act > 0.9:
         text = rng.choice(
             (b"[" * 5000, b"null", b"[]", b"1" * 5000, b'{"version":1}', b"\xff", b"")

@@ -195,9 +195,9 @@ class WritingProgram:
         self._note(f"closes, {self._end}")
         close = stage.wal.aclose if self._store is None else self._store.aclose
         closing = asyncio.get_running_loop().create_task(close(), name="aclose")
+        # Also if this program is cancelled while it waits.
+        closing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait([closing, *readers, *writers])
-        if not closing.cancelled():
-            closing.exception()
 
     def _start(self, call: Any, name: str) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(self._history.guard(call), name=name)
