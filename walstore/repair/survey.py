@@ -239,6 +239,13 @@ class SegmentWalk:
                 f"{hint.tail_position}, but the batch there ends at byte {end} and offset "
                 f"{chain.next_offset}"
             )
+            return
+        whole = self._scan.whole_at(end)
+        if whole is not None and chain.follows(whole[0]) and whole[0].epoch < hint.epoch:
+            self._found.contradicts = (
+                f"the checkpoint is of epoch {hint.epoch}, but the batch behind it, at byte {end}, of "
+                f"epoch {whole[0].epoch}"
+            )
         elif not self._is_exact:
             self._ledger = chain.ledger = _new_ledger()
             if hint.ledger:

@@ -13,8 +13,8 @@ from crc32c import crc32c
 
 from tests.local import UnsyncedFileSystem
 from tests.walstore.repair.test_repairing import batch_at, flip
-from walstore import Wal
-from walstore.format import segment
+from walstore import CorruptionError, Wal
+from walstore.format import checkpoint, segment
 from walstore.repair.plan import RepairKind, decode_plan, encode_plan
 from walstore.repair.repairing import apply_repair, plan_repair
 
@@ -84,6 +84,31 @@ def test_a_header_of_a_later_epoch_than_its_batches(log_directory: Path) -> None
     assert RepairKind.REBUILD_HEADER in {step.kind for step in plan.steps}
     assert plan.lost == ()
     apply_repair(plan, fs=FS)
+    assert asyncio.run(_registers(log_directory)) == {"owner": "2"}
+
+
+def test_a_checkpoint_of_a_later_epoch_than_the_batch_behind_it(log_directory: Path) -> None:
+    """Opening refuses the batch; repair writes the checkpoint again."""
+    asyncio.run(_make(log_directory))
+    file = log_directory / checkpoint.FILE_NAME
+    before = file.read_bytes()
+
+    async def append() -> None:
+        async with Wal.open(log_directory) as wal:
+            await wal.append(b"behind")
+
+    asyncio.run(append())
+    found = checkpoint.decode_checkpoint(before, "")
+    file.write_bytes(
+        checkpoint.encode_checkpoint(dataclasses.replace(found, epoch=found.epoch + 9))
+    )
+    with pytest.raises(CorruptionError, match="does not continue the log"):
+        asyncio.run(append())
+    plan = plan_repair(log_directory, fs=FS)
+    assert RepairKind.REBUILD_CHECKPOINT in {step.kind for step in plan.steps}
+    assert plan.lost == ()
+    apply_repair(plan, fs=FS)
+    asyncio.run(append())
     assert asyncio.run(_registers(log_directory)) == {"owner": "2"}
 
 
