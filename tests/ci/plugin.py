@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,42 @@ class _Recorder:
     def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
         self._reports: defaultdict[str, list[pytest.TestReport]] = defaultdict(list)
+        self._is_collected = False
+        self._deaths = 0
+        """Workers that died, and no test is known to have killed them."""
         environment = {name: os.environ[name] for name in REPEATED if name in os.environ}
         writer.write("run", environment=environment)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.items:  # else workers collect
+            self._note_collected([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self._note_collected(ids)
+
+    def _note_collected(self, nodes: list[str]) -> None:
+        if not self._is_collected:  # the workers have all the same
+            self._is_collected = True
+            self._writer.write("collected", nodes=nodes)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._writer.write("start", node=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports[report.nodeid].append(report)
-        # A worker that died has no teardown to report.
-        if report.when == "teardown" or "crashed while running" in str(report.longrepr):
+        if report.when == "teardown":
             self._write_end(report.nodeid)
+        elif report.when not in (
+            "setup",
+            "call",
+        ):  # pytest-xdist reports that the worker died in it
+            self._deaths -= 1
+            self._write_end(report.nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, error: object) -> None:
+        self._deaths += bool(error)
 
     def _write_end(self, node: str) -> None:
         reports = self._reports.pop(node)
@@ -118,17 +144,33 @@ class _Recorder:
             seconds=round(sum(one.duration for one in reports), 3),
             worker=getattr(reports[0], "worker_id", ""),
             message=_message(worst) if worst else "",
+            phase=worst.when if worst else "",
         )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._writer.write("broken", module=report.nodeid, message=_message(report))
+            self._writer.write("broken", what=report.nodeid, message=_message(report))
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        self._writer.write("finish", exit_status=int(exitstatus))
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None]:
+        try:
+            yield
+        finally:
+            if self._deaths > 0:
+                self._writer.write(
+                    "broken", what="pytest-xdist", message="a worker died at its end"
+                )
+            self._writer.write("finish", exit_status=int(session.exitstatus))
 
-    def pytest_unconfigure(self) -> None:
-        self._writer.close()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_unconfigure(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._writer.write("broken", what="pytest_unconfigure", message=repr(error))
+            raise
+        finally:
+            self._writer.close()
 
 
 def _outcome(worst: pytest.TestReport | None, skipped: pytest.TestReport | None) -> str:

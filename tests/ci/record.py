@@ -24,6 +24,13 @@ class TestRun:
     seconds: float = 0.0
     worker: str = ""
     message: str = ""
+    phase: str = ""
+    """Of a test that failed: ``setup``, ``call`` or ``teardown``."""
+
+    @property
+    def selector(self) -> str:
+        """What runs it again: with its file, if what failed may be what the file leaves behind."""
+        return self.file if self.phase == "teardown" else self.plain_node
 
     @property
     def is_finished(self) -> bool:
@@ -43,7 +50,8 @@ class TestRun:
     def _node_and_group(self) -> tuple[str, str]:
         node, at, group = self.node.rpartition("@")
         # A parameter, or the path of a file, may have the character, too.
-        return (node, group) if at and group.isidentifier() else (self.node, "")
+        is_group = at and not any(mark in group for mark in ("]", "/", "::"))
+        return (node, group) if is_group else (self.node, "")
 
     @property
     def file(self) -> str:
@@ -57,17 +65,23 @@ class Record:
 
     has_begun: bool = False
     """Whether pytest ran at all."""
+    collected: list[str] = field(default_factory=list)
+    """The tests that were to run."""
     tests: dict[str, TestRun] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     """What a second run of its tests needs."""
     broken: list[str] = field(default_factory=list)
-    """Modules that could not be collected, with the reason."""
+    """What failed outside of tests, with the reason: modules that could not be collected, workers."""
     exit_status: int | None = None
     """What pytest ended with; None if it did not end by itself."""
 
     def by_outcome(self, outcome: str | None) -> list[TestRun]:
         """Return the tests that ended so; None: those that had begun and did not end."""
         return [test for test in self.tests.values() if test.outcome == outcome]
+
+    def never_begun(self) -> list[str]:
+        """Return the collected tests that did not even begin."""
+        return [node for node in self.collected if node not in self.tests]
 
     def counts(self) -> Counter[str]:
         """Return how many tests ended how."""
@@ -103,12 +117,16 @@ def read_record(path: Path) -> Record:
         match line:
             case {"kind": "run", "environment": environment}:
                 record.has_begun, record.environment = True, environment
+            case {"kind": "collected", "nodes": nodes}:
+                record.collected = nodes
             case {"kind": "start", "node": node}:
-                record.tests[node] = TestRun(node)
+                record.tests.setdefault(node, TestRun(node))
             case {"kind": "end", "node": node, **facts}:
-                record.tests[node] = TestRun(node, **facts)
-            case {"kind": "broken", "module": module, "message": message}:
-                record.broken.append(f"{module}: {message}")
+                # pytest-xdist may run a test again whose worker died: that is not forgotten.
+                if record.tests.setdefault(node, TestRun(node)).outcome != "failed":
+                    record.tests[node] = TestRun(node, **facts)
+            case {"kind": "broken", "what": what, "message": message}:
+                record.broken.append(f"{what}: {message}")
             case {"kind": "finish", "exit_status": status}:
                 record.exit_status = status
     return record

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.ci.record import NOT_RUN
 from tests.ci.step import Result
 from tests.ci.verdict import Verdict
 
@@ -101,7 +102,8 @@ def _lanes(result: Result) -> Iterator[str]:
 
 
 def _not_run(result: Result) -> Iterator[str]:
-    late = sorted({test.file for test in result.record.by_outcome("not run")})
+    nodes = [test.node for test in result.record.by_outcome(NOT_RUN)] + result.record.never_begun()
+    late = sorted({node.partition("::")[0] for node in nodes})
     running = result.record.by_outcome(None)
     if result.was_stopped:
         yield f"\n== {result.step.name} was stopped after {result.seconds:.0f} s; running were"

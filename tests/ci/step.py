@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,8 @@ class Step:
     """The test files to run, in this order; None: all of them."""
     left_out: Sequence[str] = ()
     """The files of the same kind whose turn it is not."""
+    has_tests: bool = True
+    """Whether it runs a pytest."""
     may_stop: bool = False
     """Whether tests that would begin too late are left out, instead of being a failure."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -63,19 +65,23 @@ class Result:
         record, running = self.record, self.record.by_outcome(None)
         if record.broken:
             return record.broken
+        if self.step.has_tests and not self.was_stopped and not record.tests:
+            return [f"no test ran; it ended with {self.status}"]
         if self.was_stopped and not (self.step.may_stop and running):
             among = "among tests" if running else "between tests"
             return [f"stopped after {self.seconds:.0f} s, {among}; what comes after did not run"]
         if record.has_begun and not self.was_stopped and record.exit_status not in TESTS_RAN:
             how = "died" if record.exit_status is None else f"ended with {record.exit_status}"
             return [f"pytest {how}; tests may be missing"]
+        if not self.was_stopped and (missing := record.never_begun()):
+            return [f"{len(missing)} tests did not run, the first is {missing[0]}"]
         return [f"ended with {self.status}"] if self.status and not self.suspects() else []
 
 
 def run_step(step: Step, directory: Path, clock: Callable[[], float] = time.time) -> Result:
     """Run a step to its end, or to its limit; its record is in ``directory``."""
     if step.files is not None and not step.files:
-        return Result(step, 0.0, 0, was_stopped=False)
+        return Result(replace(step, has_tests=False), 0.0, 0, was_stopped=False)
     path = directory / f"{step.name}.jsonl"
     path.unlink(missing_ok=True)
     path.with_suffix(".starts").unlink(missing_ok=True)
@@ -98,6 +104,8 @@ def run_step(step: Step, directory: Path, clock: Callable[[], float] = time.time
         except BaseException:
             _end(process)
             raise
+        with contextlib.suppress(ProcessLookupError):  # what it left behind
+            os.killpg(process.pid, signal.SIGKILL)
     return Result(step, clock() - began, status, was_stopped, read_record(path))
 
 

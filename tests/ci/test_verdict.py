@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tests.ci.__main__ import run_again
 from tests.ci.record import Record, TestRun
 from tests.ci.step import Result, Step
 from tests.ci.verdict import MOST_REPEATED, judge
@@ -18,7 +20,7 @@ NODE = "tests/test_a.py::test_one"
 def result(*tests: TestRun, status: int = 0) -> Result:
     """Return how pytest ended with some tests."""
     tests_by_node = {test.node: test for test in tests}
-    record = Record(has_begun=True, tests=tests_by_node, exit_status=min(status, 1))
+    record = Record(True, list(tests_by_node), tests_by_node, exit_status=min(status, 1))
     return Result(STEP, 1.0, status, was_stopped=False, record=record)
 
 
@@ -35,9 +37,10 @@ class Rerun:
         self.outcome = outcome
         self.nodes: list[str] = []
 
-    def __call__(self, first: Result, nodes: Sequence[str]) -> Result:
-        self.nodes += nodes
-        return result(*(TestRun(node, self.outcome, message="again") for node in nodes))
+    def __call__(self, first: Result, selector: str) -> Result:
+        self.nodes.append(selector)
+        node = selector if "::" in selector else NODE
+        return result(TestRun(node, self.outcome, message="again"))
 
 
 def failed(node: str = NODE) -> TestRun:
@@ -65,6 +68,14 @@ def test_what_does_not_end_the_second_time_is_a_defect() -> None:
     assert judge([result(failed(), status=1)], Rerun(None)).defects
 
 
+def test_what_cannot_run_again_because_the_time_is_over_is_a_defect(tmp_path: Path) -> None:
+    """However many steps had failures, and however long these take."""
+    rerun = partial(run_again, directory=tmp_path, end=0.0)
+    verdict = judge([result(failed(), status=1)], rerun)
+    assert verdict.defects == [f"test: {NODE}: assert 1 == 2"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_skipped_the_second_time_has_not_passed() -> None:
     assert judge([result(failed(), status=1)], Rerun("skipped")).defects
 
@@ -78,7 +89,7 @@ def test_what_was_running_when_a_step_was_stopped_that_may_leave_tests_out_runs_
 
 
 def test_a_step_that_must_run_all_is_red_if_it_is_stopped_whatever_passes_alone() -> None:
-    verdict = judge([stopped(failed("b"), TestRun(NODE), may_stop=False)], Rerun("passed"))
+    verdict = judge([stopped(failed(f"{NODE}2"), TestRun(NODE), may_stop=False)], Rerun("passed"))
     assert verdict.defects == ["test: stopped after 1 s, among tests; what comes after did not run"]
 
 
@@ -102,11 +113,27 @@ def test_a_pytest_that_did_not_run_all_tests_is_red_whatever_passes_alone(
 
 
 def test_a_pytest_without_tests_is_red() -> None:
-    found = result(status=2)
-    found.record.exit_status = 5
-    assert judge([found], Rerun("passed")).defects == [
-        "test: pytest ended with 5; tests may be missing"
-    ]
+    for status in (0, 2):
+        found = result(status=status)
+        assert judge([found], Rerun("passed")).defects == [
+            f"test: no test ran; it ended with {status}"
+        ]
+
+
+def test_a_pytest_that_did_not_run_what_it_collected_is_red_whatever_passes_alone() -> None:
+    for status in (0, 1):
+        found = result(failed(), status=status)
+        found.record.collected += ["b", "c"]
+        assert judge([found], Rerun("passed")).defects == [
+            "test: 2 tests did not run, the first is b"
+        ]
+
+
+def test_what_a_file_leaves_behind_is_tried_with_the_file() -> None:
+    rerun = Rerun("passed")
+    verdict = judge([result(replace(failed(), phase="teardown"), status=1)], rerun)
+    assert (rerun.nodes, len(verdict.flaky)) == (["tests/test_a.py"], 1)
+    assert judge([result(replace(failed(), phase="teardown"), status=1)], Rerun("failed")).defects
 
 
 def test_the_group_of_a_test_is_no_part_of_its_name() -> None:
@@ -127,7 +154,7 @@ def test_a_failure_without_a_test_is_a_defect() -> None:
 
 
 def test_a_command_without_tests_that_fails_is_a_defect() -> None:
-    check = Result(STEP, 1.0, 2, was_stopped=False)
+    check = Result(replace(STEP, has_tests=False), 1.0, 2, was_stopped=False)
     assert judge([check], Rerun("passed")).defects == ["test: ended with 2"]
 
 

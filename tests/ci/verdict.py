@@ -12,8 +12,8 @@ from tests.ci.step import Result
 MOST_REPEATED: Final = 20
 """More failures than these are one defect, not chance; none of them runs again."""
 
-Rerun = Callable[[Result, Sequence[str]], Result]
-"""Runs some tests of a step again, alone."""
+Rerun = Callable[[Result, str], Result]
+"""Runs a test of a step again, alone, or all tests of a file."""
 
 
 @dataclass
@@ -42,14 +42,16 @@ def judge(results: Iterable[Result], rerun: Rerun) -> Verdict:
 def _judge_again(
     result: Result, suspects: Sequence[TestRun], rerun: Rerun, verdict: Verdict
 ) -> None:
-    again = rerun(result, [test.plain_node for test in suspects]).record.tests
     for test in suspects:
-        second = again.get(test.plain_node)
-        if second and second.outcome == "passed":
+        again = rerun(result, test.selector)
+        failed = again.suspects()
+        second = failed[0] if failed else again.record.tests.get(test.plain_node)
+        if second and second.outcome == "passed" and not again.unexplained():
             verdict.flaky.append(test)
         else:
             verdict.defects.append(f"{result.step.name}: {_line(second or test)}")
 
 
 def _line(test: TestRun) -> str:
-    return f"{test.node}: {test.message or 'was running when the step was stopped'}"
+    message = test.message or "began and did not end" if test.outcome is None else test.message
+    return f"{test.node}: {message or test.outcome}"
