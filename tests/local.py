@@ -134,10 +134,20 @@ def crashes(
     for seed in seeds:
         crashed = scratch / f"crashed-{seed}"
         power.crash(seed, crashed)
-        state = _digest(crashed)
-        if state not in seen:
-            seen.add(state)
+        if is_new(crashed, seen):
             yield crashed
+
+
+def is_new(directory: Path, seen: set[bytes]) -> bool:
+    """Return whether a directory's names and bytes are in ``seen`` for the first time.
+
+    For checks that need nothing but the disk: faults at many calls leave the same, which is checked once.
+    """
+    state = _digest(directory)
+    if state in seen:
+        return False
+    seen.add(state)
+    return True
 
 
 def _digest(directory: Path) -> bytes:
