@@ -143,16 +143,16 @@ def is_new(directory: Path, seen: set[bytes]) -> bool:
 
     For checks that need nothing but the disk: faults at many calls leave the same, which is checked once.
     """
-    state = _digest(directory)
+    state = disk_state(directory)
     if state in seen:
         return False
     seen.add(state)
     return True
 
 
-def _digest(directory: Path) -> bytes:
-    """Return a hash of the names and bytes in a directory."""
-    found = hashlib.blake2b()
+def disk_state(directory: Path) -> bytes:
+    """Return a hash of the names and bytes in a directory, which need not be there."""
+    found = hashlib.blake2b(b"there" if directory.is_dir() else b"")
     for path in sorted(directory.rglob("*")):
         data = path.read_bytes() if path.is_file() else None
         name = str(path.relative_to(directory))
