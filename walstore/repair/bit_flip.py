@@ -93,22 +93,23 @@ def _flips(
     if wrong.bit_count() == 1:
         bit = wrong.bit_length() - 1
         yield 4 + bit // 8, 1 << bit % 8
-    # How flipping a bit changes the CRC depends only on the number of covered bytes that follow.
+    # How flipping a bit changes the CRC depends only on the number of covered bytes that follow. So, from the
+    # last byte backwards, the change is taken back by a byte until it is that of a bit in a last byte.
     covered = [*range(frame.HEADER_BYTES, len(data)), *range(frame.CRC_FROM, frame.HEADER_BYTES)]
     if len(data) > MOST_BYTES:
         covered = covered[-(frame.HEADER_BYTES - frame.CRC_FROM) :]
-    changes = [_shifted(_TABLE[1 << bit], len(place)) for bit in range(8)]
+    for _ in place:
+        wrong = _unshifted(wrong)
     for position in reversed(covered):
-        if wrong in changes:
-            yield position, 1 << changes.index(wrong)
-        changes = [_TABLE[change & 0xFF] ^ change >> 8 for change in changes]
+        if wrong in _MASKS:
+            yield position, _MASKS[wrong]
+        wrong = _unshifted(wrong)
 
 
-def _shifted(change: int, count: int) -> int:
-    """Return what a change of a CRC becomes after ``count`` more bytes."""
-    for _ in range(count):
-        change = _TABLE[change & 0xFF] ^ change >> 8
-    return change
+def _unshifted(change: int) -> int:
+    """Return the change of a CRC that becomes ``change`` after one more byte."""
+    byte = _LAST_BYTES[change >> 24]
+    return (change ^ _TABLE[byte]) << 8 | byte
 
 
 def _checked(data: bytes, position: int, chain: Chain, place: bytes) -> Mended | None:
@@ -133,3 +134,7 @@ def _flipped(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 _TABLE: Final = [crc32c(bytes([byte])) ^ crc32c(b"\0") for byte in range(256)]
 """Contribution of each last byte to a CRC."""
+_LAST_BYTES: Final = {change >> 24: byte for byte, change in enumerate(_TABLE)}
+"""The byte by the highest eight bits of its contribution, which are different for each."""
+_MASKS: Final = {_TABLE[1 << bit]: 1 << bit for bit in range(8)}
+"""Mask of a single bit of a last byte by its contribution."""

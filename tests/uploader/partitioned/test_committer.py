@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from tests.cloud import FAST, copy_store
+from tests.cloud import FAST, copy_store, state_of
 from tests.local import turns
 from tests.uploader.partitioned.writes import (
     NOW_US,
@@ -75,9 +75,11 @@ A, B, C, D = (numbered(name, 3) for name in (b"a", b"b", b"c", b"d"))
 
 
 async def append(store: ObjectStore, partition: int, value: bytes) -> None:
-    """Append as another program does."""
-    url = "memory://ignored"
-    async with CloudWriter.open(url, store=SubStore(store, partition), retry=FAST) as log:
+    """Append as another program does, whose clock is ahead."""
+    url, clock = "memory://ignored", StillClock(NOW_US + 1_000_000)
+    retry = dataclasses.replace(FAST, clock=clock)
+    sub = SubStore(store, partition)
+    async with CloudWriter.open(url, store=sub, retry=retry, clock=clock) as log:
         await log.append(value)
 
 
@@ -363,6 +365,19 @@ async def begin(
     return store, write, staged
 
 
+async def run_again(
+    store: ObjectStore, settings: SinkSettings, nth: int, *, is_committed: bool
+) -> None:
+    """Run the epoch again unless its commit returned, look at the logs, and go on to the next one."""
+    if not is_committed:
+        await write_epoch(store, epoch(1), {0: B, 1: C}, {0: D}, settings=settings)
+    assert await values_in(store, 0) == A + B + D, nth
+    assert await values_in(store, 1) == B + C, nth
+    await write_epoch(store, epoch(2), {1: A}, settings=settings)
+    assert await values_in(store, 1) == B + C + A, nth
+    assert await keys_in(store, "sink/") == ["sink/queries/query"]
+
+
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [*(("swap", fault) for fault in FAULTS), ("chain", "dies after"), ("chain", "answer lost")],
@@ -370,9 +385,13 @@ async def begin(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_every_call_of_a_driver(layout, fault):
-    """The epoch runs again after each fault: each row is there once, in order."""
+    """The epoch runs again after each fault: each row is there once, in order.
+
+    It runs again once for what faults at several calls leave alike.
+    """
     settings = dataclasses.replace(SMALL, layout=layout)
     begun, write, staged = await begin({0: A, 1: B}, settings)
+    seen: set[tuple[bool, bytes]] = set()
     for nth in range(1, 400):
         store = FaultyStore(await copy_store(begun))
         store.on("any", FAULTS[fault](), nth=nth)
@@ -384,13 +403,10 @@ async def test_every_call_of_a_driver(layout, fault):
         except (StoreKilled, WalError):
             pass
         was_struck = store.requests - before >= nth
-        if again:
-            await write_epoch(store.inner, epoch(1), {0: B, 1: C}, {0: D}, settings=settings)
-        assert await values_in(store.inner, 0) == A + B + D, nth
-        assert await values_in(store.inner, 1) == B + C, nth
-        await write_epoch(store.inner, epoch(2), {1: A}, settings=settings)
-        assert await values_in(store.inner, 1) == B + C + A, nth
-        assert await keys_in(store.inner, "sink/") == ["sink/queries/query"]
+        left = again, await state_of(store.inner)
+        if left not in seen:
+            seen.add(left)
+            await run_again(store.inner, settings, nth, is_committed=not again)
         if not was_struck:
             assert nth > 20
             return
@@ -404,6 +420,8 @@ async def test_an_old_driver_wakes_up_at_every_call(layout):
     """It stops, another one runs the epoch again and goes on, and it comes back: nothing is there twice."""
     settings = dataclasses.replace(SMALL, layout=layout)
     begun, write, staged = await begin({0: A}, settings)
+    again, after = epoch(1), epoch(2)
+    seen: set[bytes] = set()
     for nth in range(1, 400):
         store = FaultyStore(await copy_store(begun))
         asleep, wake = asyncio.Event(), asyncio.Event()
@@ -414,17 +432,19 @@ async def test_an_old_driver_wakes_up_at_every_call(layout):
             await asyncio.wait((old, reached), return_when=asyncio.FIRST_COMPLETED)
             was_asleep = asleep.is_set()
             await append(store.inner, 0, b"other")
-            await write_epoch(store.inner, epoch(1), {0: B, 1: C}, {0: D}, settings=settings)
-            await write_epoch(store.inner, epoch(2), {0: C}, settings=settings)
+            await write_epoch(store.inner, again, {0: B, 1: C}, {0: D}, settings=settings)
+            await write_epoch(store.inner, after, {0: C}, settings=settings)
             await append(store.inner, 0, b"other")
             wake.set()
             asleep.set()
-        await write_epoch(store.inner, epoch(3), {0: A}, settings=settings)
-        found = await values_in(store.inner, 0)
-        assert [value for value in found if value != b"other"] == A + B + D + C + A, nth
-        assert found.count(b"other") == 2
-        assert await values_in(store.inner, 1) == C, nth
-        assert await keys_in(store.inner, "sink/") == ["sink/queries/query"], nth
+        if (left := await state_of(store.inner)) not in seen:
+            seen.add(left)
+            await write_epoch(store.inner, epoch(3), {0: A}, settings=settings)
+            found = await values_in(store.inner, 0)
+            assert [value for value in found if value != b"other"] == A + B + D + C + A, nth
+            assert found.count(b"other") == 2
+            assert await values_in(store.inner, 1) == C, nth
+            assert await keys_in(store.inner, "sink/") == ["sink/queries/query"], nth
         if not was_asleep:
             assert nth > 20
             return
@@ -437,6 +457,7 @@ async def test_an_old_driver_wakes_up_at_every_call(layout):
 async def test_another_writer_comes_between_at_every_call(layout):
     settings = dataclasses.replace(SMALL, layout=layout)
     begun, write, staged = await begin({0: A}, settings)
+    found: dict[bytes, list[bytes]] = {}
     for nth in range(1, 400):
         store = FaultyStore(await copy_store(begun))
         was_called = was_told = False
@@ -450,10 +471,12 @@ async def test_another_writer_comes_between_at_every_call(layout):
         store.on("any", call(interfere), nth=nth)
         async with driver(store, settings) as committer:
             assert await committer.commit(write, staged)
-        found = await values_in(store.inner, 0)
-        assert [value for value in found if value != b"other"] == A + B + D, nth
+        left = await state_of(store.inner)
+        if left not in found:
+            found[left] = await values_in(store.inner, 0)
+        assert [value for value in found[left] if value != b"other"] == A + B + D, nth
         # What goes on behind publishing is cancelled at the end, and so is who comes between there.
-        assert was_told <= found.count(b"other") <= was_called
+        assert was_told <= found[left].count(b"other") <= was_called
         assert await keys_in(store.inner, "sink/") == ["sink/queries/query"], nth
         if not was_called:
             assert nth > 20

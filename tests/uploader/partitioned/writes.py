@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +34,10 @@ class StillClock(SystemClock):
 
     def now_us(self) -> int:
         return self.us
+
+
+STILL = dataclasses.replace(FAST, clock=StillClock())
+"""Retries by the wall time that drivers have unless they are given another clock."""
 
 
 def new_job(now_us: int = NOW_US) -> str:
@@ -120,7 +125,11 @@ async def driver(
 ) -> AsyncIterator[Committer]:
     async with worker_of() as worker:
         yield Committer(
-            store, settings=settings, retry=FAST, clock=clock or StillClock(), worker=worker
+            store,
+            settings=settings,
+            retry=FAST if clock else STILL,
+            clock=clock or StillClock(),
+            worker=worker,
         )
 
 

@@ -89,8 +89,13 @@ class Scene:
             ]
 
 
+@pytest.fixture(scope="module")
+def objects() -> dict[str, bytes]:
+    """The objects of the collection that each operation begins with; made once."""
+    return asyncio.run(filled())
+
+
 async def filled() -> dict[str, bytes]:
-    """Return the objects of the collection that each operation begins with."""
     site = Site()
     async with site.program().opened() as collection, site.program().controller() as keeper:
         await collection.critical("holds-0")
@@ -468,8 +473,9 @@ async def run(name: str, said: str, nth: int, objects: dict[str, bytes]) -> bool
         for name in (one[0].__name__ for one in OPERATIONS)
     ],
 )
-async def test_whatever_becomes_of_a_call_and_whatever_is_reported(name: str, said: str):
-    objects = await filled()
+async def test_whatever_becomes_of_a_call_and_whatever_is_reported(
+    name: str, said: str, objects: dict[str, bytes]
+):
     for nth in range(1, 60):
         if not await run(name, said, nth, objects):
             assert nth > 1

@@ -13,8 +13,8 @@ from walstore.records import Record
 from walstore.repair.bit_flip import MOST_BYTES, Mended, mend
 
 
-def _mend(data: bytes, chain: Chain | None = None) -> Mended | None:
-    return mend(lambda size: data[:size], len(data), chain or Chain(1, 7, 0, 1), frame.NOWHERE)
+def _mend(data: bytes, chain: Chain | None = None, place: bytes = frame.NOWHERE) -> Mended | None:
+    return mend(lambda size: data[:size], len(data), chain or Chain(1, 7, 0, 1), place)
 
 
 def _flip(data: bytes, bit: int) -> bytes:
@@ -32,6 +32,16 @@ def test_the_bits_of_a_small_frame() -> None:
         assert mended is not None
         assert (mended.data, mended.position) == (SMALL, bit // 8)
         assert mended.header == header_of(SMALL)
+
+
+def test_the_bits_of_a_frame_that_is_checked_with_its_place() -> None:
+    place = frame.place(0xFEDCBA98, 4711)
+    data = build(values_only(b"one", b"two", b"three"), previous_crc=7, at=place)
+    for bit in range(1, 8 * len(data), 3):
+        mended = _mend(_flip(data, bit), place=place)
+        assert mended is not None
+        assert (mended.data, mended.position) == (data, bit // 8)
+        assert _mend(_flip(data, bit)) is None
 
 
 @pytest.mark.slow
