@@ -43,6 +43,10 @@ SLOW_TEST_SECONDS = 300
 """Time limit of a slow test that has none of its own: it shall find what hangs, not a busy machine."""
 
 
+MORE_TIME = max(1.0, EFFORT / 0.1)
+"""How often a slow test may take its limit: these hold for the effort of CI."""
+
+
 GARBAGE_OBJECTS = 20_000
 """After so many new objects garbage is collected."""
 
@@ -93,8 +97,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         lanes = [lane for name, lane in LANES.items() if name in getattr(item, "fixturenames", ())]
         if lanes:
             _put_in_lane(item, lanes[0])
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
+        if item.get_closest_marker("slow"):
+            own = item.get_closest_marker("timeout")
+            seconds = own.args[0] if own else SLOW_TEST_SECONDS
+            item.add_marker(pytest.mark.timeout(seconds * MORE_TIME), append=False)
 
 
 def _put_in_lane(item: pytest.Item, lane: str) -> None:

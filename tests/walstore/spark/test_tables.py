@@ -92,8 +92,7 @@ def test_tables_in_sql(spark: SparkSession, log_directory: Path) -> None:
         # A query of its own: Spark's object for a table keeps the plan of one read at a time, so two
         # reads with different options in one query may share it (PythonDataSourceV2.getOrCreateReadInfo).
         with_stream = spark.sql("SELECT count(*) FROM second WITH (stream = 'eu')").first()
-        # Spark 4.0 takes the options of a query and does not pass them on.
-        assert tuple(with_stream or ()) == (100 if spark.version.startswith("4.0.") else 10,)
+        assert tuple(with_stream or ()) == (10,)
     finally:
         spark.sql("DROP TABLE first")
         spark.sql("DROP TABLE second")
