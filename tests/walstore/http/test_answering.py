@@ -76,6 +76,7 @@ async def test_every_kind_of_answer_has_them(served: Served) -> None:
         (204, "GET", f"/v1/stream/t?offset={tail}&live=long-poll", {}),
         (204, "OPTIONS", "/v1/stream/s", {"Origin": "https://other.example"}),
         (304, "GET", "/v1/stream/s", {"If-None-Match": tag}),
+        (304, "GET", "/v1/stream/s", {"If-None-Match": f'"x", W/{tag}'}),
         (400, "GET", "/v1/stream/s?offset=x", {}),
         (400, "GET", "/v1/stream/%0A", {}),
         (403, "DELETE", "/v1/stream/s", {"Origin": "https://other.example"}),
