@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from walstore.http.protocol import RefusedError
+from walstore.http.protocol import PREFIX, TICKET, RefusedError
+from walstore.http.tickets import Tickets
 from walstore.wire.address import is_loopback
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ _EXPOSED: Final = (
     "ETag, Location"
 )
 _ALLOWED: Final = (
-    "Authorization, Content-Type, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
-    "Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Durability, Producer-Id, "
-    "Producer-Epoch, Producer-Seq"
+    "Authorization, Content-Type, If-None-Match, Last-Event-ID, Stream-Seq, Stream-TTL, Stream-Expires-At, "
+    "Stream-Closed, Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Durability, "
+    "Producer-Id, Producer-Epoch, Producer-Seq"
 )
 
 
@@ -33,10 +34,18 @@ class Access:
     only those that name this machine, and changes streams only for pages of its own or of allowed origins.
     """
 
-    def __init__(self, token: str | None, allow_origins: Sequence[str], *, is_local: bool) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        allow_origins: Sequence[str],
+        tickets: Tickets,
+        *,
+        is_local: bool,
+    ) -> None:
         """``is_local``: only programs of this machine can reach the server, and it has no token."""
-        self._token = None if token is None else f"Bearer {token}".encode()
+        self._token = token
         self._origins = frozenset(allow_origins)
+        self._tickets = tickets
         self._is_local = is_local
 
     @property
@@ -48,10 +57,8 @@ class Access:
         """RefusedError for a request that may not be made."""
         if request.method == "OPTIONS":
             return  # browsers ask without a token
-        if self._token is not None:
-            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not hmac.compare_digest(given, self._token):
-                raise RefusedError(401, "a token is needed", {"WWW-Authenticate": "Bearer"})
+        if not (self._has_token(request) or self._has_ticket(request)):
+            raise RefusedError(401, "a token is needed", {"WWW-Authenticate": "Bearer"})
         host = urlsplit(f"//{request.host}").hostname or ""
         if self._is_local and not is_loopback(host):
             # A page of somebody else, whose name was made to mean this machine.
@@ -65,10 +72,13 @@ class Access:
         ):
             raise RefusedError(403, "pages of that origin are not allowed to change streams")
 
+    def authorization(self) -> dict[str, str]:
+        """Return what lets a request that was let in here into the other machines of a cluster, too."""
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+
     def headers(self, request: web.BaseRequest) -> dict[str, str]:
-        """Return what every answer says, also one to a request that is refused."""
+        """Return what an answer tells a browser about pages of other origins."""
         headers = {
-            "X-Content-Type-Options": "nosniff",
             "Cross-Origin-Resource-Policy": "cross-origin" if self._origins else "same-origin",
         }
         if self._origins:
@@ -82,6 +92,21 @@ class Access:
                 headers["Access-Control-Allow-Headers"] = _ALLOWED
                 headers["Access-Control-Max-Age"] = "600"
         return headers
+
+    def _has_token(self, request: web.Request) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return hmac.compare_digest(
+            given.strip(" ").encode(errors="surrogateescape"), self._token.encode()
+        ) and (scheme.lower() == "bearer")
+
+    def _has_ticket(self, request: web.Request) -> bool:
+        """Return whether a request may read the stream that it asks for, as its address says."""
+        ticket, stream = request.query.get(TICKET), request.match_info.get("log")
+        if ticket is None or stream is None or not request.path.startswith(PREFIX):
+            return False
+        return request.method in {"GET", "HEAD"} and self._tickets.admits(ticket, stream)
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins

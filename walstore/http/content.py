@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from walstore.http.json_text import JsonText
 from walstore.http.protocol import RefusedError
 
 JSON: Final = "application/json"
 _MOST_MEMBERS: Final = 16
 """Of a gzip body: each costs as much as all that follow it."""
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
-_LINE_END: Final = re.compile(r"\r\n|\r|\n")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-# Numbers are not converted: their digits are kept as they came, however many there are.
-_DECODER: Final = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
+MOST_MESSAGES: Final = 16_384
+"""Of one JSON array: each costs as a record, however short it is."""
 
 
 def decode_body(coding: str, body: bytes, most_bytes: int) -> bytes:
@@ -60,7 +52,7 @@ def decode_body(coding: str, body: bytes, most_bytes: int) -> bytes:
 def split_body(content_type: str, body: bytes) -> list[bytes]:
     """Return the records of a body: the elements of a JSON array, or the body as it is.
 
-    An element's text is kept as it came. RefusedError if JSON is announced and it is none.
+    An element's text is kept as it came. RefusedError if JSON is announced and it is none, or too many.
     """
     if content_type != JSON:
         return [body] if body else []
@@ -72,35 +64,31 @@ def split_body(content_type: str, body: bytes) -> list[bytes]:
 
 
 def _messages(text: str) -> list[str]:
-    begin = _after_space(text, 0)
+    parts = JsonText(text)
+    begin = parts.after_space(0)
     if not text.startswith("[", begin):
-        end = _value_end(text, begin)
-        if _after_space(text, end) != len(text):
+        end = parts.value_end(begin)
+        if parts.after_space(end) != len(text):
             raise ValueError(f"something follows the value at character {end}")
         return [text[begin:end]]
     messages: list[str] = []
-    at = _after_space(text, begin + 1)
+    at = parts.after_space(begin + 1)
     if not text.startswith("]", at):
         while True:
-            end = _value_end(text, at)
+            end = parts.value_end(at)
+            if len(messages) == MOST_MESSAGES:
+                raise RefusedError(
+                    413,
+                    f"an array has up to {MOST_MESSAGES} elements; send more in several requests",
+                )
             messages.append(text[at:end])
-            at = _after_space(text, end)
+            at = parts.after_space(end)
             if not text.startswith(",", at):
                 break
-            at = _after_space(text, at + 1)
-    if not text.startswith("]", at) or _after_space(text, at + 1) != len(text):
+            at = parts.after_space(at + 1)
+    if not text.startswith("]", at) or parts.after_space(at + 1) != len(text):
         raise ValueError(f"the array does not end at character {at}")
     return messages
-
-
-def _value_end(text: str, at: int) -> int:
-    found: tuple[Any, int] = _DECODER.raw_decode(text, at)
-    return found[1]
-
-
-def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
 
 
 def join_records(content_type: str, values: Sequence[bytes]) -> bytes:
@@ -115,21 +103,23 @@ def is_text(content_type: str) -> bool:
     return content_type == JSON or content_type.startswith("text/")
 
 
-def data_event(content_type: str, values: Sequence[bytes]) -> bytes:
-    """Return a server-sent event with the content of records, which cannot end it early."""
+def data_event(content_type: str, values: Sequence[bytes], place: str) -> bytes:
+    """Return a server-sent event with the content of records, which cannot end it early.
+
+    ``place`` is where the next one goes on: a browser's EventSource says it when it comes back.
+    """
     body = join_records(content_type, values)
     if is_text(content_type):
-        lines = _LINE_END.split(body.decode(errors="replace"))
+        text = body.decode(errors="replace").encode()
+        lines = b"\n" + text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        # A client takes off one space in front of a line.
+        lines = lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
     else:
-        lines = [base64.b64encode(body).decode()]
-    return ("event: data\n" + "".join(f"data:{_keep(line)}\n" for line in lines) + "\n").encode()
+        lines = b"\ndata:" + base64.b64encode(body)
+    return b"id: %b\nevent: data%b\n\n" % (place.encode(), lines)
 
 
-def _keep(line: str) -> str:
-    """Return a line so that a client, which takes off one space, gets it as it is."""
-    return f" {line}" if line.startswith(" ") else line
-
-
-def control_event(fields: dict[str, Any]) -> bytes:
+def control_event(fields: dict[str, Any], place: str) -> bytes:
     """Return the event that follows each data event."""
-    return f"event: control\ndata:{json.dumps(fields, separators=(',', ':'))}\n\n".encode()
+    said = json.dumps(fields, separators=(",", ":"))
+    return f"id: {place}\nevent: control\ndata:{said}\n\n".encode()

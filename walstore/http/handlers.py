@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
 from walstore.http import protocol
+from walstore.http.answering import expected_later
 from walstore.http.content import (
     JSON,
     control_event,
@@ -18,6 +20,7 @@ from walstore.http.content import (
     join_records,
     split_body,
 )
+from walstore.http.json_text import SHORT_CHARS
 from walstore.http.protocol import (
     CLOSED,
     NEXT_OFFSET,
@@ -34,8 +37,10 @@ if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
     from walstore.ports import Clock
 
+_T = TypeVar("_T")
 _BEGINNING: Final = "-1"
 _NOW: Final = "now"
+_LAST_EVENT: Final = "Last-Event-ID"
 _CACHED: Final = "max-age=60, stale-while-revalidate=300"
 
 
@@ -55,9 +60,9 @@ class Handlers:
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes of the protocol."""
-        path = protocol.PREFIX + "{log:.+}"
-        app.router.add_route("PUT", path, self._create)
-        app.router.add_route("POST", path, self._append)
+        path = f"{protocol.PREFIX}{{log:{protocol.NAME_PATTERN}}}"
+        app.router.add_route("PUT", path, self._create, expect_handler=expected_later)
+        app.router.add_route("POST", path, self._append, expect_handler=expected_later)
         app.router.add_route("GET", path, self._read)
         app.router.add_route("HEAD", path, self._head)
         app.router.add_route("DELETE", path, self._delete)
@@ -100,6 +105,8 @@ class Handlers:
             values,
             is_closed=is_true(headers.get(CLOSED)),
         )
+        if not is_new and headers.get("If-None-Match", "").strip() == "*":
+            raise RefusedError(412, "the stream is there")
         answer = web.Response(status=201 if is_new else 200)
         answer.headers.update(_describe(stream))
         if is_new:
@@ -187,7 +194,11 @@ class Handlers:
             raise RefusedError(400, "live reading needs an offset")
         stream = await self._streams.find(request.match_info["log"])
         word = offsets[0] if offsets else _BEGINNING
-        start = _start(stream, word)
+        # A browser's EventSource comes back with the address that it began with.
+        last = request.headers.get(_LAST_EVENT) if live == "sse" else None
+        start = _start(stream, format_offset(parse_offset(last)) if last else word)
+        if last and stream.is_closed and start == stream.tail:
+            return web.Response(status=204, headers={"Cache-Control": "no-store", CLOSED: "true"})
         if live == "sse":
             return await self._send_events(request, stream, start)
         if live == "long-poll":
@@ -221,7 +232,7 @@ class Handlers:
             "Cache-Control": self._cached if chunk.values else "no-store",
             **_place(chunk),
         }
-        if request.headers.get("If-None-Match") == tag:
+        if protocol.is_match(request.headers.getall("If-None-Match", ()), tag):
             return web.Response(status=304, headers=headers)
         content_type = stream.config.content_type
         return web.Response(
@@ -242,13 +253,15 @@ class Handlers:
         )
         if not is_text(stream.config.content_type):
             answer.headers[protocol.SSE_ENCODING] = "base64"
-        await answer.prepare(request)
         until = self._clock.monotonic() + self._settings.event_seconds
         at, is_first = start, True
         while True:
             chunk = await stream.read(at, self._settings.read_bytes)
+            if is_first:  # what cannot be read has been refused
+                await answer.prepare(request)
             if chunk.values or chunk.is_closed or is_first:
-                control: dict[str, Any] = {"streamNextOffset": format_offset(chunk.limit)}
+                place = format_offset(chunk.limit)
+                control: dict[str, Any] = {"streamNextOffset": place}
                 if chunk.is_closed:
                     control["streamClosed"] = True
                 else:
@@ -256,18 +269,21 @@ class Handlers:
                 if chunk.is_up_to_date:
                     control["upToDate"] = True
                 async with asyncio.timeout(self._settings.body_seconds):
-                    await answer.write(self._data(stream, chunk) + control_event(control))
+                    event = await self._data(stream, chunk)
+                    await answer.write(event + control_event(control, place))
             at, is_first = chunk.limit, False
             left = until - self._clock.monotonic()
             if chunk.is_closed or left <= 0 or (chunk.is_up_to_date and stream.has_ended):
                 return answer
             await stream.wait(at, left)
 
-    def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
+    async def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
         if not chunk.values:
             return b""
         if self._event is None or self._event[0] is not chunk:
-            self._event = chunk, data_event(stream.config.content_type, chunk.values)
+            made = data_event, stream.config.content_type, chunk.values, format_offset(chunk.limit)
+            size = sum(map(len, chunk.values))
+            self._event = chunk, await _maybe_on_thread(size, *made)
         return self._event[1]
 
     def _cursor(self, request: web.Request) -> str:
@@ -277,12 +293,15 @@ class Handlers:
 
 async def _split(content_type: str, body: bytes) -> list[bytes]:
     """Take a body apart, on another thread if that takes long."""
-    if content_type != JSON or len(body) < _LARGE_BYTES:
-        return split_body(content_type, body)
-    return await asyncio.get_running_loop().run_in_executor(None, split_body, content_type, body)
+    size = len(body) if content_type == JSON else 0
+    return await _maybe_on_thread(size, split_body, content_type, body)
 
 
-_LARGE_BYTES: Final = 64 * 1024
+async def _maybe_on_thread(size: int, call: Callable[..., _T], *args: Any) -> _T:
+    """Call a function on another thread, if there is so much to do that the event loop would stand still."""
+    if size <= SHORT_CHARS:
+        return call(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
 
 def _start(stream: Stream, word: str) -> int:

@@ -10,11 +10,13 @@ from typing import Any, Final
 from aiohttp import web
 
 from walstore.http.looking import PAGES, Looking
+from walstore.http.protocol import CONTENT_POLICY, NAME_PATTERN
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_LOG: Final = f"{{log:{NAME_PATTERN}}}"
 _CONTENT: Final = {
     path: (files("walstore.http").joinpath("page", name).read_bytes(), kind)
     for path, (name, kind) in PAGES.items()
@@ -33,19 +35,19 @@ class Pages:
             app.router.add_get(path, self._page)
         add = app.router.add_get
         add("/v1/look", self._answer(lambda _: self._looking.logs()))
-        add("/v1/look/{log:.+}", self._answer(lambda request: self._looking.log(_name(request))))
+        add(f"/v1/look/{_LOG}", self._answer(lambda request: self._looking.log(_name(request))))
         add(
-            "/v1/records/{log:.+}",
+            f"/v1/records/{_LOG}",
             self._answer(lambda request: self._looking.records(_name(request), request.query)),
         )
         add(
-            "/v1/collections/{name:.+}",
+            f"/v1/collections/{{name:{NAME_PATTERN}}}",
             self._answer(lambda request: self._looking.collection(request.match_info["name"])),
         )
 
     async def _page(self, request: web.Request) -> web.Response:
         body, kind = _CONTENT[request.path]
-        headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
+        headers = {CONTENT_POLICY: _POLICY, "Cache-Control": "no-cache"}
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
 
     @staticmethod

@@ -6,12 +6,18 @@ The protocol is version 1.0 of ``PROTOCOL.md`` in durable-streams/durable-stream
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
 
 PREFIX: Final = "/v1/stream/"
 """Of the path of every stream."""
+CONTENT_POLICY: Final = "Content-Security-Policy"
+NAME_PATTERN: Final = r"[\s\S]+"
+"""Of names in paths: also those that are refused, with control characters."""
+
+TICKET: Final = "ticket"
+"""Ours, in the query of a read: stands for the token."""
 
 NEXT_OFFSET: Final = "Stream-Next-Offset"
 UP_TO_DATE: Final = "Stream-Up-To-Date"
@@ -39,6 +45,7 @@ MOST_NAME_CHARS: Final = 200
 
 _OFFSET: Final = re.compile(r"([0-9]{16})_0{16}")
 _COUNT: Final = re.compile(r"0|[1-9][0-9]{0,15}")
+_ENTITY_TAG: Final = re.compile(r'"[^"]*"')
 _CURSOR_SECONDS: Final = 20
 _CURSOR_EPOCH_SECONDS: Final = 1_728_432_000
 """2024-10-09T00:00:00Z, from which the protocol counts its cursors."""
@@ -84,6 +91,14 @@ def cursor(now_seconds: float, given: str | None, jitter: int) -> str:
     if given is not None and _COUNT.fullmatch(given) and int(given) >= current:
         return str(int(given) + max(1, jitter))
     return str(current)
+
+
+def is_match(fields: Iterable[str], tag: str) -> bool:
+    """Return whether ``If-None-Match`` names the entity tag of what is there, by RFC 9110, section 13.1.2."""
+    text = ",".join(fields)
+    if text.strip() == "*":
+        return True
+    return tag in _ENTITY_TAG.findall(text)  # W/ in front of a tag counts for nothing
 
 
 def is_true(value: str | None) -> bool:

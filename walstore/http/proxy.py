@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import hdrs, web
 from yarl import URL
 
-from walstore.http.protocol import RefusedError
+from walstore.http.protocol import CONTENT_POLICY, TICKET, RefusedError
 
 PASSED_ON: Final = "Walstore-Passed-On"
 """Header of a request that was passed on once; it is not passed on again."""
@@ -37,7 +37,15 @@ _NOT_ASKED: Final = frozenset(
     }
 )
 _NOT_ANSWERED: Final = frozenset(
-    {hdrs.CONNECTION, hdrs.KEEP_ALIVE, hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.DATE, hdrs.SERVER}
+    {
+        hdrs.CONNECTION,
+        hdrs.KEEP_ALIVE,
+        hdrs.TRANSFER_ENCODING,
+        hdrs.UPGRADE,
+        hdrs.DATE,
+        hdrs.SERVER,
+        CONTENT_POLICY,  # this server's own, whatever that one says
+    }
 )
 _SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
@@ -45,8 +53,18 @@ _SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 class Proxy:
     """Connections to the HTTP servers of other machines. Belongs to the event loop of its server."""
 
-    def __init__(self, trust: ssl.SSLContext | None, *, live_seconds: float = 0.0) -> None:
-        """``trust``: for servers with TLS; the system's if None. Live answers may be silent so long."""
+    def __init__(
+        self,
+        trust: ssl.SSLContext | None,
+        *,
+        authorization: Mapping[str, str] | None = None,
+        live_seconds: float = 0.0,
+    ) -> None:
+        """``trust``: for servers with TLS; the system's if None. Live answers may be silent so long.
+
+        ``authorization``: header that lets requests in there; a ticket is known to this server alone.
+        """
+        self._authorization = dict(authorization or {})
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=True if trust is None else trust, limit=0),
             timeout=aiohttp.ClientTimeout(
@@ -86,8 +104,12 @@ class Proxy:
                 self._while(request, moved),
                 self._session.request(
                     request.method,
-                    URL(base + request.url.raw_path_qs, encoded=True),
-                    headers=_kept(request.headers, _NOT_ASKED, {PASSED_ON: "1"}),
+                    URL(base + _without_ticket(request.url), encoded=True),
+                    headers=_kept(
+                        request.headers,
+                        {*_NOT_ASKED, *self._authorization},
+                        {PASSED_ON: "1", **self._authorization},
+                    ),
                     data=request.content if request.body_exists else None,
                     allow_redirects=False,
                     skip_auto_headers=(hdrs.CONTENT_TYPE, hdrs.USER_AGENT, hdrs.ACCEPT_ENCODING),
@@ -146,6 +168,12 @@ class Proxy:
 
 def _end(passing: asyncio.Timeout, seconds: float = 0.0, _: object = None) -> None:
     passing.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+def _without_ticket(url: URL) -> str:
+    parts = url.raw_query_string.split("&")
+    query = "&".join(part for part in parts if part.partition("=")[0] != TICKET)
+    return f"{url.raw_path}?{query}" if query else url.raw_path
 
 
 def _kept(

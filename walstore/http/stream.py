@@ -31,7 +31,10 @@ _CONFIG: Final = "http.stream"
 _DELETED: Final = "http.deleted"
 _FORK: Final = "http.fork."
 MOST_FORKS: Final = 200
-_MOST_RECORDS: Final = 65_536
+_MOST_RECORDS: Final = 16_384
+"""Of one answer, however short they are."""
+_TURN_RECORDS: Final = 500
+"""After so many the event loop has a turn."""
 _SHARED_BYTES: Final = 64 * 1024
 _FOLLOWING: Final = "http.following"
 """Header of a record: how many messages of the same request come after it, if any."""
@@ -268,9 +271,11 @@ class Stream:
             size = sum(map(len, values[found:]))
         if at < self.head:
             raise OffsetTrimmedError(requested=at, head=self.head, tail=self.tail)
-        while at < limit and at >= base and size < most_bytes:
+        while at < limit and at >= base and size < most_bytes and len(values) < _MOST_RECORDS:
             reader = self.wal.reader(at - self._shift, stop=limit - self._shift, follow=False)
-            batch = await reader.fetch(max_records=_MOST_RECORDS, max_bytes=most_bytes - size)
+            batch = await reader.fetch(
+                max_records=_MOST_RECORDS - len(values), max_bytes=most_bytes - size
+            )
             if not len(batch):
                 break
             for value in batch.values:
@@ -329,3 +334,5 @@ async def _add(txn: Any, values: Sequence[bytes]) -> None:
     for at, value in enumerate(values):
         left = len(values) - 1 - at
         await txn.append(value, headers={_FOLLOWING: str(left).encode()} if left else None)
+        if at % _TURN_RECORDS == _TURN_RECORDS - 1:
+            await asyncio.sleep(0)  # noqa: TID251 - no wait is meant

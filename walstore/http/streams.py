@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
-from walstore.errors import LogNotFoundError, WalError
+from walstore.errors import LogNotFoundError, StorageUnavailableError, WalError
 from walstore.http.content import JSON
 from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
@@ -66,7 +66,7 @@ class Streams:
             config, first, source = asked, list[bytes](), None
             if asked.source is not None:
                 config, first, source = await self._plan_fork(name, asked)
-            wal = await store.wal(name)
+            wal = await _made(store, name)
             if source is not None:
                 await source.note_fork(name, wal.log_id)
             stream = Stream(name, wal, source)
@@ -230,6 +230,15 @@ class Streams:
             base=base,
         )
         return config, first, source
+
+
+async def _made(store: WalStore | MemberLogs, name: str) -> Wal:
+    try:
+        return await store.wal(name)
+    except StorageUnavailableError as error:
+        if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
+            raise RefusedError(409, "the name is that of a file of the server's own") from None
+        raise
 
 
 async def _cut(source: Stream, at: int, sub_offset: int) -> tuple[int, list[bytes]]:

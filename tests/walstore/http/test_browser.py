@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import aiohttp
 import pyarrow as pa
 import pytest
 
@@ -14,7 +15,7 @@ from tests.walstore.cluster.machines import Machines
 from tests.walstore.replication.cluster import Cluster
 from uploader import CloudTier, Collection
 from walstore import Settings, StorageUnavailableError, Wal, WalStore
-from walstore.http import HttpServer
+from walstore.http import HttpServer, HttpSettings
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,6 +91,99 @@ async def test_a_log_is_drawn_to_scale_and_its_records_are_found(tmp_path: Path)
         await browse(tab, **{"from": "nonsense", "key": ""})
         await tab.until("document.querySelector('#state').innerText.includes('from is an offset')")
         assert [one for one in tab.problems if "400" not in one] == []
+
+
+async def test_a_phone_shows_all_of_it_in_its_width(tmp_path: Path) -> None:
+    """Nothing is wider than the screen, and nothing is screens and screens away."""
+    width, height = 390, 844
+    async with (
+        WalStore.open(tmp_path / "store", settings=SMALL) as store,
+        HttpServer.open(store, "127.0.0.1:0") as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        wal = await store.wal("a-log-with-a-name-that-is-longer-than-a-phone-is-wide/and-longer")
+        for number in range(60):
+            headers = {"content-type": b"text/plain", "trace": b"0" * 200}
+            await wal.append(b"x" * 4000, key=b"key-%d" % number * 20, stream="s", headers=headers)
+        for number in range(30):
+            await (await wal.cursor(f"cursor-of-a-service-with-a-long-name-{number}")).commit(
+                number + 1
+            )
+        async with wal.group("workers-with-a-long-name"):
+            await tab.call(
+                "Emulation.setDeviceMetricsOverride",
+                width=width, height=height, deviceScaleFactor=2, mobile=True,
+            )  # fmt: skip
+            await tab.open(server.addresses[0])
+            await tab.until("document.body.dataset.looks > 1")
+            await tab.until("document.querySelectorAll('#records tbody tr').length == 15")
+            page = "document.documentElement"
+            assert await tab.run(f"{page}.clientWidth") == width
+            assert await tab.run(f"{page}.scrollWidth") <= width
+            assert await tab.run(f"{page}.scrollHeight") <= 5 * height
+            wide = """[...document.querySelectorAll('body *:not(svg *)')].filter(one =>
+                one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1
+                && getComputedStyle(one).overflowX == 'auto').map(one => one.outerHTML.slice(0, 80))"""
+            assert await tab.run(wide) == []
+            times = "[...document.querySelectorAll('#records td.time')].map(one => one.innerText)"
+            assert all(text.endswith(" UTC") for text in await tab.run(times))
+            await tab.screenshot("phone")
+            await tab.run("document.querySelector('#older').click()")
+            await tab.until("document.querySelector('#records tbody td').innerText == '31'")
+            await tab.run("document.querySelector('#newer').click()")
+            await tab.until("document.querySelector('#records tbody td').innerText == '46'")
+        assert tab.problems == []
+
+
+async def test_an_event_source_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The browser's own, with tickets, across time-outs of the server."""
+    settings = HttpSettings(event_seconds=0.2)
+    async with (
+        Wal.open(tmp_path / "orders") as wal,
+        HttpServer.open(wal, "127.0.0.1:0", token="secret", settings=settings) as server,
+        open_tab(tmp_path / "profile") as tab,
+    ):
+        await wal.append(b"1")
+        await tab.open(server.addresses[0])
+        await tab.until("!document.querySelector('#login').hidden")
+        await tab.run("""(async () => {
+            const headers = {Authorization: 'Bearer secret'};
+            const answer = await fetch('/v1/ticket/orders', {method: 'POST', headers});
+            const {ticket} = await answer.json();
+            window.got = []; window.opened = 0;
+            const source = new EventSource(`/v1/stream/orders?offset=-1&live=sse&ticket=${ticket}`);
+            source.addEventListener('data', (event) => got.push(atob(event.data)));
+            source.onopen = () => { opened += 1; }; })()""")
+        await tab.until("opened == 2 && got.length == 1")
+        await wal.append(b"2")
+        await tab.until("opened == 3 && got.length == 2")
+        assert await tab.run("got") == ["1", "2"]
+
+
+async def test_a_stream_of_html_runs_nothing(tmp_path: Path) -> None:
+    async with (
+        WalStore.open(tmp_path / "store") as store,
+        HttpServer.open(store, "127.0.0.1:0") as server,
+        open_tab(tmp_path / "profile") as tab,
+        aiohttp.ClientSession() as session,
+    ):
+        script = "<script>document.title = 'owned'; fetch('/v1/stream/x', {method: 'PUT'})</script>"
+        svg = f"<svg xmlns='http://www.w3.org/2000/svg'>{script}</svg>"
+        xhtml = f"<html xmlns='http://www.w3.org/1999/xhtml'><body>{script}</body></html>"
+        for kind, text in (
+            ("text/html", f"<p>shown</p><img src=x onerror='document.title=1'>{script}"),
+            ("image/svg+xml", svg),
+            ("application/xhtml+xml", xhtml),
+        ):
+            url = f"{server.addresses[0]}/v1/stream/{kind}"
+            async with session.put(url, data=text, headers={"Content-Type": kind}) as answer:
+                assert answer.status == 201
+            await tab.open(url)
+            loaded = f"location.pathname.endsWith({kind!r}) && document.readyState == 'complete'"
+            while not await tab.run(loaded):  # a timer of the page would not run, either
+                pass
+            assert not await tab.run("document.title"), kind
+        assert not await store.exists("x")
 
 
 async def browse(tab: Tab, **fields: str) -> None:

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from tests.connecting import try_once
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
+from tests.walstore.http.test_answering import check_headers
 from walstore import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -264,6 +265,40 @@ async def test_a_token_is_asked_for_at_each_machine(
                 assert answer.status == 401
             async with client.post(at(machine), headers=headers, data=b"x") as answer:
                 assert answer.status == 204
+
+
+async def test_a_ticket_reads_what_another_machine_leads(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    async with Machines(tmp_path, web={"token": "t"}, token="t") as machines:
+        headers = {**TEXT, "Authorization": "bearer t"}
+        await until(lambda: len(machines.all[0].member.view.members) == 3)  # type: ignore[union-attr]
+        async with client.put(at(machines.all[0]), headers=headers, data=b"one") as answer:
+            assert answer.status == 201
+        await machines.led(by=machines.all[0])
+        first, second = others(machines)
+        async with client.post(at(first, "/v1/ticket/orders"), headers=headers) as answer:
+            ticket = (await answer.json())["ticket"]
+        for machine, status in ((first, 200), (second, 401)):
+            async with client.get(at(machine) + f"?ticket={ticket}&offset=-1") as answer:
+                assert (answer.status, await answer.text() == "one") == (status, status == 200)
+        async with client.post(at(first) + f"?ticket={ticket}", headers=TEXT, data=b"x") as answer:
+            assert answer.status == 401
+
+
+async def test_what_is_passed_on_has_the_headers_of_every_answer(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    async with client.put(at(cluster.all[0]), headers={"Content-Type": "text/html"}, data=b"<b>"):
+        pass
+    await cluster.led()
+    for machine in cluster.all:
+        for method, query in (
+            ("GET", ""), ("HEAD", ""), ("GET", "?offset=-1&live=sse"), ("GET", "?offset=-1&live=long-poll"),
+            ("GET", "?offset=x"), ("DELETE", ""), ("PUT", ""), ("POST", ""),
+        ):  # fmt: skip
+            async with client.request(method, at(machine) + query) as answer:
+                check_headers(answer.headers)
 
 
 async def test_a_stream_made_at_three_machines_at_once(

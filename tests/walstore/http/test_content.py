@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import case
-from walstore.http.content import JSON, data_event, decode_body, join_records, split_body
+from walstore.http.content import (
+    JSON,
+    MOST_MESSAGES,
+    data_event,
+    decode_body,
+    join_records,
+    split_body,
+)
 from walstore.http.protocol import RefusedError
 
 VALUES = st.recursive(
@@ -52,6 +59,14 @@ def test_what_is_no_json_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(RefusedError, match="not JSON"):
             split_body(JSON, body)
+
+
+def test_an_array_has_only_so_many_elements() -> None:
+    assert len(split_body(JSON, b"[" + b"1," * (MOST_MESSAGES - 1) + b"1]")) == MOST_MESSAGES
+    for body in (b"[" + b"1," * MOST_MESSAGES + b"1]", b"[" + b"1," * 8_000_000 + b"1]"):
+        with pytest.raises(RefusedError, match="in several requests") as refused:
+            split_body(JSON, body)
+        assert refused.value.status == 413
 
 
 def test_other_bodies_are_one_message() -> None:
@@ -109,6 +124,8 @@ def read_event(event: bytes) -> tuple[str, str]:
             name = value
         elif field == "data":
             lines.append(value)
+        elif field == "id":
+            assert value
         else:
             raise AssertionError(line)
     return name, "\n".join(lines)
@@ -116,17 +133,17 @@ def read_event(event: bytes) -> tuple[str, str]:
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
 def test_text_arrives_but_for_its_line_ends(texts: list[str]) -> None:
-    name, data = read_event(data_event("text/plain", [text.encode() for text in texts]))
+    name, data = read_event(data_event("text/plain", [text.encode() for text in texts], "1"))
     whole = "".join(texts)
     assert (name, data) == ("data", whole.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 @given(st.lists(st.binary(), max_size=4))
 def test_bytes_arrive_as_base64(values: list[bytes]) -> None:
-    name, data = read_event(data_event("application/octet-stream", values))
+    name, data = read_event(data_event("application/octet-stream", values, "1"))
     assert (name, base64.b64decode(data)) == ("data", b"".join(values))
 
 
 @given(st.binary())
 def test_text_that_is_none_ends_no_event(value: bytes) -> None:
-    read_event(data_event("text/plain", [value]))
+    read_event(data_event("text/plain", [value], "1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ import pytest
 from tests.waiting import until
 from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.http.test_content import read_event
-from walstore import Wal
+from walstore import StorageUnavailableError, Wal
 from walstore.http import HttpSettings
 from walstore.http.stream import Stream
 
@@ -121,6 +122,28 @@ async def test_deleting_ends_readers_that_wait(served: Served) -> None:
         await served.send("DELETE", "s")
         with pytest.raises((AssertionError, aiohttp.ClientError)):
             await reader.until_caught_up()
+
+
+async def test_what_fails_half_way_is_cut_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never a second answer in the middle of the first."""
+
+    async def fail(*_: object) -> None:
+        raise StorageUnavailableError("the disk is gone")
+
+    monkeypatch.setattr(Stream, "wait", fail)
+    await served.send("PUT", "s", b"a", **TEXT)
+    host, port = served.server.addresses[0].removeprefix("http://").rsplit(":", 1)
+    stream, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /v1/stream/s?offset=-1&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := await stream.read(1000):
+            got += part
+    writer.close()
+    assert got.count(b"HTTP/1.1") <= 1
+    assert not got.endswith(b"0\r\n\r\n")  # what ends a whole answer
 
 
 async def test_a_reader_continues_where_it_was(served: Served) -> None:

@@ -36,6 +36,27 @@ def test_a_cursor_is_beyond_the_one_given(
     assert found >= int(protocol.cursor(now, None, jitter))
 
 
+def test_entity_tags_are_compared_weakly_in_lists() -> None:
+    tag = '"a:1:2"'
+    for fields in (
+        [tag], [f"W/{tag}"], ["*"], [" * "], [f'"x", {tag}'],
+        [f'"x",W/"y" ,W/{tag}'], ['"x"', tag], [f'"x,y",{tag}'],
+    ):  # fmt: skip
+        assert protocol.is_match(fields, tag), fields
+    for fields in (
+        [],
+        [""],
+        ["a:1:2"],
+        ['"a:1:3"'],
+        [f'"x{tag}'],
+        ['"A:1:2"'],
+        ["W/"],
+        ['"*"'],
+        ["x, *"],
+    ):
+        assert not protocol.is_match(fields, tag), fields
+
+
 def test_a_cursor_that_is_no_number_is_as_none() -> None:
     assert protocol.cursor(2e9, "x", 1) == protocol.cursor(2e9, None, 1)
 

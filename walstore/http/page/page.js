@@ -3,6 +3,7 @@
 
 const LOOK_MS = 1000;
 const HISTORY = 120;
+const PAGE = matchMedia("(max-width: 800px)").matches ? 15 : 50; // records at a time
 const $ = (id) => document.getElementById(id);
 const histories = new Map(); // of each log: [{at, limit, bytes}]
 let shown = null; // {kind, name}
@@ -32,7 +33,7 @@ function table(heads, rows) {
   const numeric = (at) => rows.every((row) => typeof row[at] === "string" && /^[\d\u202f–.]+$/.test(row[at]));
   const style = heads.map((_, at) => (rows.length && numeric(at) ? { class: "number" } : {}));
   const head = make("thead", {}, make("tr", {}, ...heads.map((text, at) => make("th", style[at], text))));
-  const body = rows.map((row) => make("tr", {}, ...row.map((cell, at) => make("td", style[at], cell))));
+  const body = rows.map((row) => make("tr", {}, ...row.map((cell, at) => make("td", { ...style[at], "data-head": heads[at] }, cell))));
   return make("table", {}, head, make("tbody", {}, ...body));
 }
 
@@ -174,7 +175,7 @@ function draw_axis(log) {
     const color = one.pins ? "var(--mark)" : "#888";
     const line = make("line", { x1: at, x2: at, y1: 24, y2: 84 + 14 * row, stroke: color, class: "cursor" });
     line.append(make("title", {}, `${one.name} at ${one.position}`));
-    const anchor = at > width - 100 ? "end" : "start";
+    const anchor = at > width / 2 ? "end" : "start";
     parts.push(line, make("text", { x: at + (anchor === "end" ? -4 : 4), y: 88 + 14 * row, "text-anchor": anchor }, one.name));
   }
   parts.push(
@@ -223,6 +224,7 @@ async function browse(change) {
   const form = new FormData($("browse"));
   const query = new URLSearchParams();
   for (const name of ["from", "key", "stream"]) if (form.get(name)) query.set(name, form.get(name));
+  query.set("count", PAGE);
   for (const [name, value] of Object.entries(change)) query.set(name, value);
   const name = shown.name;
   const found = await ask(`/v1/records/${encodeURIComponent(name)}?${query}`);
@@ -252,7 +254,7 @@ function record_row(record) {
     };
     value.append(" … ", whole);
   }
-  const time = new Date(record.timestamp_us / 1000).toISOString().replace("T", " ").replace("Z", "");
+  const time = new Date(record.timestamp_us / 1000).toISOString().replace("T", " ").replace("Z", " UTC");
   return make(
     "tr", {}, make("td", { class: "number" }, String(record.offset)), make("td", { class: "time" }, time),
     make("td", {}, record.stream || ""), make("td", { class: "key" }, text_of(record.key)), value,
@@ -347,7 +349,7 @@ $("browse").onsubmit = (event) => {
   event.preventDefault();
   browse({}).catch(complain);
 };
-$("older").onclick = () => browsed && browse({ from: Math.max(browsed.head, browsed.start - 50) }).catch(complain);
+$("older").onclick = () => browsed && browse({ from: Math.max(browsed.head, browsed.start - PAGE) }).catch(complain);
 $("newer").onclick = () => browsed && browse({ from: browsed.next }).catch(complain);
 window.onhashchange = () => look().catch(complain);
 run();

@@ -1,0 +1,238 @@
+"""Answering: what happens around every request of an HTTP server, and what every answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import hdrs, web
+
+from walstore.errors import (
+    DiskFullError,
+    InvalidSettingsError,
+    LimitExceededError,
+    LogSuspendedError,
+    OffsetError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    RecordTooLargeError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+)
+from walstore.http.looking import PAGES
+from walstore.http.protocol import CONTENT_POLICY, RefusedError
+from walstore.http.server_log import ServerLog
+
+if TYPE_CHECKING:
+    from walstore.http.access import Access
+    from walstore.http.connections import Connections
+    from walstore.http.member_logs import MemberLogs
+    from walstore.http.proxy import Proxy
+    from walstore.http.settings import HttpSettings
+
+logger = logging.getLogger("walstore")
+
+SANDBOX: Final = "sandbox; default-src 'none'"
+"""Policy of every answer without one of its own: a browser shows what a stream holds, and runs none of it."""
+_EVERYWHERE: Final = {
+    "Server": "walstore",  # without versions
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS"})
+_OPEN_PATHS: Final = frozenset({"/health", "/ready"} | PAGES.keys())
+_STATUS: Final[Sequence[tuple[type[Exception], int]]] = (
+    (OffsetTrimmedError, 410),
+    (OffsetError, 400),
+    (RecordTooLargeError, 413),
+    (LimitExceededError, 413),
+    (DiskFullError, 507),
+    (OutcomeUnknownError, 500),
+    (InvalidSettingsError, 400),
+    (LogSuspendedError, 409),  # not 503, which clients repeat until an operator resumes it
+    (WalClosedError, 503),
+    (StorageUnavailableError, 503),
+    (WalError, 500),
+    (ValueError, 400),
+)
+
+
+class Answering:
+    """Lets each request in or refuses it, and sets the headers of every answer. Of one event loop."""
+
+    def __init__(
+        self,
+        access: Access,
+        settings: HttpSettings,
+        cluster: MemberLogs | None,
+        proxy: Proxy | None,
+    ) -> None:
+        """``cluster``: requests for logs that other machines lead are passed on by ``proxy``."""
+        self._access = access
+        self._settings = settings
+        self._cluster = cluster
+        self._proxy = proxy
+        self.requests = 0
+        """How many are in progress."""
+        self.answered: Counter[tuple[str, str]] = Counter()
+        """How many were answered, by method and status."""
+        self.is_stopping = False
+        """Whether all further requests are refused."""
+        self.connections: Connections | None = None
+        """Those that requests come from."""
+
+    def add_to(self, app: web.Application) -> None:
+        """Stand around all routes of a server."""
+
+        @web.middleware
+        async def answer(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        app.middlewares.append(answer)
+        app.on_response_prepare.append(self._prepare)
+
+    def protocol(self, server: web.Server) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        return _Protocol(server, self.add_headers)
+
+    async def _prepare(self, request: web.Request, answer: web.StreamResponse) -> None:
+        self.add_headers(request, answer)
+
+    def add_headers(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
+        """Set what every answer says, also one to a request that is refused or is no HTTP."""
+        answer.headers.update(_EVERYWHERE)
+        answer.headers.update(self._access.headers(request))
+        answer.headers.setdefault(CONTENT_POLICY, SANDBOX)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Let a request in or refuse it, and say what became of it."""
+        assert self.connections is not None
+        transport = request.transport
+        self.connections.begin(transport)
+        self.requests += 1
+        status = 499  # the client went away
+        try:
+            answer = await self._try(request, handler)
+            status = answer.status
+        finally:
+            self.requests -= 1
+            self.connections.end(transport)
+            method = request.method if request.method in _METHODS else "other"
+            self.answered[method, str(status)] += 1
+        return answer
+
+    async def _try(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        try:
+            self._check(request)
+            if request.method == "OPTIONS":
+                return web.Response(status=204)
+            await _ask_for_body(request)
+            if self._cluster is not None and (name := request.match_info.get("log")):
+                leader = await self._cluster.leader_of(name)
+                if leader is not None and self._proxy is not None:
+                    return await self._proxy.pass_on(request, *leader)
+            return await handler(request)
+        except (web.HTTPException, RefusedError, WalError, ValueError) as error:
+            if request.writer.output_size and request.transport is not None:
+                # What was begun cannot be taken back: the client sees that it has no end.
+                request.transport.abort()
+                raise ConnectionResetError from error
+            return _refusal(error)
+
+    def _check(self, request: web.Request) -> None:
+        """Refuse a request that may not be made, or not now."""
+        if request.path not in _OPEN_PATHS:
+            self._access.check(request)
+            if self.is_stopping:
+                raise RefusedError(503, "the server is stopping", {"Retry-After": "1"})
+            if self.requests > self._settings.connections:
+                raise RefusedError(503, "too many requests at a time", {"Retry-After": "1"})
+        most = self._settings.body_bytes
+        if (request.content_length or 0) > most:
+            text = f"a body has at most {most} bytes; nothing was read of it"
+            raise RefusedError(413, text, {"Connection": "close"})
+
+
+class _Protocol(web.RequestHandler):
+    """One connection. What aiohttp answers by itself has the headers of every answer, too."""
+
+    __slots__ = ("_add_headers",)
+
+    def __init__(
+        self,
+        server: web.Server,
+        add_headers: Callable[[web.BaseRequest, web.StreamResponse], None],
+    ) -> None:
+        options: dict[str, Any] = {
+            "auto_decompress": False,  # it takes a body that is cut for a whole one
+            "logger": ServerLog(),
+            "access_log": None,  # addresses may contain tickets
+        }
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._add_headers = add_headers
+
+    def handle_error(
+        self, request: web.BaseRequest, *args: Any, **named: Any
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP, and what failed in an unexpected way."""
+        answer = super().handle_error(request, *args, **named)
+        self._add_headers(request, answer)
+        return answer
+
+
+async def expected_later(request: web.Request) -> None:
+    """Take ``Expect: 100-continue`` of a request; the body is asked for once the request is let in."""
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="only 100-continue can be expected")
+
+
+async def _ask_for_body(request: web.Request) -> None:
+    """Tell a client that waits for it that its body is wanted."""
+    if request.headers.get(hdrs.EXPECT) and request.can_read_body:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
+
+
+def json_answer(fields: Mapping[str, Any], status: int = 200) -> web.Response:
+    """Return an answer that no cache keeps."""
+    return web.Response(
+        status=status,
+        body=json.dumps(fields).encode() + b"\n",
+        headers={"Content-Type": "application/json", "Cache-Control": "no-store"},
+    )
+
+
+def _problem(status: int, message: str, headers: Mapping[str, str], **fields: str) -> web.Response:
+    """Return an answer that says what is wrong."""
+    answer = json_answer({"error": message, **fields}, status)
+    answer.headers.update({name: value for name, value in headers.items() if value})
+    return answer
+
+
+def _refusal(error: web.HTTPException | RefusedError | WalError | ValueError) -> web.Response:
+    """Return an answer that says what an error means."""
+    if isinstance(error, web.HTTPException):
+        return _problem(error.status, error.reason, {"Allow": error.headers.get("Allow", "")})
+    if isinstance(error, RefusedError):
+        return _problem(error.status, str(error), error.headers)
+    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    if status >= 500:
+        logger.warning("a request over HTTP failed: %s", error)
+    fields = {"outcome": str(error.outcome)} if isinstance(error, WalError) else {}
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return _problem(status, f"{type(error).__name__}: {error}", headers, **fields)
