@@ -59,13 +59,15 @@ def to_updates(records: Iterable[Record], envelope: Envelope, schema: Collection
         offsets += [record.offset] * len(found)
     try:
         return _table(changes, offsets, schema)
-    except ValueError:
+    except ValueError as together:
         for change, offset in zip(changes, offsets, strict=True):
             try:
                 _table([change], [offset], schema)
             except ValueError as error:
                 raise _refused(offset, error) from None
-        raise
+        raise InvalidSettingsError(
+            f"the records at offsets {offsets[0]} to {offsets[-1]} cannot become updates together: {together}"
+        ) from None
 
 
 def _refused(offset: int, error: Exception) -> InvalidSettingsError:
@@ -158,12 +160,15 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     if any(isinstance(value, bool) for value in values):
         raise ValueError("true and false are no numbers")
+    is_text = [isinstance(value, str) for value in values if value is not None]
+    if any(is_text) and not all(is_text):  # what a value becomes does not depend on those beside it
+        return pa.concat_arrays([_column([value], kind) for value in values])
     if kinds.is_floating(kind):
         found = pa.array(values, kind)
         if pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(pa.array(values, pa.float64()))):
             raise ValueError("a number is too large")
         return found
-    if kinds.is_decimal(kind) or any(isinstance(value, str) for value in values):
+    if kinds.is_decimal(kind) or any(is_text):
         if kinds.is_integer(kind):
             raise ValueError("text is no number")
         texts = [None if value is None else str(value) for value in values]

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import os
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
-from walstore import Durability, Settings, Wal
+from walstore import Durability
 from walstore.batches.conditions import MAX_NAME_CHARS
-from walstore.cli.errors import UsageError, unwrap
-from walstore.cli.input import (
-    MOST_RECORD_BYTES,
-    LengthPrefixed,
-    Lines,
-    Splitter,
-    read_records,
-    require_stdin,
-)
-from walstore.cli.location import connect_to, is_address, is_url, to_directory, to_url
+from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
+from walstore.cli.errors import UsageError
+from walstore.cli.input import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter, require_stdin
+from walstore.cli.location import is_address, is_url, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
     AnyLocation,
@@ -38,16 +23,10 @@ from walstore.cli.options import (
     TakeOver,
     layout_arguments,
 )
-from walstore.cli.output import complain, print_result
-from walstore.cli.row import JsonParser, LineParser, Parser, Row, plain_rows
-from walstore.cli.running import run_async, stop_on_signal
-from walstore.errors import WalError, WouldBlock
-from walstore.ports import Tier
-from walstore.settings import MIB, parse_durability
-
-if TYPE_CHECKING:
-    from uploader import CloudWriter
-    from walstore.remote.appenders import RemoteProducer
+from walstore.cli.output import print_result
+from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
+from walstore.cli.running import run_async
+from walstore.settings import MIB
 
 APPEND_EXAMPLES = """\b
 Examples:
@@ -184,7 +163,9 @@ def append(
 
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
         level = durability or Level.DISK
-        done = run_async(_append(path, splitter, parser, options, level=level, tier=shipping))
+        done = run_async(
+            append_to_directory(path, splitter, parser, options, level=level, tier=shipping)
+        )
     offsets = f"[{done['start']}, {done['limit']})"
     fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
     print_result(done, fields, as_json=as_json)
@@ -218,169 +199,3 @@ def _choose_parser(
 
 def _encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
-
-
-async def _append(
-    path: Path,
-    splitter: Splitter,
-    parser: Parser,
-    options: dict[str, Any],
-    *,
-    level: str,
-    tier: Tier | None,
-) -> dict[str, Any]:
-    most = splitter.max_record_bytes
-    default = Settings(durability=Durability.DISK)
-    settings = default.replace(
-        max_record_bytes=most, channel_bytes=max(default.channel_bytes, most)
-    )
-    async with Wal.open(path, settings=settings, tier=tier) as wal:
-        start, size = wal.tail, 0
-        try:
-            with stop_on_signal() as stop:
-                async for values in read_records(splitter, stop):
-                    size += await _append_all(wal, parser(values), options)
-                if wal.tail > start:
-                    await wal.wait_durable(wal.tail - 1, parse_durability(level))
-        except asyncio.CancelledError:
-            _complain_how_far(wal, start)
-            raise
-        except WalError:
-            with suppress(WalError):  # of the input: the log itself continues
-                if wal.tail > start:
-                    await wal.wait_durable(wal.tail - 1, "disk")
-            _complain_how_far(wal, start)
-            raise
-        return {
-            "directory": str(path),
-            "start": start,
-            "limit": wal.tail,
-            "records": wal.tail - start,
-            "bytes": size,
-        }
-
-
-def _complain_how_far(wal: Wal, start: int) -> None:
-    """Report how much of the input is in the log when the verb ends early."""
-    limit = max(start, wal.durable_limit)
-    text = f"{limit - start} records before this are on disk"
-    if limit > start:
-        text += f": [{start}, {limit})"
-    if wal.tail > limit:
-        text += f"; {wal.tail - limit} more were taken and may not be"
-    complain(text)
-
-
-async def _append_all(wal: Wal, rows: Iterator[Row], options: dict[str, Any]) -> int:
-    """Append rows without waiting for each; return their bytes. Waits only while the channel is full."""
-    size = 0
-    for value, own in rows:
-        chosen = {**options, **own} if own else options
-        try:
-            wal.append_nowait(value, **chosen)
-        except WouldBlock:
-            await wal.append(value, durability="memory", **chosen)
-        size += len(value)
-    return size
-
-
-_GROUPS: Final = 16
-"""Groups of records in flight at once; a group is what one read of stdin returned."""
-
-
-async def append_to_store(
-    url: str,
-    splitter: Splitter,
-    parser: Parser,
-    options: dict[str, Any],
-    placing: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Append records until stdin ends or a signal comes; return what the verb reports.
-
-    ``placing`` is the layout of a new log (``options.layout_arguments``).
-    """
-    from uploader import CloudWriter, WriterSettings
-
-    most = splitter.max_record_bytes
-    default = WriterSettings()
-    settings = dataclasses.replace(
-        default, max_record_bytes=most, pending_bytes=max(default.pending_bytes, 2 * most)
-    )
-    async with CloudWriter.open(url, settings=settings, **placing) as log:
-        appending = _Appending(log, options)
-        await appending.all(splitter, parser)
-        return {"url": log.url, **appending.done(log.tail)}
-
-
-async def append_to_server(
-    address: str, splitter: Splitter, parser: Parser, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Append records to a served log, each once, whatever becomes of the connection meanwhile."""
-    async with connect_to(address) as log:
-        producer = log.producer(f"walstore append {os.urandom(8).hex()}")
-        appending = _Appending(producer, options)
-        await appending.all(splitter, parser)
-        return {"address": address, **appending.done(log.tail)}
-
-
-@dataclasses.dataclass(slots=True)
-class _Appending:
-    """The records that were read and are being appended, in order."""
-
-    _log: CloudWriter | RemoteProducer
-    _options: dict[str, Any]
-    _under_way: deque[asyncio.Task[None]] = dataclasses.field(default_factory=deque)
-    records: int = 0
-    """Records that are committed."""
-    size_bytes: int = 0
-    span: tuple[int, int] | None = None
-    """From the first to the last of them. Other writers may have appended some of the records between."""
-
-    async def all(self, splitter: Splitter, parser: Parser) -> None:
-        """Append what stdin has, until it ends or a signal comes."""
-        failure: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                try:
-                    with stop_on_signal() as stop:
-                        async for values in read_records(splitter, stop):
-                            await self.add(group, parser(values))
-                except WalError as error:  # reported once what came before is committed
-                    failure = error
-        except BaseExceptionGroup as errors:
-            failure = unwrap(errors)
-        if failure is not None:
-            complain(f"{self.records} records were committed before this")
-            raise failure
-
-    def done(self, tail: int) -> dict[str, Any]:
-        """Return what the verb reports, of a log with this tail."""
-        start, limit = self.span or (tail, tail)
-        return {
-            "start": start,
-            "limit": limit,
-            "records": self.records,
-            "bytes": self.size_bytes,
-        }
-
-    async def add(self, group: asyncio.TaskGroup, found: Iterator[Row]) -> None:
-        """Append rows, also those before an error; those with equal options together.
-
-        Waits while enough groups are in flight.
-        """
-        rows: list[Row] = []
-        try:
-            rows.extend(found)  # what came before an error stays
-        finally:
-            for own, together in groupby(rows, itemgetter(1)):
-                if len(self._under_way) == _GROUPS:
-                    await asyncio.wait([self._under_way.popleft()])
-                values = [value for value, _ in together]
-                self._under_way.append(group.create_task(self._append(values, own)))
-
-    async def _append(self, values: list[bytes], own: dict[str, Any]) -> None:
-        found = await self._log.append_many(values, **{**self._options, **own})
-        self.records += len(values)
-        self.size_bytes += sum(map(len, values))
-        start, limit = self.span or (found.start, found.stop)
-        self.span = min(start, found.start), max(limit, found.stop)

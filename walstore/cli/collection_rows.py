@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from walstore.cli.errors import InputError, UsageError
 from walstore.cli.output import replaced_file, to_json
+from walstore.cli.row import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -194,7 +194,7 @@ def parse_json_lines(data: bytes, updates: pa.Schema, *, lower: int) -> pa.Table
 
 def _object(line: bytes, number: int, updates: pa.Schema) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"line {number} of stdin is no JSON: {error}") from None
     if not isinstance(found, dict):

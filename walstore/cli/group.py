@@ -71,7 +71,7 @@ _FIELD = {"group": "name"}
 
 async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> list[GroupInfo]:
     if is_address(location):
-        async with connect_to(location) as wal:
+        async with await connect_to(location) as wal:
             await _delete(wal, location, delete, is_confirmed=is_confirmed)
             return await wal.groups()
     if is_url(location):

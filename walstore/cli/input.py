@@ -77,10 +77,13 @@ MOST_RECORD_BYTES = 512 * MIB
 class Lines:
     """A record for each line, without its newline; the last line needs none. Takes chunks of any size."""
 
+    unit = "line"
+
     def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
         self.max_record_bytes = max_record_bytes
         self._rest: list[bytes] = []
         self._rest_bytes = 0
+        self._count = 0
 
     @property
     def pending_bytes(self) -> int:
@@ -92,6 +95,7 @@ class Lines:
         first, *others = chunk.split(b"\n")
         self._gather(first)
         for following in others:
+            self._count += 1
             yield b"".join(self._rest)
             self._rest, self._rest_bytes = [], 0
             self._gather(following)
@@ -106,7 +110,7 @@ class Lines:
         self._rest_bytes += len(piece)
         if self._rest_bytes > self.max_record_bytes:
             raise RecordTooLargeError(
-                f"a line is longer than {self.max_record_bytes} bytes; "
+                f"line {self._count + 1} is longer than {self.max_record_bytes} bytes; "
                 f"--max-record-bytes allows up to {MOST_RECORD_BYTES}",
                 size_bytes=self._rest_bytes,
                 limit_bytes=self.max_record_bytes,
@@ -115,6 +119,8 @@ class Lines:
 
 class LengthPrefixed:
     """Records of a big-endian u32 length and so many bytes. Takes chunks of any size."""
+
+    unit = "record"
 
     def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
         self.max_record_bytes = max_record_bytes

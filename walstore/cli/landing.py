@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.status import Status
 
-from walstore.cli.output import complain, format_count, print_fields, print_json, terminal
+from walstore.cli.output import cell, complain, format_count, print_fields, print_json, terminal
 
 if TYPE_CHECKING:
     from walstore.spark.bounds import Offsets
@@ -125,11 +125,11 @@ class _Moving(_PlainLines):
         self._records = 0
 
     def started(self, report: Started) -> None:
-        self._status.update(f"from {brief(report.positions)}")
+        self._status.update(cell(f"from {brief(report.positions)}"))
 
     def landed(self, report: Landed) -> None:
         self._records += report.records
-        self._status.update(f"{format_count(self._records)} records; {_line(report)}")
+        self._status.update(cell(f"{format_count(self._records)} records; {_line(report)}"))
 
 
 def _line(report: Landed) -> str:

@@ -24,9 +24,14 @@ from walstore import (
     connect_readonly,
 )
 from walstore.cli.errors import UsageError
-from walstore.errors import AccessDeniedError, CollectionNotFoundError, LogNotFoundError
+from walstore.errors import (
+    AccessDeniedError,
+    CollectionNotFoundError,
+    InvalidSettingsError,
+    LogNotFoundError,
+)
 from walstore.records import to_timestamp_us
-from walstore.runtime.resource import Opening
+from walstore.wire.address import parse_address
 
 if TYPE_CHECKING:
     from uploader import CloudLog, Collection
@@ -56,9 +61,16 @@ def is_address(location: str) -> bool:
     return _SERVED.match(location) is not None
 
 
-def connect_to(location: str) -> Opening[RemoteWal]:
-    """Connect to a served log, with the token of the environment."""
-    return connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
+async def connect_to(location: str) -> RemoteWal:
+    """Connect to a served log, with the token of the environment; UsageError if it has to be named."""
+    try:
+        return await connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
+    except InvalidSettingsError as error:
+        if "log=NAME" not in str(error) or parse_address(location).log is not None:
+            raise
+        raise UsageError(
+            f"the server at {location} has many logs; name one: {location}?log=NAME"
+        ) from None
 
 
 async def _connect_to_read(location: str) -> RemoteWal | RemoteReadonlyWal:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from walstore.cli.errors import OutputError
 from walstore.records import from_timestamp_us
@@ -32,9 +33,25 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def visible(text: object) -> str:
+    """Return text with what a terminal would obey or cannot show as escapes: names may hold anything.
+
+    Every table, field and message passes here on its way to a terminal.
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in shown)
+
+
+def cell(text: object) -> Text:
+    """Return text for a table of rich: visible, and brackets are no markup."""
+    return Text(visible(text))
+
+
 def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     """Write names and values to stdout, a pair a line, the values in one column."""
-    pairs = [(name, str(value)) for name, value in fields]
+    pairs = [(name, visible(value)) for name, value in fields]
     width = max(len(name) for name, _ in pairs)
     with writing() as stdout:
         for name, value in pairs:
@@ -57,7 +74,8 @@ def print_table(
     Returns the widths of the columns. With those of an earlier table as ``below``, the rows continue it: the
     names are left out.
     """
-    lines = [[str(value) for value in row] for row in rows]
+    names = [*map(visible, names)]
+    lines = [[visible(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
     if below is not None:
         widths = [max(pair) for pair in zip(widths, below, strict=True)]
@@ -85,7 +103,7 @@ def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None
     table.add_column(justify="right")
     table.add_column(justify="left", style="dim")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(cell, row))
     console.print(table)
 
 
@@ -99,6 +117,7 @@ def print_verdict(
         show_figures(rows, Console(highlight=False))
     for problem in report["problems"]:
         complain(f"{name}: {problem}")
+    name = visible(name)
     verdict = f"{name}: ok" if report["ok"] else f"{name}: failed"
     if as_json:
         complain(verdict)
@@ -132,7 +151,9 @@ def writing() -> Iterator[TextIO]:
 
 def complain(text: str, described: Mapping[str, Any] | None = None) -> None:
     """Write a line to stderr, after the name of the program; with ``described``, that as JSON instead."""
-    line = f"walstore: {text}" if described is None else to_json(described)
+    line = f"walstore: {visible(text)}"
+    if described is not None:
+        line = to_json(described).encode(errors="backslashreplace").decode()
     with contextlib.suppress(OSError):  # there is no other place to report it
         print(line, file=sys.stderr, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore import CursorInfo
+from walstore.cli.errors import explain
 from walstore.cli.inspect import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.stored import live_bytes
@@ -18,6 +20,7 @@ from walstore.errors import WalError
 from walstore.files.locks import STORE_NAME
 from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import Segment, peek_frame
 from walstore.format import segment
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.statistics import CopyStatistics, GroupStatistics
@@ -34,9 +37,10 @@ class Sample:
     limit: int
     """Offset after the last record that can be read."""
     size_bytes: int
-    """Of the segment files, or of the fragments; of a served log what was appended since it was opened."""
+    """What is written of the segment files, or of the fragments; of a served log what was appended since it
+    was opened."""
     files: dict[str, int] = field(default_factory=dict)
-    """Size of each segment file."""
+    """What is written of each segment file."""
     segments: int = 0
     uploaded_limit: int | None = None
     """Every offset below is in the store; None if it is shipped nowhere."""
@@ -102,25 +106,35 @@ def look_at(path: Path) -> list[Sample]:
     for name, directory in found:
         try:
             samples.append(_sample(directory, name))
-        except WalError as error:
-            samples.append(Sample(name, 0, 0, 0, notes=(("problem", str(error)),)))
+        except (WalError, OSError) as error:
+            samples.append(Sample(name, 0, 0, 0, notes=(("problem", explain(error)),)))
     return samples
 
 
 def find_logs(path: Path) -> list[tuple[str, Path]] | None:
     """Return name and directory of each log in a store, or in a directory that holds logs. Blocking.
 
-    None for anything else, such as a log.
+    None for anything else, such as a log. What cannot be read may be a log, too; OSError if that is ``path``.
     """
     if (path / STORE_NAME).exists():
         return [(name, path / directory_of(name)) for name in list_logs(PosixFileSystem(), path)]
-    if _is_log(path) or not path.is_dir():
+    if not path.is_dir() or _is_log(path):
         return None
-    return sorted((one.name, one) for one in path.iterdir() if _is_log(one)) or None
+    return sorted((one.name, one) for one in path.iterdir() if _may_be_log(one)) or None
+
+
+def _may_be_log(path: Path) -> bool:
+    try:
+        return _is_log(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_dir() and any(path.glob(f"*{segment.SUFFIX}"))
+    """Return whether a directory has a segment; OSError if it cannot be read."""
+    return any(one.name.endswith(segment.SUFFIX) for one in path.iterdir())
 
 
 def _sample(path: Path, name: str) -> Sample:
@@ -131,7 +145,7 @@ def _sample(path: Path, name: str) -> Sample:
         files: dict[str, int] = {}
         for one in view.segments:
             try:
-                files[one.path.name] = one.path.stat().st_size
+                files[one.path.name] = _written_bytes(view, one)
             except FileNotFoundError:
                 continue  # deleted by retention just now
         times = [one.summary.max_timestamp_us for one in view.segments if one.summary is not None]
@@ -153,6 +167,20 @@ def _sample(path: Path, name: str) -> Sample:
         view.close()
 
 
+def _written_bytes(view: LogSnapshot, source: Segment) -> int:
+    """Return what is written of a segment: of the active one less than its file has, which is reserved."""
+    with contextlib.closing(view.fs.open(source.path, "r")) as file:
+        if source.summary is not None or source.index is None:
+            return file.size()
+        at = source.index.locate(max(view.durable_limit - 1, source.start))
+        following: int | None = None
+        while (header := peek_frame(file, at)) is not None:
+            if header.start >= view.durable_limit or following not in (None, header.start):
+                break  # what an earlier file left there
+            at, following = at + header.length, header.limit
+        return at
+
+
 def _cursors(found: list[CursorInfo]) -> tuple[tuple[str, int | None, bool], ...]:
     return tuple(
         (one.name, None if one.problem else one.position, not one.is_expired) for one in found
@@ -161,7 +189,7 @@ def _cursors(found: list[CursorInfo]) -> tuple[tuple[str, int | None, bool], ...
 
 @asynccontextmanager
 async def _open_served(address: str) -> AsyncIterator[Look]:
-    async with connect_to(address) as wal:
+    async with await connect_to(address) as wal:
 
         async def look() -> list[Sample]:
             now = await wal.statistics()

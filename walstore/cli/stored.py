@@ -18,6 +18,7 @@ from walstore.cli.output import (
     print_fields,
     print_json,
     print_table,
+    visible,
     write_bytes,
     writing,
 )
@@ -239,4 +240,4 @@ def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:
     columns = [f"{number:>12}" for number in numbers]
     columns += [f"{time:<19}" for time in times]
     with writing() as stdout:
-        stdout.write("  ".join([*columns, str(path)]) + "\n")
+        stdout.write("  ".join([*columns, visible(path)]) + "\n")

@@ -16,11 +16,13 @@ from rich.text import Text
 from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson
 from walstore.cli.output import (
+    cell,
     format_bytes,
     format_count,
     format_time,
     print_json,
     print_table,
+    visible,
     writing,
 )
 from walstore.cli.running import run_async, stop_on_signal
@@ -174,8 +176,8 @@ def _draw_one(location: str, history: History) -> RenderableType:
     figures.add_column(style="bold")
     figures.add_column()
     for name, text in _figures(history, sample):
-        figures.add_row(name, text)
-    parts: list[RenderableType] = [Text(location, style="bold"), figures, _axis(sample)]
+        figures.add_row(cell(name), cell(text))
+    parts: list[RenderableType] = [Text(visible(location), style="bold"), figures, _axis(sample)]
     if sample.cursors:
         parts.append(_cursors(sample))
     if sample.groups:
@@ -222,8 +224,8 @@ def _axis(sample: Sample) -> Text:
             at = _cell(sample, position)
             cells[at], styles[at] = ("▼", "bold red" if is_pin else "bold")
     line.append(f"{sample.head} ")
-    for cell, style in zip(cells, styles, strict=True):
-        line.append(cell, style)
+    for mark, style in zip(cells, styles, strict=True):
+        line.append(mark, style)
     line.append(f" {sample.limit}")
     return line
 
@@ -244,11 +246,11 @@ def _cursors(sample: Sample) -> Table:
     pins = [at for _, at, is_pin in sample.cursors if is_pin and at is not None]
     for name, position, is_pin in sorted(sample.cursors, key=lambda one: (one[1] or 0, one[0])):
         if position is None:
-            table.add_row(name, "-", "-", "cannot be read; holds everything back")
+            table.add_row(cell(name), "-", "-", "cannot be read; holds everything back")
             continue
         is_first = is_pin and position == min(pins)
         role = "holds retention back" if is_first else "" if is_pin else "its lease ended"
-        table.add_row(name, str(position), format_count(sample.limit - position), role)
+        table.add_row(cell(name), str(position), format_count(sample.limit - position), role)
     return table
 
 
@@ -259,7 +261,7 @@ def _groups(sample: Sample) -> Table:
     for one in sample.groups:
         figures = (one.floor, one.lag, one.pending, one.unsettled)
         counts = (one.delivered, one.redelivered, one.dead)
-        table.add_row(one.name, *map(format_count, (*figures, *counts)))
+        table.add_row(cell(one.name), *map(format_count, (*figures, *counts)))
     return table
 
 
@@ -285,16 +287,18 @@ def _draw_many(location: str, shown: list[History], sort: Sort) -> RenderableTyp
         assert sample is not None
         lags = [_or_dash(sample.lag), _or_dash(sample.not_shipped)]
         table.add_row(
-            sample.name,
+            cell(sample.name),
             format_count(sample.records),
             format_count(history.records_rate),
             format_bytes(history.bytes_rate),
             format_bytes(sample.size_bytes),
             *lags,
-            dict(sample.notes).get("problem") or sample.writer or "none",
+            cell(dict(sample.notes).get("problem") or sample.writer or "none"),
         )
     total = sum(history.records_rate for history in shown)
-    return Group(Text(f"{location}: {len(shown)} logs, {format_count(total)} records/s"), table)
+    return Group(
+        Text(f"{visible(location)}: {len(shown)} logs, {format_count(total)} records/s"), table
+    )
 
 
 def _key(history: History, sort: Sort) -> tuple[float, str]:

@@ -335,3 +335,16 @@ def test_values_of_every_type():
     assert (first["x"], first["t"].year, first["_t"], second["_t"]) == (b"\x00\x01", 2026, 5, 6)
     with pytest.raises(InvalidSettingsError, match=r"offset 7 .*base64"):
         to_updates([Record(7, js(**(row | {"x": "?"})))], "append", schema)
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us")])
+def test_what_a_value_becomes_does_not_depend_on_those_beside_it(kind: pa.DataType) -> None:
+    """A number and a text in one batch are what each of them is in a batch of its own."""
+    schema = CollectionSchema.new(pa.schema([("v", kind)]), kind="diff", key=())
+    records = [
+        Record(offset, js(v=value), None, None, {}, 0)
+        for offset, value in enumerate((1, "2024-01-01", None))
+    ]
+    alone = [to_updates([record], "append", schema).column("v") for record in records]
+    together = to_updates(records, "append", schema).column("v").to_pylist()
+    assert together == [value for column in alone for value in column.to_pylist()]

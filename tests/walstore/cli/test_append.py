@@ -63,10 +63,10 @@ def test_length_prefixed(cli: Cli, log_directory: Path) -> None:
 def test_more_than_the_channel_holds(
     cli: Cli, log_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from walstore.cli import append
+    from walstore.cli import appending
 
     little = Settings(channel_bytes=1 << 20, max_record_bytes=1 << 20)
-    monkeypatch.setattr(append, "Settings", lambda **_: little)
+    monkeypatch.setattr(appending, "Settings", lambda **_: little)
     lines = b"".join(b"%06d %s\n" % (number, b"x" * 1000) for number in range(5000))
     assert cli("append", log_directory, "--json", stdin=lines).json["records"] == 5000
     assert b"\n".join([*(r.value for r in _records(log_directory)), b""]) == lines
@@ -97,9 +97,8 @@ def test_a_line_over_the_limit_keeps_those_before_it(cli: Cli, log_directory: Pa
     done = cli("append", log_directory, stdin=b"one\ntwo\n" + bytes(17 << 20) + b"\nthree\n")
     assert done.code == 1
     assert done.out == b""
-    first, second = done.err.splitlines()
-    assert first == "walstore: 2 records before this are on disk: [1, 3)"
-    assert "a line is longer than 16777216 bytes; --max-record-bytes allows" in second
+    assert "(2 records before this are on disk: [1, 3); none behind it)" in done.error
+    assert "line 3 is longer than 16777216 bytes; --max-record-bytes allows" in done.error
     assert [record.value for record in _records(log_directory)] == [b"one", b"two"]
 
 
@@ -115,14 +114,13 @@ def test_the_limit_can_be_raised_and_lowered(cli: Cli, log_directory: Path, tmp_
     for place in (tmp_path / "little", (tmp_path / "stored").as_uri()):
         done = cli("append", place, "--max-record-bytes", 3, stdin=b"one\ntwo\nthree\nfour\n")
         assert done.code == 1
-        first, second = done.err.splitlines()
-        assert first.startswith("walstore: 2 records")
-        assert "longer than 3 bytes; --max-record-bytes" in second
+        assert "(2 records before this are " in done.error
+        assert "line 3 is longer than 3 bytes; --max-record-bytes" in done.error
         assert [row["value"] for row in cli("dump", place).rows] == ["one", "two"]
     prefixed = struct.pack(">I1sI", 1, b"a", 9)
     done = cli("append", place, "--max-record-bytes", 8, "--length-prefixed", stdin=prefixed)
     assert done.code == 1
-    assert "1 records were committed before this" in done.err
+    assert "1 records before this are committed" in done.error
     assert "--max-record-bytes" in done.err
 
 

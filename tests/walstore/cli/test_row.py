@@ -60,6 +60,12 @@ def test_a_line_that_is_wrong_is_named() -> None:
         (json_parser, b'{"value": "", "headers": [1]}', "'headers' is no object"),
         (json_parser, b'{"value": "", "timestamp_us": true}', "'timestamp_us' is no whole number"),
         (json_parser, b"[" * 100_000, "line 11 is no record"),
+        (json_parser, b'{"value": "a", "value": "b"}', "'value' occurs twice"),
+        (json_parser, b'{"value": "", "headers": {"a": "1", "a": "2"}}', "'a' occurs twice"),
+        (json_parser, b'{"value": "", "headers": ""}', "'headers' is no object"),
+        (json_parser, b'{"value": "", "headers": {"a": null}}', "'a' is neither"),
+        (json_parser, b'{"value": null}', "'value' is neither"),
+        (json_parser, b'{"value": "\\ud800"}', "lone surrogate"),
     ):
         with case(line[:40]):
             with pytest.raises(UsageError) as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -51,10 +52,8 @@ def test_stdin_that_cannot_be_read(tmp_path: Path) -> None:
     """Opened for writing alone."""
     code, out, err = _shell("walstore append log 0>nothing", tmp_path)
     assert (code, out) == (1, "")
-    assert err.splitlines() == [
-        "walstore: 0 records before this are on disk",
-        "walstore: stdin cannot be read: bad file descriptor",
-    ]
+    (told,) = err.splitlines()
+    assert told.startswith("walstore: stdin cannot be read: bad file descriptor (0 records before")
 
 
 def test_stdout_that_is_closed_or_full(log: Path, tmp_path: Path) -> None:
@@ -103,11 +102,10 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )
-    first, last = done.stderr.decode().splitlines()
+    (told,) = done.stderr.decode().splitlines()
     assert (done.returncode, done.stdout) == (1, b"")
-    assert "records before this are on disk" in first
-    assert "file too large" in last.lower()
-    reported = int(first.removeprefix("walstore: ").split()[0])
+    assert "file too large" in told.lower()
+    (reported,) = map(int, re.findall(r"\((\d+) records before this are on disk", told))
     code, out, _ = _shell("walstore dump log", tmp_path)
     assert code == 0
     assert len(out.splitlines()) >= reported

@@ -493,6 +493,6 @@ def test_append_what_cannot_be(cli: Cli, tmp_path: Path) -> None:
     assert cli("append", url, "--tier", url, stdin=b"x\n").code == 1
     done = cli("append", url, "--length-prefixed", stdin=b"\0\0\0\1x\0\0\0\\9x")
     assert done.code == 1
-    assert "1 records were committed before this" in done.err
+    assert "(1 records before this are committed: [1, 2); none behind it)" in done.error
     assert len(cli("dump", url).lines) == 1
     shutil.rmtree(path_of(url))

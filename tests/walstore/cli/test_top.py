@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.walstore.cli.conftest import Cli
 from uploader import CloudTier
 from walstore import Wal, WalStore
-from walstore.cli.samples import Sample
+from walstore.cli.samples import Sample, look_at
 from walstore.cli.top import History, draw, sparkline
 from walstore.runtime.statistics import GroupStatistics
 from walstore.serve import Server
@@ -167,6 +167,121 @@ async def test_no_logs(cli: Cli, tmp_path: Path) -> None:
         done = await asyncio.to_thread(cli, *verb, tmp_path / "nothing")
         assert done.code == 3
         assert "there is no log" in done.error
+
+
+async def test_what_cannot_be_read_is_listed_with_its_reason(cli: Cli, tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "b") as wal:
+        await wal.append(b"v")
+    (tmp_path / "a").symlink_to("a")
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    done = await asyncio.to_thread(cli, "ls", tmp_path, "--json")
+    assert done.code == 0
+    found = {one["name"]: one for one in done.json["logs"]}
+    assert found.keys() == {"a", "b"}
+    assert "too many levels of symbolic links" in found["a"]["problem"]
+    assert (found["b"]["records"], found["b"]["problem"]) == (1, None)
+    alone = await asyncio.to_thread(cli, "ls", tmp_path / "a")
+    assert (alone.code, "too many levels of symbolic links" in alone.error) == (1, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [0o000, 0o100, 0o400])
+def test_a_log_of_somebody_else(tmp_path: Path, mode: int) -> None:
+    """As a user that may not read it, who is nobody if the tests run as root."""
+    for name in ("mine", "theirs"):
+        asyncio.run(_make(tmp_path / name))
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.getuid() and path != Path(path.anchor):
+            path.chmod(path.stat().st_mode | 0o055)
+    for path in (tmp_path / "mine", *(tmp_path / "mine").iterdir()):
+        path.chmod(0o755)
+    (tmp_path / "theirs").chmod(mode)
+    try:
+        for verb, code in (
+            (("ls", str(tmp_path)), 0),
+            (("ls", str(tmp_path / "theirs")), 1),
+            (("inspect", str(tmp_path / "theirs")), 1),
+            (("top", str(tmp_path / "theirs"), "--count", "1"), 1),
+            (("tail", str(tmp_path / "theirs")), 1),
+        ):
+            done = _as_nobody(verb)
+            assert done.returncode == code, (verb, done)
+            assert "permission denied" in (done.stderr if code else done.stdout).lower(), verb
+            assert "Traceback" not in done.stderr
+    finally:
+        (tmp_path / "theirs").chmod(0o755)
+
+
+def _as_nobody(verb: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run a command line as nobody; as root before, since modules may be for root alone."""
+    program = """
+import contextlib, io, os, sys, zoneinfo
+from walstore.cli.app import run
+with contextlib.redirect_stderr(io.StringIO()):
+    sys.stdout = io.TextIOWrapper(io.BytesIO())
+    run(sys.argv[1:])
+sys.stdout = sys.__stdout__
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+sys.exit(run(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", program, *verb]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+async def test_bytes_are_those_that_were_written(cli: Cli, tmp_path: Path) -> None:
+    """The file of the active segment is longer: its space is reserved."""
+    async with Wal.open(tmp_path / "log") as wal:
+        (before,) = await asyncio.to_thread(look_at, tmp_path / "log")
+        made = History()
+        made.add(before, 0.0)
+        await wal.append_many([os.urandom(1000)] * 100, durability="disk")
+        (after,) = await asyncio.to_thread(look_at, tmp_path / "log")
+        made.add(after, 1.0)
+        assert 100_000 <= made.bytes_rate < 110_000
+        assert 100_000 <= after.size_bytes < 110_000
+        done = await asyncio.to_thread(cli, "ls", tmp_path, "--json")
+        assert done.json["logs"][0]["bytes"] == after.size_bytes
+    (closed,) = await asyncio.to_thread(look_at, tmp_path / "log")
+    assert 100_000 <= closed.size_bytes < 110_000
+
+
+async def test_a_server_of_many_logs_says_what_to_give(cli: Cli, tmp_path: Path) -> None:
+    async with WalStore.open(tmp_path / "store") as store, Server.open(store, unix=tmp_path / "s"):
+        address = f"unix://{tmp_path}/s"
+        for verb in (("top", "--count", "1"), ("tail",), ("append",), ("group",)):
+            done = await asyncio.to_thread(cli, *verb, address)
+            assert done.code == 1
+            assert done.error == (
+                f"the server at {address} has many logs; name one: {address}?log=NAME"
+            ), verb
+
+
+async def test_names_do_not_reach_the_terminal_as_commands(cli: Cli, tmp_path: Path) -> None:
+    odd = "x\x1b[2J\x07[red]\x9b\u202e\nz"
+    for name in (odd, "y"):
+        async with Wal.open(tmp_path / name) as wal:
+            await wal.append(b"v")
+    (tmp_path / f"{odd}loop").symlink_to(f"{odd}loop")
+    shown = r"x\x1b[2J\x07[red]\x9b\u202e"
+    for verb in (
+        ("ls", tmp_path),
+        ("ls", tmp_path / odd),
+        ("top", tmp_path, "--count", "1"),
+        ("top", tmp_path / odd, "--count", "1"),
+        ("inspect", tmp_path / odd),
+        ("verify", tmp_path / odd),
+        ("segments", tmp_path / odd / "none"),
+        ("ls", tmp_path / f"{odd}loop"),
+    ):
+        done = await asyncio.to_thread(cli, *verb)
+        text = done.out.decode() + done.err
+        assert all(line.isprintable() for line in text.splitlines()), (verb, text)
+        if verb[:2] != ("top", tmp_path):  # whose table is as wide as the terminal
+            assert shown in text.replace("\n", ""), (verb, text)
 
 
 @pytest.mark.slow
