@@ -46,7 +46,7 @@ PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
         _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key
         _disk_watch _engine _files _fragments _fs _guard _head_starts _inline _keeper _known _publisher
-        _queue _root _sequencer _session _shared _state _store _tail _window""",
+        _queue _root _runner _sequencer _session _shared _state _store _streams _tail _window""",
     "a call that is replaced or begun alone, because no public call stops there": """
         _call _compare _execution _explain_start _finish _give_up _note _open _open_it _plan _put _read_bytes
         _running _start _stop _stopping_on_signal _take _watch""",
@@ -57,8 +57,8 @@ PRIVATE = {
     "an optional library or a bound of the module under test": """
         _MAGIC _Package _Standard _VALUE_AT _endpoint_url _fold _from_lanes _library _may_plan""",
     "asyncio, the interpreter, pytest, blockbuster and PySpark have no public name for it": """
-        _args _callback _cancelled _context _exit _gateway _get_running_loop _getframe _id _jdf _jsc _jvm
-        _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
+        _args _callback _cancelled _context _current_frames _exit _gateway _get_running_loop _getframe _id
+        _jdf _jsc _jvm _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
     "tests share it among themselves": "_world",
 }
 """Private attributes that tests use, by the reason."""

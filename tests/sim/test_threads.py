@@ -23,15 +23,15 @@ def test_a_thread_that_waits_for_a_real_lock_is_named(monkeypatch: pytest.Monkey
             pass
 
     with taken:
-        body = threads._Body.take(wait_for_the_lock)
+        body = threads.Body.take(wait_for_the_lock)
         with pytest.raises(RuntimeError, match="in wait_for_the_lock"):
             body.step()
-    assert body._back.acquire(timeout=60)  # it ends, and is free for the next one
+    assert body.back.acquire(timeout=60)  # it ends, and is free for the next one
 
 
 def test_all_locks_of_the_log_are_simulated() -> None:
     """Also those that a thread holds while it frees parts of a file."""
-    found = threads._modules_with_locks()
+    found = threads.modules_with_locks()
     for module in (open_files, unlinked_file, anchor, retention, kept):
         assert module in found
     loop = SimLoop(Random(0), shuffles=False)

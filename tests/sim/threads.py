@@ -36,24 +36,24 @@ def current() -> SimThread | None:
     return getattr(_local, "thread", None)
 
 
-_idle: list[_Body] = []
+_idle: list[Body] = []
 
 
-class _Body:
+class Body:
     """A real thread that runs one call after the other, each when it is told to."""
 
     def __init__(self) -> None:
         """Start the thread."""
         self._go = threading.Lock()
-        self._back = threading.Lock()
+        self.back = threading.Lock()
         self._go.acquire()
-        self._back.acquire()
+        self.back.acquire()
         self._call: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._serve, name="sim", daemon=True)
         self._thread.start()
 
     @classmethod
-    def take(cls, call: Callable[[], None]) -> _Body:
+    def take(cls, call: Callable[[], None]) -> Body:
         body = _idle.pop() if _idle else cls()
         body._call = call
         return body
@@ -61,14 +61,14 @@ class _Body:
     def step(self) -> None:
         """Let the call go on until it pauses or ends; RuntimeError if it waits for what is not simulated."""
         self._go.release()
-        if not self._back.acquire(timeout=STUCK_SECONDS):
+        if not self.back.acquire(timeout=STUCK_SECONDS):
             frame = sys._current_frames()[self._thread.ident]
             stack = "".join(traceback.format_stack(frame))
             raise RuntimeError(f"a simulated thread waits for another one, at\n{stack}")
 
     def pause(self) -> None:
         """On the thread: give control back until the next step."""
-        self._back.release()
+        self.back.release()
         self._go.acquire()
 
     def _serve(self) -> None:
@@ -78,7 +78,7 @@ class _Body:
             self._call()
             self._call = None
             _idle.append(self)
-            self._back.release()
+            self.back.release()
 
 
 _OUTSIDE = contextvars.Context()
@@ -95,7 +95,7 @@ class SimThread:
         self._wake_seconds = 0.0
         self._context = contextvars.Context()
         self._context.run(PROCESS.set, process)
-        self._body = _Body.take(lambda: self._context.run(self._run))
+        self._body = Body.take(lambda: self._context.run(self._run))
         process.threads.append(self)
 
     def start(self, after_seconds: float) -> None:
@@ -227,7 +227,7 @@ def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
             walstore.store.wal_store,
         ):
             patches.enter_context(patch.object(module, "Pool", SimPool))
-        for module in _modules_with_locks():
+        for module in modules_with_locks():
             patches.enter_context(patch.object(module, "threading", _SIMULATED_THREADING))
         yield
 
@@ -235,7 +235,7 @@ def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
 _SIMULATED_THREADING = SimpleNamespace(**vars(threading) | {"Lock": SimLock})
 
 
-def _modules_with_locks() -> list[ModuleType]:
+def modules_with_locks() -> list[ModuleType]:
     """Return the modules whose locks threads may hold during calls on the disk."""
     packages = ("append", "cursors", "files", "log", "read", "store")
     prefixes = tuple(f"walstore.{name}." for name in packages)

@@ -150,7 +150,7 @@ async def append_to_server(
 
 
 @dataclasses.dataclass(slots=True)
-class _Group:
+class _RowGroup:
     """Records that are appended together, and what became of them."""
 
     first: int
@@ -167,7 +167,9 @@ class _Appending:
 
     _append_many: Callable[..., Awaitable[range]]
     _check: RowCheck
-    _under_way: deque[tuple[_Group, asyncio.Task[None]]] = dataclasses.field(default_factory=deque)
+    _under_way: deque[tuple[_RowGroup, asyncio.Task[None]]] = dataclasses.field(
+        default_factory=deque
+    )
     _streams: set[str | None] = dataclasses.field(default_factory=lambda: {None})
     """Streams to which the log took records of this input."""
     _sent: int = 0
@@ -225,7 +227,7 @@ class _Appending:
         for values, chosen in _groups(rows):
             is_doubtful = self._is_doubtful(chosen)
             await self._settle(0 if is_doubtful else _GROUPS - 1)
-            group = _Group(self._sent + 1, values, chosen)
+            group = _RowGroup(self._sent + 1, values, chosen)
             self._sent += len(values)
             self._under_way.append((group, tasks.create_task(self._append(group))))
             if is_doubtful:
@@ -242,7 +244,7 @@ class _Appending:
         is_ahead = chosen.get("timestamp_us", 0) > SystemClock().now_us()
         return is_ahead or chosen.get("stream") not in self._streams
 
-    async def _append(self, group: _Group) -> None:
+    async def _append(self, group: _RowGroup) -> None:
         try:
             group.found = await self._append_many(group.values, **group.chosen)
         except (WalError, ValueError, TypeError) as error:
@@ -265,7 +267,7 @@ class _Appending:
             if self._failure is not None:
                 raise self._failure
 
-    def _count(self, group: _Group) -> None:
+    def _count(self, group: _RowGroup) -> None:
         count = len(group.values)
         if group.found is None:
             self._unknown += count * (getattr(group.failure, "outcome", None) not in _NOT_WRITTEN)
@@ -278,7 +280,7 @@ class _Appending:
             start, limit = self.span or (group.found.start, group.found.stop)
             self.span = min(start, group.found.start), max(limit, group.found.stop)
 
-    def _refusal(self, group: _Group) -> WalError:
+    def _refusal(self, group: _RowGroup) -> WalError:
         """Return the error of a group with the numbers of its lines."""
         assert group.failure is not None
         unit, last = self._check.unit, group.first + len(group.values) - 1
