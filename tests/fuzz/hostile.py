@@ -59,7 +59,7 @@ def forge(rng: Random, files: Files) -> list[str]:
         name = rng.choice((*sorted(_FORGERIES), "number", "rewritten", "rewritten"))
         try:
             what = _FORGERIES[name](rng, files)
-        except (ValueError, TypeError, KeyError, RecursionError):  # it is a bomb already
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # it is a bomb already
             continue
         if what is not None:
             done.append(f"{name}: {what}")

@@ -3,18 +3,36 @@
 moto differs from S3 in ways that are made up for here, or matter to nobody:
 
 * moto looks at a condition and puts in two steps without a lock; S3 is atomic. Puts are queued.
+* moto hashes an object when it is first asked for the ETag, without a lock, while another thread may read
+  the same file: such an ETag is wrong. It is hashed when it is put.
 * moto never answers 409, 503 or 412-after-retry; ``test_s3_faults.py`` has a scripted server for those.
 * moto takes any credentials.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.s3.models import FakeKey
 from werkzeug.serving import WSGIRequestHandler, make_server
+
+
+def _hash_at_once() -> None:
+    make = FakeKey.__init__
+
+    @functools.wraps(make)
+    def make_and_hash(self: FakeKey, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        assert self.etag
+
+    FakeKey.__init__ = make_and_hash
+
+
+_hash_at_once()
 
 
 class S3Server:
