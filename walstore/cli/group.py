@@ -18,7 +18,8 @@ from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.log_files import LogSnapshot
-from walstore.groups.journal import groups_of, list_journals
+from walstore.groups.journal import look_at_journals
+from walstore.groups.listing import list_groups
 from walstore.runtime.clock import SystemClock
 
 GROUP_EXAMPLES = """\b
@@ -109,17 +110,10 @@ def _check(name: str, names: list[str], location: str) -> None:
 def _look(path: Path) -> list[GroupInfo]:
     view = LogSnapshot.open(path)
     try:
-        floors = {
-            one.name: one.position
-            for one in list_all_cursors(view.fs, path, SystemClock().now_us())
-        }
+        found = list_all_cursors(view.fs, path, SystemClock().now_us())
         is_copy = PROMISE_NAME in view.fs.list(path)
-        found = []
-        for name in groups_of(floors) if is_copy else list_journals(view.fs, path):
-            floor = floors.get(f"group.{name}")
-            behind = None if floor is None else max(0, view.durable_limit - floor)
-            found.append(GroupInfo(name, floor, behind, None))
-        return found
+        journals = None if is_copy else look_at_journals(view.fs, path)
+        return list_groups(found, journals, {}, view.durable_limit)
     finally:
         view.close()
 

@@ -362,6 +362,10 @@ def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | Non
         data = fs.read(path)
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        raise CorruptionError(
+            "this is a directory, not a cursor; move it away", path=str(path)
+        ) from None
     return decode_cursor(data, str(path))
 
 

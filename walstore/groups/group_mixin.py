@@ -17,11 +17,12 @@ from walstore.groups.group import Group, GroupBackend
 from walstore.groups.journal import (
     CURSOR_PREFIX,
     FileJournal,
-    groups_of,
     list_journals,
+    look_at_journals,
     remove_journal,
 )
 from walstore.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
+from walstore.groups.listing import list_groups
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
@@ -158,27 +159,18 @@ class OwnedGroups(GroupMixin):
         """Not for callers: whether a group is there; a member of a deleted one must not make it anew."""
         if name in (self._groups or ()):
             return True
-        return name in await self._group_names(self._group_parts())
-
-    async def _group_names(self, parts: GroupParts) -> list[str]:
-        log = cast(_AppendingLog, self)
+        parts, log = self._group_parts(), cast(_AppendingLog, self)
         if parts.keeping is not None:
-            return groups_of(one.name for one in await log.cursors())
-        return await _blocking(parts, list_journals, parts.fs, log.path)
+            return any(one.name == CURSOR_PREFIX + name for one in await log.cursors())
+        return name in await _blocking(parts, list_journals, parts.fs, log.path)
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""
         parts, log = self._group_parts(), cast(_AppendingLog, self)
-        names = await self._group_names(parts)
-        floors = {one.name: one.position for one in await log.cursors()}
-        used = self._group_statistics()
-        found = []
-        for name in names:
-            now = used.get(name)
-            floor = floors.get(CURSOR_PREFIX + name) if now is None else now.floor
-            behind = None if floor is None else max(0, log.visible_limit - floor)
-            found.append(GroupInfo(name, floor, behind, now))
-        return found
+        found, journals = await log.cursors(), None
+        if parts.keeping is None:
+            journals = await _blocking(parts, look_at_journals, parts.fs, log.path)
+        return list_groups(found, journals, self._group_statistics(), log.visible_limit)
 
     async def delete_group(self, name: str) -> bool:
         """Remove a group and all that it remembers; return whether there was one.

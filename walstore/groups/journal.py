@@ -21,6 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from crc32c import crc32c
 
+from walstore.cursors.directory import NAME
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -303,19 +304,13 @@ class GroupJournal:
             self._file = None
 
 
-def groups_of(cursors: Iterable[str]) -> list[str]:
-    """Return the groups that cursors belong to, by name: those of a replicated log."""
-    names = (name for name in cursors if name.startswith(CURSOR_PREFIX))
-    return sorted(name.removeprefix(CURSOR_PREFIX) for name in names)
-
-
 def list_journals(fs: FileSystem, directory: Path) -> list[str]:
     """Return the names of the groups of the log in ``directory``, in order. Blocking; OSError."""
     try:
         names = fs.list(directory / DIRECTORY_NAME)
     except FileNotFoundError:
         return []
-    return sorted(name for name in names if name != SPARE_NAME)
+    return sorted(name for name in names if name != SPARE_NAME and NAME.fullmatch(name))
 
 
 def remove_journal(fs: FileSystem, directory: Path, name: str) -> bool:
@@ -328,19 +323,40 @@ def remove_journal(fs: FileSystem, directory: Path, name: str) -> bool:
     return True
 
 
+def look_at_journals(
+    fs: FileSystem, directory: Path
+) -> dict[str, Remembered | CorruptionError | FormatVersionError]:
+    """Return what the journals of the log in ``directory`` say, or what is wrong with them, by name.
+
+    Blocking; OSError.
+    """
+    found: dict[str, Remembered | CorruptionError | FormatVersionError] = {}
+    for name in list_journals(fs, directory):
+        path = directory / DIRECTORY_NAME / name
+        try:
+            with contextlib.closing(fs.open(path, "r")) as file:
+                found[name] = decode(file.pread(file.size(), 0), str(path))
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        except IsADirectoryError:
+            text = "this is a directory, not the journal of a group; move it away"
+            found[name] = CorruptionError(text, path=str(path))
+        except (CorruptionError, FormatVersionError) as error:
+            found[name] = error
+    return found
+
+
 def read_journals(fs: FileSystem, directory: Path) -> dict[str, Remembered]:
     """Return what the journals of the log in ``directory`` say, by name. Blocking; OSError.
 
     One that cannot be read is as if it were not there: its group goes on from its cursor.
     """
     found = {}
-    for name in list_journals(fs, directory):
-        path = directory / DIRECTORY_NAME / name
-        with contextlib.closing(fs.open(path, "r")) as file:
-            try:
-                found[name] = decode(file.pread(file.size(), 0), str(path))
-            except (CorruptionError, FormatVersionError) as error:
-                logger.warning("the journal of group %s is not heeded: %s", name, error)
+    for name, said in look_at_journals(fs, directory).items():
+        if isinstance(said, Remembered):
+            found[name] = said
+        else:
+            logger.warning("the journal of group %s is not heeded: %s", name, said)
     return found
 
 

@@ -51,8 +51,8 @@ class GroupInfo(NamedTuple):
     statistics: GroupStatistics | None
     """The group at this moment; None if it is not in use."""
     problem: WalError | None = None
-    """Why the group of a stored log cannot be read: CorruptionError or FormatVersionError. ``delete_group``
-    removes a damaged one."""
+    """Why the group cannot be read: CorruptionError or FormatVersionError. ``delete_group`` removes a damaged
+    one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Possible outcomes for changes that no sync covered:
   * Each creation, removal and rename is kept or lost on its own, also out of order; a rename is never
     half done. Syncing a file does not make its name durable, syncing its directory does.
   * A cell shows any of its last 64 stores, whether or not the data it describes was kept.
+  * A directory that is renamed keeps its files, whichever of the two names it has.
   * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises; but for those of
     :meth:`~PowerLossFileSystem.make_unsynced_directory`.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import random  # noqa: TID251 - only ever used with a seed
 import shutil
@@ -156,6 +158,48 @@ class _NameChange:
         if self.target is not None:
             names[self.target] = self.content
 
+    def before(self, moves: Sequence[_DirectoryMove]) -> _NameChange:
+        """Return this change with the names that its files have without these moves."""
+        return self._named(
+            lambda path: functools.reduce(
+                lambda at, move: move.source_of(at), reversed(moves), path
+            )
+        )
+
+    def after(self, move: _DirectoryMove) -> _NameChange:
+        """Return this change with the names that its files have after a move."""
+        return self._named(move.target_of)
+
+    def _named(self, name: Callable[[Path], Path]) -> _NameChange:
+        return _NameChange(
+            None if self.source is None else name(self.source),
+            None if self.target is None else name(self.target),
+            self.content,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DirectoryMove:
+    """A rename of a directory with all that is in it."""
+
+    source: Path
+    target: Path
+
+    def touches(self, directory: Path) -> bool:
+        return directory in (self.source.parent, self.target.parent)
+
+    def apply(self, names: dict[Path, FileContent]) -> None:
+        for path in [path for path in names if self.source in path.parents]:
+            names[self.target_of(path)] = names.pop(path)
+
+    def source_of(self, path: Path) -> Path:
+        """Return the name before the move."""
+        return _moved(path, self.target, self.source)
+
+    def target_of(self, path: Path) -> Path:
+        """Return the name after the move."""
+        return _moved(path, self.source, self.target)
+
 
 class PowerLossFileSystem(WrappedFileSystem):
     """Works on the files below ``root`` through ``inner``, by default the machine's file system, until the
@@ -175,7 +219,9 @@ class PowerLossFileSystem(WrappedFileSystem):
         self._is_off = False
         self._names: dict[Path, FileContent] = {}
         self._durable_names: dict[Path, FileContent] = {}
+        # Changes of names that no sync covered; their files are called as they are now.
         self._pending: list[_NameChange] = []
+        self._moves: list[_DirectoryMove] = []
         self._new_directories: list[Path] = []
 
     def cut(self) -> None:
@@ -192,9 +238,15 @@ class PowerLossFileSystem(WrappedFileSystem):
         self.cut()
         keep = _keeper(seed)
         names = dict(self._durable_names)
+        lost_moves: list[_DirectoryMove] = []
+        for move in self._moves:
+            if keep():
+                move.apply(names)
+            else:
+                lost_moves.append(move)
         for change in self._pending:
             if keep():
-                change.apply(names)
+                change.before(lost_moves).apply(names)
         lost = [path for path in self._new_directories if not keep()]
         known = frozenset([*self._names, *self._durable_names, *lost])
         shutil.copytree(self._root, into, ignore=lambda where, found: _among(known, where, found))
@@ -229,8 +281,11 @@ class PowerLossFileSystem(WrappedFileSystem):
             self._new_directories.append(path)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Rename over the target."""
+        """Rename over the target; a directory, with the files in it."""
         with self.powered(target):
+            if source.is_dir():
+                self._move_directory(source, target)
+                return
             content = self._know(source)
             if self._is_there(target):
                 self._know(target)
@@ -256,12 +311,17 @@ class PowerLossFileSystem(WrappedFileSystem):
         inner, path = path, Path(os.path.normpath(path))
         with self.powered(path):
             covered = [change for change in self._pending if change.touches(path)]
+            moved = [move for move in self._moves if move.touches(path)]
         self._inner.sync_directory(inner)
         with self.powered(path):
             self._new_directories[:] = [new for new in self._new_directories if new.parent != path]
+            for move in moved:
+                if move in self._moves:
+                    move.apply(self._durable_names)
+                    self._moves.remove(move)
             for change in covered:
                 if change in self._pending:
-                    change.apply(self._durable_names)
+                    change.before(self._moves).apply(self._durable_names)
                     self._pending.remove(change)
 
     def cell(self, path: Path, size: int) -> Cell:
@@ -301,6 +361,16 @@ class PowerLossFileSystem(WrappedFileSystem):
             content = FileContent(self._inner.read(path))
             self._names[path] = self._durable_names[path] = content
         return content
+
+    def _move_directory(self, source: Path, target: Path) -> None:
+        for path in source.rglob("*"):
+            if path.is_file():
+                self._know(path)
+        self._inner.replace(source, target)
+        move = _DirectoryMove(source, target)
+        move.apply(self._names)
+        self._pending[:] = [change.after(move) for change in self._pending]
+        self._moves.append(move)
 
     def _change_name(self, source: Path | None, target: Path | None, content: FileContent) -> None:
         change = _NameChange(source, target, content)
@@ -369,6 +439,10 @@ class _PowerLossCell:
     def close(self) -> None:
         """Unmap, also without power."""
         self._inner.close()
+
+
+def _moved(path: Path, source: Path, target: Path) -> Path:
+    return target / path.relative_to(source) if source in path.parents else path
 
 
 def _keeper(seed: int) -> Keep:

@@ -259,3 +259,42 @@ def test_a_removed_tree_may_come_back_until_its_parents_are_synced(
     assert list(system.list_directories(root)) == []
     assert crash(KEEP_ALL) == {}
     assert crash(LOSE_ALL) == {"a/file": b"x"}
+
+
+def test_a_renamed_directory_keeps_its_files_under_one_of_its_names(
+    system: PowerLossFileSystem, root: Path, crash
+) -> None:
+    system.make_directory(root / "a")
+    make_durable(system, root / "a" / "file", b"x").close()
+    system.open(root / "a" / "new", "x").close()
+    system.replace(root / "a", root / "b")
+    assert system.read(root / "b" / "file") == b"x"
+    found = [crash(seed) for seed in SEEDS]
+    assert found[LOSE_ALL] == {"a/file": b"x"}
+    assert found[KEEP_ALL] == {"b/file": b"x", "b/new": b""}
+    assert {"a/file": b"x", "a/new": b""} in found
+    assert {"b/file": b"x"} in found
+
+
+def test_a_synced_rename_of_a_directory_survives_every_crash(
+    system: PowerLossFileSystem, root: Path, crash
+) -> None:
+    system.make_directory(root / "a")
+    make_durable(system, root / "a" / "file", b"x").close()
+    system.replace(root / "a", root / "b")
+    make_durable(system, root / "b" / "more", b"y").close()
+    system.sync_directory(root)
+    assert all(crash(seed) == {"b/file": b"x", "b/more": b"y"} for seed in SEEDS)
+
+
+def test_what_was_removed_from_a_renamed_directory_is_gone_under_its_old_name_too(
+    system: PowerLossFileSystem, root: Path, crash
+) -> None:
+    system.make_directory(root / "a")
+    make_durable(system, root / "a" / "file", b"x").close()
+    make_durable(system, root / "a" / "rest", b"y").close()
+    system.replace(root / "a", root / "b")
+    system.remove(root / "b" / "file")
+    system.sync_directory(root / "b")
+    assert crash(LOSE_ALL) == {"a/rest": b"y"}
+    assert crash(KEEP_ALL) == {"b/rest": b"y"}
