@@ -127,6 +127,33 @@ asyncio.run(main(sys.argv[1]))
 READ = "[b'one']\nrefused\nrefused\n"
 
 
+FILLING = """
+import asyncio, os, sys
+from walstore import DiskFullError, Settings, Wal
+
+async def main(mount):
+    settings = Settings(
+        segment_bytes=65536, checkpoint_bytes=65536, max_record_bytes=32768, min_free_bytes=0
+    )
+    acknowledged = 0
+    try:
+        async with Wal.open(mount + "/log", settings=settings) as wal:
+            while True:
+                await wal.append(bytes(8000))
+                acknowledged += 1
+    except DiskFullError as error:
+        print(error.outcome, "df -i" in str(error))
+    space = os.statvfs(mount)
+    print(space.f_favail, space.f_bavail * space.f_frsize > 1_000_000)
+    os.remove(mount + "/filler")
+    async with Wal.open(mount + "/log", settings=settings) as wal:
+        print(wal.tail - 1 - acknowledged)
+        await wal.append(b"after")
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
 def _as_far_as_allowed(*command: str) -> str:
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if "permitted" in run.stderr or "denied" in run.stderr:
@@ -165,3 +192,16 @@ def test_files_that_nobody_may_write_are_read(store: Path) -> None:
     finally:
         for path in [store, *store.rglob("*")]:
             path.chmod(0o755)
+
+
+@pytest.mark.slow
+def test_a_file_system_without_inodes_is_a_full_disk(scratch: Path) -> None:
+    """Which ``min_free_bytes`` does not see: there is room for bytes."""
+    if not shutil.which("unshare"):
+        pytest.skip("there is no unshare, which mounts for one process")
+    mount = 'mount -t tmpfs -o nr_inodes=30,size=64m tmpfs "$1" && touch "$1/filler"'
+    mount += ' && exec "$2" -c "$3" "$1"'
+    (scratch / "mounted").mkdir()
+    command = ["unshare", "-rm", "sh", "-c", mount, "sh", str(scratch / "mounted")]
+    said = _as_far_as_allowed(*command, sys.executable, FILLING)
+    assert said == "not_written True\n0 True\n0\n"

@@ -14,6 +14,7 @@ from walstore.errors import (
     WalError,
 )
 
+_SPACE = "bytes or inodes, see df and df -i"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -25,7 +26,9 @@ def is_full(error: BaseException) -> bool:
 def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
     """Return the error for a failed call, chained to its cause."""
     if is_full(cause):
-        text = f"no space left on the device; free some, then open the log again: {cause}"
+        text = (
+            f"no space left on the device ({_SPACE}); free some, then open the log again: {cause}"
+        )
         return _chained(DiskFullError(text, outcome=outcome), cause)
     if outcome == "unknown":
         text = (
@@ -40,7 +43,7 @@ def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
 def describe_upkeep(cause: OSError, what: str) -> WalError:
     """Return the error for a failed call that the data does not depend on: the log continues."""
     if is_full(cause):
-        text = f"{what}, no space left on the device: {cause}; nothing was changed"
+        text = f"{what}, no space left on the device ({_SPACE}): {cause}; nothing was changed"
         return _chained(DiskFullError(text, retriable=True), cause)
     text = f"{what}: {cause}; nothing was changed, try again later"
     return _chained(StorageUnavailableError(text), cause)
@@ -76,9 +79,8 @@ def describe_open(cause: Exception, path: Path) -> WalError:
     if not isinstance(cause, OSError):  # a defect, or out of memory
         text = f"the log at {path} failed: {cause!r}"
     elif is_full(cause):
-        return _chained(
-            DiskFullError(f"no space left for the log at {path}: {cause.strerror}"), cause
-        )
+        text = f"no space left for the log at {path} ({_SPACE}): {cause.strerror}"
+        return _chained(DiskFullError(text), cause)
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         text = f"the log at {path} cannot be written: {cause.strerror}; check owner and mount"
     elif cause.errno in (errno.ENOTDIR, errno.EEXIST):
