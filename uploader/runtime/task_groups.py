@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from walstore.errors import WalError
 from walstore.ports import Clock
+from walstore.runtime.tasks import start_task
 
 _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
@@ -168,7 +169,7 @@ class BackgroundTask(Generic[_T]):
     def start(self, work: Coroutine[Any, Any, _T], name: str) -> None:
         """Begin; what an earlier task returned is forgotten."""
         assert not self.is_busy
-        self._task = asyncio.get_running_loop().create_task(work, name=name)
+        self._task = start_task(work, name=name)
 
     def take(self) -> asyncio.Task[_T] | None:
         """Return the task if it has ended and was not taken yet."""

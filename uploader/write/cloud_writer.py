@@ -34,6 +34,7 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening, abandon_in_children, wait_closed, warn_unclosed
+from walstore.runtime.tasks import start_task
 from walstore.validation.arguments import as_int, as_settings
 
 
@@ -344,7 +345,7 @@ class CloudWriter:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
         await self._commit_loop.start(is_loaded=has_records(self._root.manifest))
-        self._supervisor = self._loop.create_task(self._supervise(), name=f"walstore {self.url}")
+        self._supervisor = start_task(self._supervise(), name=f"walstore {self.url}")
         abandon_in_children(self)
 
     async def _supervise(self) -> None:

@@ -35,6 +35,7 @@ from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import Metrics
+from walstore.runtime.tasks import start_task
 from walstore.settings import Settings
 from walstore.topology.documents import (
     LOGS,
@@ -214,9 +215,7 @@ class ClusterMember:
         self._web = check_web(web)
         await self.view.look()
         self.session.on_changed = self.view.notify
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"walstore member at {self.address}"
-        )
+        self._task = start_task(self._run(), name=f"walstore member at {self.address}")
 
     async def make_log(
         self,

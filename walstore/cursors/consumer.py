@@ -29,6 +29,7 @@ from walstore.ports import Clock
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.tasks import start_task
 from walstore.validation.arguments import as_seconds
 
 _RENEWALS_PER_LEASE: Final = 3
@@ -153,7 +154,7 @@ class CursorKeeper:
         if self.cursor.lease_seconds is not None:
             periods.append(self.cursor.lease_seconds / _RENEWALS_PER_LEASE)
         if periods:
-            self._task = asyncio.get_running_loop().create_task(
+            self._task = start_task(
                 self._run(min(periods)), name=f"walstore consumer {self.cursor.name}"
             )
 

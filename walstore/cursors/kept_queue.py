@@ -20,6 +20,7 @@ from walstore.cursors.directory import CursorInfo
 from walstore.cursors.kept import KeptCursors, KeptTable, setting
 from walstore.cursors.queue import Act, CursorRequest, RequestQueue
 from walstore.errors import OutcomeUnknownError, WalError, WouldBlock
+from walstore.runtime.tasks import start_task
 
 logger = logging.getLogger("walstore")
 
@@ -167,7 +168,7 @@ class KeptQueue(RequestQueue):
         self._accepted.append(made)
         is_first, self._last_finish = self._last_finish is None, finish
         if is_first:
-            task = asyncio.get_running_loop().create_task(
+            task = start_task(
                 self._finish(), name=f"walstore cursors on their way {self._directory}"
             )
             self._ending.add(task)

@@ -25,6 +25,7 @@ from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLo
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children, wait_closed
+from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -110,9 +111,7 @@ class RequestQueue:
 
     def _wake(self) -> None:
         if self._draining is None:
-            self._draining = asyncio.get_running_loop().create_task(
-                self._drain(), name=f"walstore cursors {self._directory}"
-            )
+            self._draining = start_task(self._drain(), name=f"walstore cursors {self._directory}")
 
     async def wait(self, request: CursorRequest[_T]) -> _T:
         """Return the outcome of a request, or raise it. Cancelling does not affect the request."""

@@ -33,6 +33,7 @@ from walstore.read.reader import Reader
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.tasks import start_task
 from walstore.runtime.watermark import Watermark
 
 logger = logging.getLogger("walstore")
@@ -161,7 +162,7 @@ class GroupCoordinator:
             )
             self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
             await self._bury_again(found)
-            self._pump = asyncio.get_running_loop().create_task(
+            self._pump = start_task(
                 self._run(self._state, self._reader), name=f"walstore group {self.name}"
             )
 
@@ -231,7 +232,7 @@ class GroupCoordinator:
                 await self._wait_written()
             taken = self._take(state, member, most, is_away=is_away)
             if state.dead and self._burying is None:
-                self._burying = asyncio.get_running_loop().create_task(
+                self._burying = start_task(
                     self._bury(state), name=f"walstore dead letters of group {self.name}"
                 )
             if taken and is_away:
@@ -481,7 +482,7 @@ class GroupCoordinator:
 
     def _write(self) -> None:
         if self._writing is None:
-            self._writing = asyncio.get_running_loop().create_task(
+            self._writing = start_task(
                 self._write_all(), name=f"walstore journal of group {self.name}"
             )
 

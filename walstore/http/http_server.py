@@ -27,6 +27,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import Opening, wait_closed
+from walstore.runtime.tasks import start_task
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import is_loopback, parse_listen
@@ -165,7 +166,7 @@ class HttpServer:
         Twice is allowed; cancelling the wait does not stop the stopping.
         """
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = start_task(self._close())
         await wait_closed(self._closing)
 
     async def __aenter__(self) -> Self:

@@ -46,6 +46,7 @@ from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.resource import abandon_in_children, wait_closed, warn_unclosed
+from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
@@ -410,7 +411,7 @@ class Engine:
             raise asyncio.CancelledError
 
     def _start(self) -> asyncio.Task[None]:
-        task = self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+        task = start_task(self._supervise(), name=f"walstore {self.path}")
         task.add_done_callback(_note_end)
         return task
 

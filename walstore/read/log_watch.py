@@ -21,6 +21,7 @@ from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, DurableCell, 
 from walstore.ports import CellView, Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard
+from walstore.runtime.tasks import start_task
 from walstore.runtime.watermark import Watermark
 
 SHORTEST_POLL_SECONDS: Final = 0.0005
@@ -205,9 +206,7 @@ class LogWatch:
             # Place of the next record: its waiter continues to read there.
             self._next = (cell.durable_limit, BatchPlace(cell.tail_start, cell.tail_position))
         if self.poller is None:
-            self.poller = self._loop.create_task(
-                self._poll(check), name=f"walstore poll {self._path}"
-            )
+            self.poller = start_task(self._poll(check), name=f"walstore poll {self._path}")
         self.waiting += 1
         try:
             await self._limit.wait(limit)

@@ -29,6 +29,7 @@ from walstore.remote.server_connection import ServerConnection, check_version, c
 from walstore.remote.server_search import FoundServer, epoch_of, find_server
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
+from walstore.runtime.tasks import start_task
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import (
@@ -191,7 +192,7 @@ class Client:
                 left = deadline - self._clock.monotonic()
                 self._join(await self._new_link(min(search_seconds, left)))
                 if self._service in (None, READ_SERVICE):  # replication has a patience of its own
-                    self._watching = asyncio.get_running_loop().create_task(
+                    self._watching = start_task(
                         self._watch(), name=f"walstore watch of {self._log or 'a log'}"
                     )
                 return
@@ -481,8 +482,7 @@ class Client:
 
     def _reconnect(self) -> None:
         if self._connecting is None or self._connecting.done():
-            loop = asyncio.get_running_loop()
-            self._connecting = loop.create_task(
+            self._connecting = start_task(
                 self._keep_connecting(), name=f"walstore connection {self.address}"
             )
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from walstore.errors import WalError, WalLockedError
 from walstore.ports import Clock
+from walstore.runtime.tasks import start_task
 from walstore.topology.documents import LEADERS, PREFIX, Leader
 from walstore.topology.etcd import EtcdKeyValues
 from walstore.topology.key_values import KeyValues
@@ -81,7 +82,7 @@ class LeaderClaim:
             if self._clock.monotonic() >= deadline:
                 raise error
             await self._clock.sleep(_PAUSE_SECONDS)
-        self._task = asyncio.get_running_loop().create_task(
+        self._task = start_task(
             self._leadership.keep(current, self._clock, pause_seconds=_LOOK_SECONDS),
             name=f"walstore claim of {self._name}",
         )

@@ -28,6 +28,7 @@ from walstore.remote.client import READ_SERVICE
 from walstore.remote.served_logs import LIST_SERVICE
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
+from walstore.runtime.tasks import start_task
 from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
@@ -334,7 +335,7 @@ class ClientConnection(asyncio.Protocol):
         self._balance()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_task(work)
         self._untold.add(task)
         task.add_done_callback(self._untold.discard)
         return task
@@ -423,9 +424,7 @@ class ClientConnection(asyncio.Protocol):
         waiting, self._backlog = self._backlog, []
         self._tunnel = tunnel
         self._figures.passed_on += 1
-        self._leaving = asyncio.get_running_loop().create_task(
-            self._leave(greeting.head.get("log"), address)
-        )
+        self._leaving = start_task(self._leave(greeting.head.get("log"), address))
         pass_on(tunnel, waiting, self._decoder.take_rest())
         if self._reads_paused and not self._transport.is_closing():
             self._transport.resume_reading()

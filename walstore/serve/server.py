@@ -32,6 +32,7 @@ from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening, wait_closed
+from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
@@ -155,8 +156,7 @@ class Server:
         self._connections: set[ClientConnection] = set()
         self._socket: tuple[Path, int] | None = None
         self._is_stopping = False
-        loop = asyncio.get_running_loop()
-        self._sweeping = loop.create_task(self._sweep(), name="walstore serve")
+        self._sweeping = start_task(self._sweep(), name="walstore serve")
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -289,7 +289,7 @@ class Server:
         next server at the same address. Twice is allowed; cancelling the wait does not stop the stopping.
         """
         if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = start_task(self._close())
         await wait_closed(self._closing)
 
     async def __aenter__(self) -> Self:

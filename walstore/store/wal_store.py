@@ -43,6 +43,7 @@ from walstore.runtime.resource import (
     warn_unclosed,
 )
 from walstore.runtime.statistics import Metrics
+from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
 from walstore.store.directory import (
@@ -200,7 +201,7 @@ class WalStore:
         # Set by the first step of closing.
         self._close_begun: asyncio.Future[None] = loop.create_future()
         # Ended by aclose().
-        self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
+        self._watching = start_task(self._disk_watch.run(), name=f"walstore {path} space")
 
     # -- logs --------------------------------------------------------------------------------
 
@@ -386,12 +387,11 @@ class WalStore:
 
     async def _begin_to_close(self) -> asyncio.Task[None]:
         """Return the task that closes the store once it runs, so that cancelling it does not end it."""
-        loop = asyncio.get_running_loop()
         is_cancelled = was_ended = False
         while not self._close_begun.done():
             if self._closing is None or self._closing.done():
                 was_ended = self._closing is not None  # cancelled before it ran
-                self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
+                self._closing = start_task(self._close_all(), name=f"walstore {self.path}")
             try:
                 await asyncio.wait(
                     (self._close_begun, self._closing), return_when="FIRST_COMPLETED"

@@ -16,6 +16,7 @@ from typing import Final
 from walstore.errors import WalError
 from walstore.ports import Clock
 from walstore.runtime.resource import Opening
+from walstore.runtime.tasks import start_task
 from walstore.topology.key_values import KeyValues, LeaseLostError
 from walstore.validation.arguments import as_count
 
@@ -54,9 +55,7 @@ class Session:
         self._keys = keys
         self._ttl_seconds = ttl_seconds
         self._clock = clock
-        self._task = asyncio.get_running_loop().create_task(
-            self._renew(), name="walstore session of a cluster"
-        )
+        self._task = start_task(self._renew(), name="walstore session of a cluster")
 
     async def aclose(self) -> None:
         """End the lease, so that others need not wait for it. Twice is allowed.
