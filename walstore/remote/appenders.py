@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
@@ -73,6 +74,7 @@ class RemoteLog(Protocol):
     mirror: LogMirror
     max_record_bytes: int
     most_group_bytes: int
+    producer_window: int
 
 
 async def append_group(
@@ -125,7 +127,9 @@ class RemoteProducer:
 
     An append with a number is sent again when its answer is lost, and is in the log once. Without
     ``sequence`` this object counts, under a name of its own that begins with the producer's: so appends of
-    two clients with the same producer do not take each other's numbers. Made by :meth:`RemoteWal.producer`.
+    two clients with the same producer do not take each other's numbers. At most as many appends as the log
+    remembers (the setting ``producer_window``) are on their way; others wait. Made by
+    :meth:`RemoteWal.producer`.
     """
 
     def __init__(self, log: RemoteLog, producer_id: str) -> None:
@@ -133,6 +137,9 @@ class RemoteProducer:
         self.id = producer_id
         """Name of the producer in the log."""
         self._log = log
+        # An append that is sent again must not be older than what the log remembers, or nobody can say
+        # at which offset it is.
+        self._room = asyncio.Semaphore(log.producer_window)
         self._begin_session()
 
     async def append(
@@ -188,9 +195,10 @@ class RemoteProducer:
             timestamp_us=timestamp_us,
             durability=durability,
         )
-        if sequence is not None:
-            return await append(conditions=Conditions(producer=self.id, sequence=sequence))
-        return await self._append_next(append)
+        async with self._room:
+            if sequence is not None:
+                return await append(conditions=Conditions(producer=self.id, sequence=sequence))
+            return await self._append_next(append)
 
     def transaction(
         self, *, sequence: int | None = None, durability: AnyDurability | None = None

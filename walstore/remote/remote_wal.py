@@ -44,6 +44,8 @@ from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_t
 from walstore.wire.address import Address, parse_address
 
 _READ_BYTES: Final = 1 << 20
+_PRODUCER_WINDOW: Final = 64
+"""The default, for a server that does not say it."""
 _HEAD_BYTES: Final = 1 << 20
 """Room that a message has for anything but the records of a group."""
 
@@ -179,6 +181,8 @@ class RemoteWal(GroupMixin):
         """Largest record that the log takes, as its settings say."""
         self.most_group_bytes = 0
         """Largest atomic group; more needs a :meth:`transaction`."""
+        self.producer_window = _PRODUCER_WINDOW
+        """How many appends of a producer the log remembers."""
         self.outbox = Outbox(client, budget_bytes=int(client.welcome["credit_bytes"]))
         """Not for callers."""
         self._clock = clock
@@ -527,6 +531,7 @@ class RemoteWal(GroupMixin):
         self.most_group_bytes = min(
             int(about["channel_bytes"]), int(welcome["message_bytes"]) - _HEAD_BYTES
         )
+        self.producer_window = int(about.get("producer_window", _PRODUCER_WINDOW))
         self.mirror.durability = Durability(about["durability"])
         self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]

@@ -51,6 +51,7 @@ async def describe(wal: Wal) -> dict[str, Any]:
         "durability": wal.durability.value,
         "max_record_bytes": settings.max_record_bytes,
         "channel_bytes": settings.channel_bytes,
+        "producer_window": settings.producer_window,
         "limits": limits(wal),
         "registers": dict(wal.registers),
     }

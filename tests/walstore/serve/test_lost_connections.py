@@ -454,3 +454,19 @@ async def test_a_long_message_on_a_slow_link_is_not_taken_for_silence(
             proxy.pieces.release()
         await remote.refresh()
         assert proxy.connections == 2
+
+
+async def test_more_appends_of_a_producer_than_the_log_remembers_lose_all_answers(
+    served: Served, proxy: Proxy, remote: RemoteWal
+) -> None:
+    """A hundred at once, of which the log remembers the newest 64."""
+    producer = remote.producer("p")
+    await producer.append(b"0")
+    proxy.holds_answers = True
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(producer.append(b"%d" % n)) for n in range(1, 101)]
+        await until(lambda: served.wal.tail > 64)
+        proxy.holds_answers = False
+        proxy.lose()
+    assert [task.result() for task in tasks] == list(range(2, 102))
+    assert await read_values(served.wal) == [b"%d" % n for n in range(101)]
