@@ -36,20 +36,6 @@ def test_mentions_name_files_that_are_there(top: str) -> None:
     assert missing == []
 
 
-def test_a_task_that_is_kept_begins_after_it_is_kept() -> None:
-    """Also on a loop whose tasks begin at once; see ``walstore/runtime/tasks.py``. Groups of tasks keep
-    theirs themselves."""
-    kept = re.compile(r"self\.\w+ = [\w.()]*\bcreate_task\(")
-    found = {
-        f"{path.relative_to(ROOT)}: {line}"
-        for path in SOURCES
-        for line in kept.findall(path.read_text())
-    }
-    assert found <= {
-        "uploader/write/publish_pipeline.py: self._last_publishing = self._tasks.create_task("
-    }
-
-
 def test_every_package_says_what_is_in_it() -> None:
     for path in SOURCES:
         if path.name == "__init__.py":
