@@ -30,6 +30,7 @@ from uploader.versioned.schema import (
     is_wider,
     parquet_type,
 )
+from uploader.versioned.values import cast
 from walstore.errors import CorruptionError, InvalidSettingsError
 
 _MODULUS: Final = 1 << 64
@@ -103,14 +104,9 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
     """Return a column in the collection's type, floats in their one form for each value."""
     if field.name not in table.column_names:
         return pa.nulls(table.num_rows, field.type)
-    found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
+    found = cast(_whole(table.column(field.name)), field.type, field.name)
     if not kinds.is_floating(field.type):
         return check_storable(found, field)
-    given = table.column(field.name)
-    if kinds.is_floating(given.type) and pc.sum(pc.is_inf(given)) != pc.sum(pc.is_inf(found)):
-        raise InvalidSettingsError(
-            f"the column {field.name!r} has values too large for {field.type}"
-        )
     found = pc.add(found, pa.scalar(0.0, field.type))  # no negative zero
     return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
 
@@ -141,36 +137,18 @@ def check_storable(column: pa.Array, field: pa.Field) -> pa.Array:
 def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) -> pa.Array:
     if name not in table.column_names:
         return pa.repeat(pa.scalar(default, kind), table.num_rows)
-    found = _cast(table.column(name).combine_chunks(), kind, name)
+    found = cast(_whole(table.column(name)), kind, name)
     if found.null_count:
         raise InvalidSettingsError(f"the column {name!r} must not be null")
     return found
 
 
-def _cast(found: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.Array:
-    if isinstance(found, pa.ChunkedArray):  # an empty one
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, also an empty one."""
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-    if kinds.is_dictionary(found.type):
-        found = found.dictionary_decode()
-    if found.type.equals(kind):
-        return found
-    if not kinds.is_null(found.type) and _family(found.type) != _family(kind):
-        raise InvalidSettingsError(f"the column {name!r} must be {kind}, not {found.type}")
-    try:
-        return pc.cast(found, kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidSettingsError(f"the column {name!r} does not fit {kind}: {error}") from None
-
-
-def _family(kind: pa.DataType) -> str:
-    """Return a word that types have in common between which values are converted."""
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
-        return "number"
-    if kinds.is_string(kind) or kinds.is_large_string(kind):
-        return "text"
-    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
-        return "bytes"
-    return str(kind).partition("[")[0].rstrip("0123456789")
+    return found
 
 
 def _check_nulls(
