@@ -126,9 +126,12 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def check_columns(columns: Iterable[JsonColumn | str]) -> tuple[JsonColumn, ...]:
-    """Return columns, those given as text parsed; InvalidSettingsError for names that are there twice."""
+    """Return columns, those given as text parsed; InvalidSettingsError for names that are there twice.
+
+    TypeError for one text.
+    """
     if isinstance(columns, str):
-        raise InvalidSettingsError("columns must be a list, not one text")
+        raise TypeError(f"columns must be a list, such as [{columns!r:.80}], not one text")
     found = tuple(one if isinstance(one, JsonColumn) else JsonColumn.parse(one) for one in columns)
     names = [column.name.lower() for column in found]  # engines do not tell them apart by case
     twice = [name for name in names if names.count(name) > 1]

@@ -31,7 +31,7 @@ from uploader.versioned.schema import (
     parquet_type,
 )
 from uploader.versioned.values import cast
-from walstore.errors import CorruptionError, InvalidSettingsError
+from walstore.errors import CorruptionError, InvalidSettingsError, LimitExceededError
 
 _MODULUS: Final = 1 << 64
 _INDEX: Final = "_i"
@@ -80,7 +80,10 @@ def conform(
     _check_nulls(columns, schema, removed)
     hashed = _hash_rows(columns, table.num_rows, removed)
     rows = pa.Table.from_arrays([*columns.values(), times, effect, hashed], schema=schema.stored)
-    return _consolidated(rows, schema)
+    try:
+        return _consolidated(rows, schema)
+    except LimitExceededError as error:
+        raise InvalidSettingsError(f"{error}; nothing was written") from None
 
 
 def _check_columns(table: pa.Table, schema: CollectionSchema) -> None:
@@ -190,16 +193,14 @@ def consolidate(
     all times up to ``since``; if ``is_oldest``, removals up to ``since`` vanish: there is nothing before
     that they remove.
 
-    CorruptionError if the digest of a ``diff`` collection would change, or a count is too large.
+    CorruptionError if the digest of a ``diff`` collection would change, LimitExceededError if a count is
+    more than 64 bits hold.
     """
     table = pa.concat_tables([schema.stored.empty_table(), *tables])
     before = digest(table)
     advanced = pc.max_element_wise(table.column(TIME), pa.scalar(since, _U64))
     table = _replaced(table, TIME, advanced)
-    try:
-        table = _consolidated(table, schema)
-    except InvalidSettingsError as error:  # no caller's fault: these are stored
-        raise CorruptionError(str(error), path="a merged batch") from error
+    table = _consolidated(table, schema)
     if schema.kind == "diff":
         if digest(table) != before:
             raise CorruptionError(
@@ -373,7 +374,7 @@ def _is_settled(table: pa.Table, schema: CollectionSchema) -> bool:
 def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return the sum of each row's counts at each time, sorted, without those that are 0.
 
-    InvalidSettingsError if one is more than 64 bits hold; sums on the way there may be.
+    LimitExceededError if one is more than 64 bits hold; sums on the way there may be.
     """
     by = [HASH, *schema.order, TIME]
     counts = pc.cast(table.column(DIFF), pa.float64(), safe=False)
@@ -392,7 +393,7 @@ def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def _check_sums(table: pa.Table, is_last: pa.ChunkedArray) -> None:
-    """InvalidSettingsError if a row's counts add up to more than 64 bits hold."""
+    """LimitExceededError if a row's counts add up to more than 64 bits hold."""
     halves = [
         _sums_of_runs(half, is_last)
         for half in (
@@ -403,7 +404,11 @@ def _check_sums(table: pa.Table, is_last: pa.ChunkedArray) -> None:
     high = pc.add(halves[0], pc.shift_right(halves[1], 32))
     least, most = (bound.as_py() for bound in pc.min_max(high).values())
     if least < -(1 << 31) or most >= 1 << 31:
-        raise InvalidSettingsError(f"the counts in {DIFF} add up to more than 64 bits hold")
+        raise LimitExceededError(
+            f"the counts in {DIFF} of a row add up to more than 64 bits hold; what is stored is whole, and "
+            "can be read again once updates with the opposite count are appended",
+            limit=(1 << 63) - 1,
+        )
 
 
 def _sums_of_runs(numbers: pa.ChunkedArray, is_last: pa.ChunkedArray) -> pa.Array:

@@ -20,7 +20,7 @@ from tests.effort import first_seed
 from tests.uploader.versioned.shapes import COLUMNS, schema_of
 from uploader.versioned import updates
 from uploader.versioned.schema import CollectionSchema
-from walstore.errors import CorruptionError, InvalidSettingsError
+from walstore.errors import CorruptionError, InvalidSettingsError, LimitExceededError
 
 DIFF, UPSERT = schema_of("diff"), schema_of("upsert")
 STEP = 10
@@ -159,8 +159,10 @@ def test_counts_beyond_what_a_double_holds_exactly() -> None:
     assert one["_d"].to_pylist() == [(1 << 60) + 1]
     with pytest.raises(InvalidSettingsError, match="64 bits"):
         updates.conform(pa.table({"id": [1, 1], "_d": [1 << 62] * 2}), DIFF, lower=0, upper=1)
-    with pytest.raises(CorruptionError):
+    with pytest.raises(LimitExceededError, match="opposite count"):
         updates.consolidate([one] * 9, DIFF, since=0, is_oldest=True)
+    with pytest.raises(LimitExceededError, match="64 bits"):
+        updates.snapshot([one] * 9, DIFF, as_of=0)
 
 
 def test_a_hash_depends_on_values_alone() -> None:
@@ -323,5 +325,5 @@ def test_large_counts_that_cancel_each_other_are_no_trouble() -> None:
         assert merged["_d"].to_pylist() == [large, -large]
         assert content(order, DIFF, 3) == {}
         assert content(order, DIFF, 4) == {(1, None): large, (2, None): -large}
-    with pytest.raises(CorruptionError, match="64 bits"):
+    with pytest.raises(LimitExceededError, match="64 bits"):
         updates.consolidate([*tables, tables[0]], DIFF, since=9, is_oldest=True)
