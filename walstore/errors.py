@@ -216,7 +216,10 @@ class StreamClosedError(WalError):
 
 
 class LimitExceededError(WalError):
-    """The log has the maximum number of registers or streams, or a request is too large for a server."""
+    """A maximum is reached: of registers or streams of a log, of a request to a server, of a row's count.
+
+    Nothing was written.
+    """
 
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import os
 import secrets
 import sys
@@ -26,6 +27,7 @@ from walstore.errors import LimitExceededError, RecordTooLargeError, WalClosedEr
 from walstore.log.wal import Wal
 from walstore.records import AnyDurability
 from walstore.remote.remote_wal import connect
+from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_count, as_seconds
@@ -35,6 +37,9 @@ _GROUP_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 1.0
 _LAST: Final = -1000
 """Priority of what multiprocessing calls at the end of a process: below 0 it has waited for its children."""
+_LONGEST_BITS: Final = 4096
+"""Python writes no longer numbers in decimal without being told to."""
+_DEEPEST: Final = 20
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; anything else was passed as ``extra``."""
 
@@ -48,7 +53,8 @@ class LogHandler(logging.Handler):
     once, also if the connection is lost meanwhile.
 
     A record is a JSON object with ``time``, ``level``, ``logger``, ``message``, ``exception`` if there was
-    one and what was passed as ``extra``; with a formatter it is the formatter's text. Records of walstore
+    one and what was passed as ``extra``, with ``extra_`` before a name that is one of these. What JSON does
+    not have is text, NaN included. With a formatter it is the formatter's text. Records of walstore
     itself are left out. After a fork the child connects by itself; a log that the parent has opened in a
     directory stays the parent's, so serve it instead. What is waiting is written when the program ends, and
     when a process of :mod:`multiprocessing` does; whoever calls :func:`os._exit` calls :meth:`flush` before.
@@ -142,14 +148,16 @@ class LogHandler(logging.Handler):
                 self._changed.wait_for(self._is_idle, self.flush_seconds)
 
     def close(self) -> None:
-        """Write what is waiting, up to ``flush_seconds``, and close the log. Twice is allowed."""
+        """Write what is waiting and close the log, up to ``flush_seconds`` for both. Twice is allowed."""
+        now = SystemClock().monotonic
+        deadline = now() + self.flush_seconds
         self.flush()
         if self._process == os.getpid():
             with self._changed:
                 self._is_closing = True
                 self._changed.notify_all()
             if self._thread is not None:
-                self._thread.join(self.flush_seconds)
+                self._thread.join(max(0.0, deadline - now()))
         super().close()
 
     def _is_idle(self) -> bool:
@@ -166,8 +174,16 @@ class LogHandler(logging.Handler):
         }
         if record.exc_info:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
-        fields.update((name, value) for name, value in vars(record).items() if name not in _PLAIN)
-        return json.dumps(fields, default=str).encode(errors="replace")
+        for name, value in vars(record).items():
+            if name not in _PLAIN:
+                while name in fields:
+                    name = f"extra_{name}"
+                fields[name] = value
+        try:
+            text = json.dumps(fields, default=str, allow_nan=False)
+        except Exception:  # noqa: BLE001 - also what an extra's own methods raise
+            text = json.dumps(_plain(fields, ()))
+        return text.encode(errors="replace")
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -258,6 +274,33 @@ class LogHandler(logging.Handler):
             sys.stderr.write(f"walstore.log_handler: {self._target}: {error}\n")
 
 
+def _plain(value: object, around: tuple[int, ...]) -> Any:
+    """Return what JSON has for a value that :mod:`json` refuses: text in place of what is the reason.
+
+    ``around`` are the identities of what it is in, of which it may be one.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value) if value.bit_length() < _LONGEST_BITS else hex(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if id(value) not in around and len(around) < _DEEPEST:
+        inside = (*around, id(value))
+        if isinstance(value, dict):
+            return {_text(name): _plain(item, inside) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [_plain(item, inside) for item in value]
+    return _text(value)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - what raises is not ours, and the record is not to be lost for it
+        return f"<{type(value).__name__}>"
+
+
 _handlers: Final[WeakSet[LogHandler]] = WeakSet()
 
 
@@ -266,6 +309,7 @@ def _close_all() -> None:
     """Close before the threads of logs end, which is before logging closes its handlers."""
     for handler in list(_handlers):
         handler.close()
+        handler.flush_seconds = 0.0  # logging closes it again
 
 
 def _close_at_the_end_of_a_child() -> None:

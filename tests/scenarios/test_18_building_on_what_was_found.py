@@ -305,7 +305,7 @@ def test_S16_two_gigabytes_of_zeroes_behind_the_frames(log_directory: Path, begi
 
 
 def test_S16_copies_of_torn_tails_are_bounded(log_directory: Path) -> None:
-    """The newest eight are kept, in whichever segments they were found."""
+    """The newest four are kept, in whichever segments they were found."""
     for turn in range(25):
         opened = open_blocking(log_directory, fs=FS)
         assert opened.tail.durable_limit == turn + 1
@@ -317,7 +317,7 @@ def test_S16_copies_of_torn_tails_are_bounded(log_directory: Path) -> None:
             file.write(b"torn tail %d" % turn)
     close_opened(open_blocking(log_directory, fs=FS))
     kept = {path.read_bytes() for path in log_directory.glob("*.broken*")}
-    assert kept == {b"torn tail %d" % turn for turn in range(17, 25)}
+    assert kept == {b"torn tail %d" % turn for turn in range(21, 25)}
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])

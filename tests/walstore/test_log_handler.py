@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import math
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from tests import programs
 from tests.cases import case
+from tests.waiting import RUNS_OUT_SECONDS
 from tests.walstore.serve.served import serving_from_a_thread
 from walstore import sync
 from walstore.log_handler import LogHandler
@@ -186,6 +189,84 @@ def test_a_record_that_cannot_be_rendered_raises_nothing(
     logger.info("%d", "no number")
     handler.close()
     assert "no number" in capsys.readouterr().err
+
+
+class Silent:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_whatever_is_passed_as_extra_loses_no_record(
+    tmp_path: Path, logger: logging.Logger
+) -> None:
+    circular: dict[str, Any] = {"a": 1}
+    circular["self"] = circular
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    extras: list[tuple[Any, Any]] = [
+        ({(1, 2): "pair"}, {"(1, 2)": "pair"}),
+        (circular, None),
+        (nested, None),
+        (Silent(), "<Silent>"),
+        (math.nan, "nan"),
+        ([1.5, {"deep": -math.inf}], [1.5, {"deep": "-inf"}]),
+        (1 << 20_000, hex(1 << 20_000)),
+        (b"bytes", "b'bytes'"),
+        ("\ud800", "\ud800"),
+    ]
+    handler = LogHandler(tmp_path / "log", flush_seconds=20)
+    logger.addHandler(handler)
+    for number, (given, _) in enumerate(extras):
+        logger.info("%d", number, extra={"odd": given, "fine": 7})
+    handler.close()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    with sync.open(tmp_path / "log") as log:
+        texts = [record.value for record in log.reader(follow=False)]
+    found = [json.loads(text, parse_constant=refuse) for text in texts]
+    assert [(one["message"], one["fine"]) for one in found] == [
+        (str(number), 7) for number in range(len(extras))
+    ]
+    for one, (_, expected) in zip(found, extras, strict=True):
+        with case(one["message"]):
+            assert expected in (None, one["odd"])
+    nested.clear()
+
+
+def test_extras_replace_nothing(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogHandler(tmp_path / "log", flush_seconds=20)
+    logger.addHandler(handler)
+    own = {"time": "noon", "level": 9, "logger": "x", "exception": "mine", "extra_level": 3}
+    logger.info("hello", extra=own)
+    handler.close()
+    (found,) = values(tmp_path / "log")
+    assert (found["level"], found["logger"], found["exception"]) == ("INFO", "app", "mine")
+    assert datetime.fromisoformat(found["time"])
+    assert (found["extra_time"], found["extra_logger"]) == ("noon", "x")
+    assert sorted([found["extra_level"], found["extra_extra_level"]]) == [3, 9]
+
+
+def test_closing_waits_once_for_what_cannot_be_written(
+    tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float | None] = []
+
+    def join(_: threading.Thread, timeout: float | None = None) -> None:
+        waited.append(timeout)
+
+    handler = LogHandler(f"unix://{tmp_path}/no.sock", flush_seconds=RUNS_OUT_SECONDS)
+    logger.addHandler(handler)
+    logger.info("hello")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", join)
+        handler.close()
+    assert waited == [0.0]  # all of the time went into writing
+    handler.flush_seconds = 20
+    handler.close()
+    assert handler.dropped == 1
 
 
 def test_walstore_itself_is_left_out(tmp_path: Path) -> None:

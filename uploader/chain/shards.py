@@ -37,6 +37,7 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
+from walstore.validation.arguments import as_texts
 
 
 async def list_behind(
@@ -132,7 +133,8 @@ def assemble(
         CorruptionError: if two could stand in the same place with as many behind them. One of them was
             never published; exclude it.
     """
-    fragments = [_fragment(name, item) for name, item in listed if item.key not in exclude]
+    left_out_keys = frozenset(as_texts(exclude, "exclude"))
+    fragments = [_fragment(name, item) for name, item in listed if item.key not in left_out_keys]
     if not fragments:
         raise LogNotFoundError("there are no fragments", location="shard")
     run = _longest_run(fragments)

@@ -6,13 +6,10 @@ only such columns. A field that is missing or null is a null and no misfit.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -20,6 +17,7 @@ import pyarrow as pa
 from walstore.batches.arrow import HEADERS_TYPE
 from walstore.errors import InvalidSettingsError
 from walstore.validation.arguments import as_text
+from walstore.validation.exact import decimal_reader, read_json, to_float, with_digits
 
 RECORD_COLUMNS: Final = pa.schema(
     [
@@ -35,7 +33,6 @@ RECORD_COLUMNS: Final = pa.schema(
 _MOST_COLUMNS: Final = 1000
 _NAME: Final = re.compile(r"[^\s:.\x00-\x1f]{1,200}")
 _DECIMAL: Final = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
-_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TYPES: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -129,9 +126,12 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def check_columns(columns: Iterable[JsonColumn | str]) -> tuple[JsonColumn, ...]:
-    """Return columns, those given as text parsed; InvalidSettingsError for names that are there twice."""
+    """Return columns, those given as text parsed; InvalidSettingsError for names that are there twice.
+
+    TypeError for one text.
+    """
     if isinstance(columns, str):
-        raise InvalidSettingsError("columns must be a list, not one text")
+        raise TypeError(f"columns must be a list, such as [{columns!r:.80}], not one text")
     found = tuple(one if isinstance(one, JsonColumn) else JsonColumn.parse(one) for one in columns)
     names = [column.name.lower() for column in found]  # engines do not tell them apart by case
     twice = [name for name in names if names.count(name) > 1]
@@ -178,16 +178,10 @@ def read_columns(values: Sequence[bytes], columns: Sequence[JsonColumn]) -> Type
 def _document(value: bytes, *, is_exact: bool) -> dict[str, Any] | None:
     """Return a JSON object; None for anything else. Of a member that is there twice, the last one counts."""
     try:
-        found = json.loads(
-            value.decode(), parse_constant=_refuse, parse_float=Decimal if is_exact else None
-        )
+        found = read_json(value.decode(), is_exact=is_exact)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
 
 
 def _at(document: Any, path: Sequence[str]) -> Any:
@@ -208,18 +202,7 @@ def _reader(kind: str) -> Callable[[Any], Any]:
     if kind in _READERS:
         return _READERS[kind]
     decimal = arrow_type(kind)
-    exact = Context(prec=decimal.precision, traps=[Inexact, InvalidOperation])
-    quantum = Decimal(1).scaleb(-decimal.scale)
-
-    def read(value: object) -> Decimal:
-        if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
-            raise TypeError
-        if isinstance(value, str) and not _NUMBER.fullmatch(value):
-            raise ValueError
-        found: Decimal = exact.quantize(Decimal(value), quantum)
-        return found
-
-    return read
+    return decimal_reader(decimal.precision, decimal.scale)
 
 
 def _boolean(value: Any) -> bool:
@@ -240,12 +223,9 @@ def _integer(bits: int) -> Callable[[Any], int]:
 
 
 def _double(value: Any) -> float:
-    if isinstance(value, (bool, str)):
+    if isinstance(value, str):
         raise TypeError
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError
-    return found
+    return to_float(value)
 
 
 def _string(value: Any) -> str:
@@ -265,7 +245,7 @@ def _timestamp(value: Any) -> datetime:
     """Read a time as RFC 3339 or ISO 8601 have it; one without a zone is in UTC."""
     if not isinstance(value, str) or len(value) <= len("2025-01-31"):
         raise TypeError
-    found = datetime.fromisoformat(value)
+    found = datetime.fromisoformat(with_digits(value, 6))
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 

@@ -60,12 +60,18 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
 
 
 async def open_partitions(
-    store: ObjectStore, partitions: int | None, *, retry: RetryPolicy, worker: Worker
+    store: ObjectStore,
+    partitions: int | None,
+    *,
+    retry: RetryPolicy,
+    worker: Worker,
+    creates: bool = True,
 ) -> int:
     """Return how many logs there are under a prefix; create a partitioned log of ``partitions`` if there is
     none.
 
-    None creates one of a single log. The logs themselves are created when something is written to them.
+    None means a single log. Without ``creates`` the same is checked, and nothing is fixed yet. The logs
+    themselves are created when something is written to them.
     Raises InvalidSettingsError if there is another number of logs, or a log that is not partitioned;
     UnsupportedStoreError if the store ignores the conditions of puts.
     """
@@ -78,7 +84,9 @@ async def open_partitions(
                 f"a log that is not partitioned is at {store.url}; write to another place"
             )
         await require_conditional_puts(store, is_new=True, retry=retry)
-        found = await create_partitions(store, 1 if partitions is None else partitions, retry=retry)
+        found = 1 if partitions is None else partitions
+        if creates:
+            found = await create_partitions(store, found, retry=retry)
     if partitions not in {None, found}:
         raise InvalidSettingsError(
             f"the log at {store.url} has {found} partitions, not {partitions}; their number cannot be changed"

@@ -38,7 +38,7 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
-from walstore.validation.arguments import as_count
+from walstore.validation.arguments import as_count, as_texts
 
 _LOOKS: Final = 3
 """How often to read a log that changes during the read."""
@@ -78,6 +78,7 @@ async def plan_rebuild(
         clock: Says which pins are over.
     """
     as_count(parallel, "parallel", high=64)
+    exclude = frozenset(as_texts(exclude, "exclude"))
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
     async with LogSession.once(url, store=store, clock=clock) as session:

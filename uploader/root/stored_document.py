@@ -16,7 +16,7 @@ from uploader.format.document import MOST_BYTES
 from uploader.format.entries import Fragment
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject, get_bounded
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Lane
 
 MOST_FRAGMENT_BYTES: Final = 5 << 30
@@ -71,9 +71,13 @@ async def read_stored(
     most_bytes: int = MOST_BYTES,
     worker: Lane | None = None,
 ) -> StoredDocument[_T]:
-    """Return what ``parse`` makes of a document; see :func:`read_object` and :func:`parse_aside`."""
+    """Return what ``parse`` makes of a document; see :func:`read_object` and :func:`parse_aside`.
+
+    CorruptionError also if ``parse`` raises ValueError: what the document says has no meaning.
+    """
     stored = await read_object(store, key, most_bytes=most_bytes)
-    return StoredDocument(await parse_aside(parse, stored.data, worker=worker), stored.etag)
+    checked = partial(_checked, parse, key)
+    return StoredDocument(await parse_aside(checked, stored.data, worker=worker), stored.etag)
 
 
 async def find_stored(
@@ -110,9 +114,20 @@ async def find_stored_or_damaged(
     except ObjectNotFoundError:
         return None
     try:
-        return StoredDocument(await parse_aside(parse, stored.data), stored.etag)
+        return StoredDocument(
+            await parse_aside(partial(_checked, parse, key), stored.data), stored.etag
+        )
     except CorruptionError as error:
         return StoredDocument(None, stored.etag, error)
+
+
+def _checked(parse: Callable[[bytes], _T], key: str, data: bytes) -> _T:
+    try:
+        return parse(data)
+    except WalError:
+        raise
+    except ValueError as error:
+        raise CorruptionError(f"a value is out of range ({error})", path=key) from error
 
 
 async def parse_aside(

@@ -13,7 +13,14 @@ from urllib.parse import quote
 
 from uploader.runtime.shared_worker import Purpose, SharedWorker
 from uploader.stores.local_directory import Directory
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    StoredObject,
+    check_key,
+    check_keys,
+    check_range,
+)
 from uploader.stores.probe import Proof
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
@@ -92,7 +99,7 @@ class LocalStore:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; durable when it returns. Empty directories stay."""
-        checked = [check_key(key) for key in keys]
+        checked = check_keys(keys)
         async with self._swapping:
             await self._begin("lock", lambda: self._directory.remove(checked))
 

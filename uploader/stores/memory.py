@@ -12,6 +12,7 @@ from uploader.stores.port import (
     PreconditionFailedError,
     StoredObject,
     check_key,
+    check_keys,
     check_length,
     check_range,
 )
@@ -99,7 +100,7 @@ class MemoryStore:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, all at once."""
-        checked = [check_key(key) for key in keys]
+        checked = check_keys(keys)
         await self._yield()
         for key in checked:
             self._bucket.objects.pop(key, None)

@@ -32,6 +32,7 @@ from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Histogram, Labels, Metric, MetricKind, figure
+from walstore.validation.arguments import as_texts
 from walstore.validation.fields import check_fields, described, number
 
 LATENCY_BOUNDS_SECONDS = (
@@ -241,7 +242,7 @@ class MeteredStore(StoreWrapper):
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Pass a delete through; a request for each key."""
-        doomed = list(keys)
+        doomed = as_texts(keys, "keys")
         meter = self._meter("delete")
         meter.requests += len(doomed)
         await self._timed(meter, self.inner.delete(doomed))

@@ -14,6 +14,7 @@ from inspect import signature
 from typing import Final, Protocol, cast
 
 from walstore.errors import CollectionRefusedError, CorruptionError, InvalidSettingsError, WalError
+from walstore.validation.arguments import as_texts
 
 
 class ObjectNotFoundError(WalError):
@@ -206,6 +207,11 @@ def check_key(key: str) -> str:
             f" with a dot, or control characters: {key[:80]!r}"
         )
     return key
+
+
+def check_keys(keys: Iterable[str]) -> list[str]:
+    """Return the keys as a list; TypeError for one text, InvalidSettingsError as :func:`check_key`."""
+    return [check_key(key) for key in as_texts(keys, "keys")]
 
 
 def check_range(start: int, limit: int) -> None:

@@ -32,6 +32,7 @@ from uploader.stores.port import (
     PreconditionFailedError,
     StoredObject,
     check_key,
+    check_keys,
     check_range,
 )
 from uploader.stores.probe import Proof, proof_of
@@ -171,7 +172,7 @@ class S3Store:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects, a request each: servers differ in what they require of bulk deletes."""
-        full = [(key, self._full(key)) for key in keys]
+        full = [(key, self._full(key)) for key in check_keys(keys)]
         for start in range(0, len(full), _DELETES_AT_ONCE):
             async with task_group() as group:
                 for key, full_key in full[start : start + _DELETES_AT_ONCE]:

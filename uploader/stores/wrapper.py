@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
+from walstore.validation.arguments import as_texts
 
 Kind = Literal["get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete"]
 KINDS: tuple[Kind, ...] = (
@@ -116,7 +117,7 @@ class StoreWrapper:
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects."""
-        doomed = list(keys)
+        doomed = as_texts(keys, "keys")
         first = doomed[0] if doomed else ""
         await self._call(Request("delete", first, 0, 0, lambda: self.inner.delete(doomed)))
 

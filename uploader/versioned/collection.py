@@ -61,6 +61,8 @@ logger = logging.getLogger("walstore")
 
 _FIRST_WRITER: Final = "main"
 _AT_ONCE: Final = 1000
+_MOST_SHOWN: Final = 5
+"""Columns in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class Collection:
         """
         wanted = None
         if schema is not None:
-            wanted = CollectionSchema.new(schema, kind=kind, key=tuple(key))
+            wanted = CollectionSchema.new(schema, kind=kind, key=key)
         elif create:
             raise InvalidSettingsError("to create a collection, give its schema")
 
@@ -403,8 +405,20 @@ async def _found(
     if not found.columns.equals(wanted.columns):
         raise InvalidSettingsError(
             "the collection has other columns; open it without a schema, and change them with evolve(): "
-            f"it has {found.columns.names}, given were {wanted.columns.names}"
+            f"it has {_shown(found.columns, wanted.columns)}, given were "
+            f"{_shown(wanted.columns, found.columns)}"
         )
+
+
+def _shown(columns: pa.Schema, others: pa.Schema) -> str:
+    """Return the columns that others do not have, or not in that place."""
+    fields = [
+        f"{field.name} {field.type}{'' if field.nullable else ' not null'}"
+        for place, field in enumerate(columns)
+        if place >= len(others) or not field.equals(others.field(place))
+    ]
+    more = len(fields) - _MOST_SHOWN
+    return ", ".join(fields[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "") or "no more"
 
 
 async def _was_deleted(session: CollectionSession) -> bool:

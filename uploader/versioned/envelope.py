@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -19,8 +19,10 @@ import pyarrow.types as kinds
 
 from uploader.versioned.schema import DELETED, DIFF, TIME, CollectionSchema
 from uploader.versioned.updates import check_storable
+from uploader.versioned.values import has_decimals, numbers, times
 from walstore.errors import InvalidSettingsError
 from walstore.records import Record
+from walstore.validation.exact import read_json
 
 Envelope: TypeAlias = Literal["append", "upsert", "debezium"]
 ENVELOPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -48,9 +50,10 @@ def to_updates(records: Iterable[Record], envelope: Envelope, schema: Collection
     """
     offsets: list[int] = []
     changes: list[Change] = []
+    read = partial(_object, is_exact=has_decimals(schema.columns))
     for record in records:
         try:
-            found = list(_changes(record, envelope, schema))
+            found = list(_changes(record, envelope, schema, read))
             for change in found:
                 _check_columns(change, schema)
         except ValueError as error:
@@ -74,16 +77,18 @@ def _refused(offset: int, error: Exception) -> InvalidSettingsError:
     return InvalidSettingsError(f"the record at offset {offset} cannot become an update: {error}")
 
 
-def _changes(record: Record, envelope: Envelope, schema: CollectionSchema) -> Iterator[Change]:
+def _changes(
+    record: Record, envelope: Envelope, schema: CollectionSchema, read: Callable[[bytes, str], _Row]
+) -> Iterator[Change]:
     if envelope == "append":
-        yield Change(_object(record.value, "value"), 1)
+        yield Change(read(record.value, "value"), 1)
     elif envelope == "upsert":
         if record.value:
-            yield Change(_object(record.value, "value"), 1)
+            yield Change(read(record.value, "value"), 1)
         else:
-            yield Change(_object(record.key or b"", "key"), 0)
+            yield Change(read(record.key or b"", "key"), 0)
     elif record.value:  # Debezium puts a record without a value after each removal
-        yield from _debezium(_object(record.value, "value"), schema)
+        yield from _debezium(read(record.value, "value"), schema)
 
 
 def _debezium(event: _Row, schema: CollectionSchema) -> Iterator[Change]:
@@ -113,9 +118,9 @@ def _debezium(event: _Row, schema: CollectionSchema) -> Iterator[Change]:
         yield Change(after, 1)
 
 
-def _object(data: bytes, what: str) -> _Row:
+def _object(data: bytes, what: str, *, is_exact: bool) -> _Row:
     try:
-        found = json.loads(data)
+        found = read_json(data, is_exact=is_exact)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its {what} is not JSON ({error})") from None
     if not isinstance(found, dict):
@@ -158,24 +163,14 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array([None if value is None else _decoded(value) for value in values], kind)
     if kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_large_string(kind):
         return pa.array(values, kind)
-    if any(isinstance(value, bool) for value in values):
-        raise ValueError("true and false are no numbers")
+    if not kinds.is_temporal(kind):
+        return numbers(values, kind)
     is_text = [isinstance(value, str) for value in values if value is not None]
     if any(is_text) and not all(is_text):  # what a value becomes does not depend on those beside it
         return pa.concat_arrays([_column([value], kind) for value in values])
-    if kinds.is_floating(kind):
-        found = pa.array(values, kind)
-        if pc.sum(pc.is_inf(found)) != pc.sum(pc.is_inf(pa.array(values, pa.float64()))):
-            raise ValueError("a number is too large")
-        return found
-    if kinds.is_decimal(kind) or any(is_text):
-        if kinds.is_integer(kind):
-            raise ValueError("text is no number")
-        texts = [None if value is None else str(value) for value in values]
-        return pc.cast(pa.array(texts, pa.string()), kind)
-    if any(isinstance(value, float) for value in values):
-        raise ValueError("a fraction is no whole number")
-    return pa.array(values, kind)
+    if any(is_text):
+        return pc.cast(pa.array(values), kind) if kinds.is_duration(kind) else times(values, kind)
+    return numbers(values, kind)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

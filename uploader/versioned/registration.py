@@ -16,7 +16,7 @@ from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import transitions
 from uploader.versioned.collection_session import CollectionSession
-from uploader.versioned.head import Head
+from uploader.versioned.head import Head, ReaderHold
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.pending import StaleSchemaError
 from walstore.errors import (
@@ -54,8 +54,9 @@ class Registration:
         self._handle = handle
         self.lease_seconds = lease_seconds
         """Length of its lease; None for a critical reader."""
+        self._is_critical = lease_seconds is None and handle != transitions.SHARED
         # The lease may have ended before the answer came.
-        self.hold = transitions.find_hold(session.head.seen.head, name, handle)
+        self.hold = self._find_hold(session.head.seen.head)
         """What the head says of it, as far as is known."""
         self.frontier = self.hold.frontier
         """The earliest time that it holds. May be ahead of what the head says."""
@@ -117,6 +118,7 @@ class Registration:
                 handle=self._handle,
                 new_handle=handle,
                 expires_us=session.after_us(lease_seconds),
+                is_critical=self._is_critical,
             )
         )
         return Registration(session, name, handle, lease_seconds=lease_seconds)
@@ -201,11 +203,14 @@ class Registration:
     def note(self, head: Head) -> None:
         """Take over what a head says; LeaseExpiredError if this is not registered there any more."""
         try:
-            self.hold = transitions.find_hold(head, self.name, self._handle)
+            self.hold = self._find_hold(head)
         except LeaseExpiredError as error:
             self._lost = error
             raise
         self.frontier = max(self.frontier, self.hold.frontier)
+
+    def _find_hold(self, head: Head) -> ReaderHold:
+        return transitions.find_hold(head, self.name, self._handle, is_critical=self._is_critical)
 
     async def renew(self) -> None:
         """Write down what this reader needs from now on, and extend its lease."""

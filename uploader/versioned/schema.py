@@ -17,6 +17,7 @@ import pyarrow.types as kinds
 from uploader.format.document import Fields, serialise
 from uploader.format.layout import MAX_U64
 from walstore.errors import InvalidSettingsError
+from walstore.validation.arguments import as_texts
 
 TIME: Final = "_t"
 DIFF: Final = "_d"
@@ -78,7 +79,7 @@ class CollectionSchema:
         """Return the first schema of a collection; InvalidSettingsError naming the column and the reason."""
         if not isinstance(columns, pa.Schema):
             raise TypeError(f"schema must be a pyarrow.Schema, not {type(columns).__name__}")
-        return cls(0, kind, columns.remove_metadata(), tuple(key)).checked()
+        return cls(0, kind, columns.remove_metadata(), as_texts(key, "key")).checked()
 
     def checked(self) -> CollectionSchema:
         """Return the schema; InvalidSettingsError if no collection can have it."""

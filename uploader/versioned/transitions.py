@@ -113,13 +113,20 @@ def shared_name(head: Head) -> str:
 
 
 def clone(
-    head: Head, source: str, name: str, *, handle: str, new_handle: str, expires_us: int
+    head: Head,
+    source: str,
+    name: str,
+    *,
+    handle: str,
+    new_handle: str,
+    expires_us: int,
+    is_critical: bool = False,
 ) -> Head:
     """Register a second reader with the version and frontier of ``source``, which must still be registered.
 
     LeaseExpiredError if the source is not, InvalidSettingsError if there is a reader of that name.
     """
-    hold = find_hold(head, source, handle)
+    hold = find_hold(head, source, handle, is_critical=is_critical)
     if name in head.readers:
         raise InvalidSettingsError(f"the collection has a reader {name} already")
     if len(head.readers) >= MOST_READERS:
@@ -131,12 +138,18 @@ def clone(
     return replace(head, readers={**head.readers, name: copy})
 
 
-def find_hold(head: Head, name: str, handle: str) -> ReaderHold:
-    """Return what a handle holds; LeaseExpiredError if it is no longer registered."""
+def find_hold(head: Head, name: str, handle: str, *, is_critical: bool = False) -> ReaderHold:
+    """Return what a handle holds; LeaseExpiredError if it is no longer registered.
+
+    ``is_critical``: the handle's reader has no lease that could have expired.
+    """
     hold = head.readers.get(name)
     if hold is None:
         raise LeaseExpiredError(
-            f"the reader {name} is not registered any more; its lease expired", reader=name
+            f"the critical reader {name} was removed, and holds nothing any more"
+            if is_critical
+            else f"the reader {name} is not registered any more: its lease expired, or it was removed",
+            reader=name,
         )
     if hold.handle != handle:
         raise LeaseExpiredError(f"another handle took over the reader {name}", reader=name)
@@ -153,7 +166,7 @@ def renew(
     expires_us: int | None,
 ) -> Head:
     """Move what a handle holds forward, and its lease; nothing moves back. LeaseExpiredError."""
-    hold = find_hold(head, name, handle)
+    hold = find_hold(head, name, handle, is_critical=expires_us is None)
     is_leased = hold.expires_us is not None
     moved = replace(
         hold,
@@ -170,7 +183,7 @@ def compare_and_downgrade(
     head: Head, name: str, *, handle: str, expected: str, token: str, frontier: int
 ) -> Head:
     """Replace a critical reader's token and move its frontier; ExpectationError if it has another token."""
-    hold = find_hold(head, name, handle)
+    hold = find_hold(head, name, handle, is_critical=True)
     if hold.token != expected:
         raise ExpectationError(
             f"the critical reader {name} was changed by another program",

@@ -30,7 +30,8 @@ from uploader.versioned.schema import (
     is_wider,
     parquet_type,
 )
-from walstore.errors import CorruptionError, InvalidSettingsError
+from uploader.versioned.values import cast
+from walstore.errors import CorruptionError, InvalidSettingsError, LimitExceededError
 
 _MODULUS: Final = 1 << 64
 _INDEX: Final = "_i"
@@ -79,7 +80,10 @@ def conform(
     _check_nulls(columns, schema, removed)
     hashed = _hash_rows(columns, table.num_rows, removed)
     rows = pa.Table.from_arrays([*columns.values(), times, effect, hashed], schema=schema.stored)
-    return _consolidated(rows, schema)
+    try:
+        return _consolidated(rows, schema)
+    except LimitExceededError as error:
+        raise InvalidSettingsError(f"{error}; nothing was written") from None
 
 
 def _check_columns(table: pa.Table, schema: CollectionSchema) -> None:
@@ -103,14 +107,9 @@ def _column(table: pa.Table, field: pa.Field) -> pa.Array:
     """Return a column in the collection's type, floats in their one form for each value."""
     if field.name not in table.column_names:
         return pa.nulls(table.num_rows, field.type)
-    found = _cast(table.column(field.name).combine_chunks(), field.type, field.name)
+    found = cast(_whole(table.column(field.name)), field.type, field.name)
     if not kinds.is_floating(field.type):
         return check_storable(found, field)
-    given = table.column(field.name)
-    if kinds.is_floating(given.type) and pc.sum(pc.is_inf(given)) != pc.sum(pc.is_inf(found)):
-        raise InvalidSettingsError(
-            f"the column {field.name!r} has values too large for {field.type}"
-        )
     found = pc.add(found, pa.scalar(0.0, field.type))  # no negative zero
     return pc.if_else(pc.is_nan(found), pa.scalar(math.nan, field.type), found)
 
@@ -141,36 +140,18 @@ def check_storable(column: pa.Array, field: pa.Field) -> pa.Array:
 def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) -> pa.Array:
     if name not in table.column_names:
         return pa.repeat(pa.scalar(default, kind), table.num_rows)
-    found = _cast(table.column(name).combine_chunks(), kind, name)
+    found = cast(_whole(table.column(name)), kind, name)
     if found.null_count:
         raise InvalidSettingsError(f"the column {name!r} must not be null")
     return found
 
 
-def _cast(found: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.Array:
-    if isinstance(found, pa.ChunkedArray):  # an empty one
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, also an empty one."""
+    found = column.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-    if kinds.is_dictionary(found.type):
-        found = found.dictionary_decode()
-    if found.type.equals(kind):
-        return found
-    if not kinds.is_null(found.type) and _family(found.type) != _family(kind):
-        raise InvalidSettingsError(f"the column {name!r} must be {kind}, not {found.type}")
-    try:
-        return pc.cast(found, kind, safe=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InvalidSettingsError(f"the column {name!r} does not fit {kind}: {error}") from None
-
-
-def _family(kind: pa.DataType) -> str:
-    """Return a word that types have in common between which values are converted."""
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
-        return "number"
-    if kinds.is_string(kind) or kinds.is_large_string(kind):
-        return "text"
-    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
-        return "bytes"
-    return str(kind).partition("[")[0].rstrip("0123456789")
+    return found
 
 
 def _check_nulls(
@@ -212,16 +193,14 @@ def consolidate(
     all times up to ``since``; if ``is_oldest``, removals up to ``since`` vanish: there is nothing before
     that they remove.
 
-    CorruptionError if the digest of a ``diff`` collection would change, or a count is too large.
+    CorruptionError if the digest of a ``diff`` collection would change, LimitExceededError if a count is
+    more than 64 bits hold.
     """
     table = pa.concat_tables([schema.stored.empty_table(), *tables])
     before = digest(table)
     advanced = pc.max_element_wise(table.column(TIME), pa.scalar(since, _U64))
     table = _replaced(table, TIME, advanced)
-    try:
-        table = _consolidated(table, schema)
-    except InvalidSettingsError as error:  # no caller's fault: these are stored
-        raise CorruptionError(str(error), path="a merged batch") from error
+    table = _consolidated(table, schema)
     if schema.kind == "diff":
         if digest(table) != before:
             raise CorruptionError(
@@ -395,7 +374,7 @@ def _is_settled(table: pa.Table, schema: CollectionSchema) -> bool:
 def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return the sum of each row's counts at each time, sorted, without those that are 0.
 
-    InvalidSettingsError if one is more than 64 bits hold; sums on the way there may be.
+    LimitExceededError if one is more than 64 bits hold; sums on the way there may be.
     """
     by = [HASH, *schema.order, TIME]
     counts = pc.cast(table.column(DIFF), pa.float64(), safe=False)
@@ -414,7 +393,7 @@ def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
 
 
 def _check_sums(table: pa.Table, is_last: pa.ChunkedArray) -> None:
-    """InvalidSettingsError if a row's counts add up to more than 64 bits hold."""
+    """LimitExceededError if a row's counts add up to more than 64 bits hold."""
     halves = [
         _sums_of_runs(half, is_last)
         for half in (
@@ -425,7 +404,11 @@ def _check_sums(table: pa.Table, is_last: pa.ChunkedArray) -> None:
     high = pc.add(halves[0], pc.shift_right(halves[1], 32))
     least, most = (bound.as_py() for bound in pc.min_max(high).values())
     if least < -(1 << 31) or most >= 1 << 31:
-        raise InvalidSettingsError(f"the counts in {DIFF} add up to more than 64 bits hold")
+        raise LimitExceededError(
+            f"the counts in {DIFF} of a row add up to more than 64 bits hold; what is stored is whole, and "
+            "can be read again once updates with the opposite count are appended",
+            limit=(1 << 63) - 1,
+        )
 
 
 def _sums_of_runs(numbers: pa.ChunkedArray, is_last: pa.ChunkedArray) -> pa.Array:

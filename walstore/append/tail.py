@@ -36,6 +36,7 @@ from walstore.batches.framer import Framer, Spot
 from walstore.errors import WalError
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
+from walstore.files.torn_copies import TornCopies
 from walstore.files.unlinked_file import UnlinkedFile
 from walstore.format import segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -69,11 +70,12 @@ class Tail:
         tier_url: str | None,
         own_epoch: int = 0,
         given_up: Sequence[int] = (),
+        copies: TornCopies | None = None,
         is_as_checkpointed: bool = False,
     ) -> None:
         """Continue a recovered log.
 
-        ``given_up`` are the first offsets of segments below the head, to be removed.
+        ``given_up`` are the first offsets of segments below the head, to be removed with their ``copies``.
         ``is_as_checkpointed`` says that checkpoint and cell describe the log except for the new epoch;
         then the first call that needs the epoch makes it durable.
         """
@@ -82,7 +84,7 @@ class Tail:
         self._clock = clock
         self._directory = directory
         self._log_id = log_id
-        self._upkeep = Upkeep(fs, directory, settings, cell, given_up)
+        self._upkeep = Upkeep(fs, directory, settings, cell, given_up, copies)
         self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
         self.tee: SegmentTee | None = None

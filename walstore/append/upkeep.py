@@ -16,6 +16,7 @@ from typing import Final
 from walstore.files.directory import write_hint
 from walstore.files.open_files import ActiveCell
 from walstore.files.spare_segment import SpareSegment
+from walstore.files.torn_copies import TornCopies
 from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -43,8 +44,10 @@ class Upkeep:
         settings: Settings,
         cell: ActiveCell,
         given_up: Sequence[int] = (),
+        copies: TornCopies | None = None,
     ) -> None:
-        """``given_up`` are the first offsets of segments below the head, to be removed."""
+        """``given_up`` are the first offsets of segments below the head, to be removed with their
+        ``copies``."""
         self._fs = fs
         self._directory = directory
         self._checkpoint_bytes = settings.checkpoint_bytes
@@ -59,6 +62,7 @@ class Upkeep:
         self._noted_state: tuple[int, ...] = ()
         self._is_noted_closed = False
         self._given_up = list(given_up)
+        self._copies = copies
         self.is_removing = False
         """Whether :meth:`remove` has more to delete."""
         self.filled_us = _BUSY_US
@@ -188,6 +192,8 @@ class Upkeep:
         starts, self._given_up = self._given_up[:OPEN_AT_ONCE], self._given_up[OPEN_AT_ONCE:]
         for start in starts:
             path = self._directory / segment.file_name(start)
+            if self._copies is not None:
+                self._copies.remove_of(start)
             try:
                 if recycles and self._spare.keep(path):
                     continue

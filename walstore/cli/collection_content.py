@@ -244,8 +244,11 @@ async def _write(
         upper = lower + 1 if interval[1] is None else interval[1]
         given = await _from_stdin(collection.schema.updates, lower) if table is None else table
         append = writer.publish if is_definite else writer.append
+        # Without rows, and without an interval of which that says something, there is nothing to append.
+        is_nothing = not given.num_rows and interval[1] is None
         try:
-            await append(given, lower=lower, upper=upper)
+            if not is_nothing:
+                await append(given, lower=lower, upper=upper)
         except OutcomeUnknownError as error:
             error.add_note(f"(repeat it with --lower {lower} --upper {upper})")
             raise
@@ -253,7 +256,7 @@ async def _write(
             "location": collection.url,
             "writer": name,
             "lower": lower,
-            "upper": upper,
+            "upper": lower if is_nothing else upper,
             "rows": given.num_rows,
         }
 

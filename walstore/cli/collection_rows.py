@@ -171,11 +171,14 @@ def parse_json_lines(data: bytes, updates: pa.Schema, *, lower: int) -> pa.Table
     """
     import pyarrow as pa
 
+    from uploader.versioned.values import has_decimals
+
+    is_exact = has_decimals(updates)
     numbers, rows = [], []
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             numbers.append(number)
-            rows.append(_object(line, number, updates))
+            rows.append(_object(line, number, updates, is_exact=is_exact))
     defaults: dict[str, Any] = {"_t": lower, "_d": 1, "_deleted": False}
     present = set().union(*rows)
     fields = [field for field in updates if field.name in present]
@@ -192,9 +195,9 @@ def parse_json_lines(data: bytes, updates: pa.Schema, *, lower: int) -> pa.Table
     return pa.Table.from_arrays(columns, schema=loose)
 
 
-def _object(line: bytes, number: int, updates: pa.Schema) -> dict[str, Any]:
+def _object(line: bytes, number: int, updates: pa.Schema, *, is_exact: bool) -> dict[str, Any]:
     try:
-        found = parse_json(line)
+        found = parse_json(line, is_exact=is_exact)
     except (ValueError, RecursionError) as error:
         raise InputError(f"line {number} of stdin is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -233,26 +236,19 @@ def _parsed(values: list[Any], kind: pa.DataType) -> pa.Array:
     import pyarrow as pa
     from pyarrow import types
 
+    from uploader.versioned.values import numbers, times
+
     if types.is_boolean(kind):
         return pa.array(_only(values, bool), kind)
-    if types.is_integer(kind):
-        return pa.array(_only(values, int), kind)
-    if types.is_floating(kind):
-        return pa.array([_number(value) for value in values], pa.float64()).cast(kind)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return numbers(values, kind)
     if _is_bytes(kind):
         return pa.array([_bytes(value) for value in values], kind)
     if types.is_string(kind) or types.is_large_string(kind):
         return pa.array(_only(values, str), kind)
     if types.is_duration(kind):
         return pa.array(_only(values, int), pa.int64()).cast(kind)
-    if types.is_decimal(kind):
-        numbers = [str(one) if type(one) in (int, float) else one for one in values]
-        return pa.array(_only(numbers, str), pa.string()).cast(kind)
-    if types.is_time(kind):
-        days = [None if one is None else f"1970-01-01 {one}" for one in _only(values, str)]
-        units = pa.array(days, pa.string()).cast(pa.timestamp(kind.unit)).cast(pa.int64())
-        return (units.cast(pa.int32()) if types.is_time32(kind) else units).cast(kind)
-    return pa.array(_only(values, str), pa.string()).cast(kind)
+    return times(_only(values, str), kind)
 
 
 def _only(values: list[Any], kind: type) -> list[Any]:
@@ -261,14 +257,6 @@ def _only(values: list[Any], kind: type) -> list[Any]:
         if value is not None and type(value) is not kind:
             raise TypeError
     return values
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf"):
-        return float(value)
-    if value is not None and type(value) not in (int, float):
-        raise TypeError
-    return None if value is None else float(value)
 
 
 def _bytes(value: Any) -> bytes | None:

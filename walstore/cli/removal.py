@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import aiofiles
 import typer
 
 from walstore import Wal
-from walstore.cli.errors import UsageError
+from walstore.cli.errors import OutputError, UsageError
 from walstore.cli.location import open_location, parse_place, to_directory, to_url
 from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
 from walstore.cli.output import (
@@ -229,38 +230,71 @@ async def _collect(
 ) -> tuple[str, Plan, Collected | None]:
     from uploader import GarbageCollector
 
-    async with GarbageCollector.open(url, settings=settings) as collector:
+    async with (
+        GarbageCollector.open(url, settings=settings) as collector,
+        _noting(audit if is_applied else None) as note,
+    ):
         plan = await collector.plan()
         if not is_applied:
             return collector.url, plan, None
         with progress_bar("collecting") as show:
-            async with _noting(audit) as note:
-                done = await collector.collect(
-                    progress=lambda at: show(at.done, at.total, at.phase), audit=note
-                )
+            done = await collector.collect(
+                progress=lambda at: show(at.done, at.total, at.phase), audit=note
+            )
         return collector.url, plan, done
 
 
 @asynccontextmanager
 async def _noting(path: str | None) -> AsyncIterator[AuditCallback | None]:
-    """Add each line to a file at once, so that every removal is recorded even if the next step fails."""
+    """Add each line to a file at once, so that every removal is recorded even if the next step fails.
+
+    UsageError before anything is removed if the file cannot be opened. OutputError if it cannot be written
+    later, which ends the collection.
+    """
     if path is None:
         yield None
         return
     lines: asyncio.Queue[str | None] = asyncio.Queue()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(_write_lines(Path(path), lines))
+    try:
+        file = await asyncio.to_thread(Path(path).open, "ab", buffering=0)
+    except OSError as error:
+        raise UsageError(
+            f"--audit {path} cannot be written: {error.strerror or error}; nothing was removed"
+        ) from None
+    unwritten: list[str] = []
+    with contextlib.closing(file):
         try:
-            yield lines.put_nowait
-        finally:
-            lines.put_nowait(None)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_write_lines(file, lines, unwritten))
+                try:
+                    yield lines.put_nowait
+                finally:
+                    lines.put_nowait(None)
+        except* OutputError as errors:
+            while not lines.empty():
+                unwritten += filter(None, [lines.get_nowait()])
+            raise OutputError(
+                f"the audit file {path} cannot be written: {errors.exceptions[0]}; the collection was "
+                "stopped, and the same command continues it. Removed, and not in the file: "
+                + ", ".join(unwritten)
+            ) from None
 
 
-async def _write_lines(path: Path, lines: asyncio.Queue[str | None]) -> None:
-    async with aiofiles.open(path, "a", encoding="utf-8") as file:
-        while (line := await lines.get()) is not None:
-            await file.write(f"{line}\n")
-            await file.flush()
+async def _write_lines(
+    file: FileIO, lines: asyncio.Queue[str | None], unwritten: list[str]
+) -> None:
+    """Write lines until there is None; OutputError if one cannot be written, which is then in the list."""
+
+    def write(data: bytes) -> None:
+        while data:
+            data = data[file.write(data) :]
+
+    while (line := await lines.get()) is not None:
+        try:
+            await asyncio.to_thread(write, f"{line}\n".encode())
+        except OSError as error:
+            unwritten.append(line)
+            raise OutputError(error.strerror or str(error)) from None
 
 
 def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from walstore.errors import RecordTooLargeError
 from walstore.records import to_timestamp_us
 from walstore.runtime.clock import SystemClock
 from walstore.validation.arguments import as_text
+from walstore.validation.exact import read_json
 
 Row = tuple[bytes, Mapping[str, Any]]
 """A value, and what its line says of key, stream, headers and timestamp, as an append takes them."""
@@ -109,9 +109,9 @@ def _row(found: Any) -> Row:
     return _bytes("value", found["value"]), options
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes, *, is_exact: bool = False) -> Any:
     """Return the JSON value of a line; ValueError also if an object in it says something twice."""
-    return json.loads(text, object_pairs_hook=_object)
+    return read_json(text, is_exact=is_exact, pairs=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

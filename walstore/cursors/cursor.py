@@ -92,6 +92,8 @@ class Cursor:
         self._seen = state
         # Whether a change by this handle ended with an unknown outcome.
         self._is_unsure = is_unsure
+        self.is_deleted = False
+        """Not for callers: whether the cursor is known to be gone."""
         # The move that the next round takes, and the target of the one in progress.
         self._waiting: _Move | None = None
         self._underway: int | None = None
@@ -191,6 +193,7 @@ class Cursor:
         """
         self._context.check_home()
         await self._perform(self._remove)
+        self.is_deleted = True
 
     def __repr__(self) -> str:
         return f"<Cursor {self.name!r} at {self.position}>"

@@ -104,6 +104,7 @@ class CursorStore:
         )
         self._context = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
+        self._watched: dict[str, Cursor] = {}
 
     async def open(
         self,
@@ -166,10 +167,27 @@ class CursorStore:
             is_unsure=is_unsure,
         )
 
+    def watch(self, cursor: Cursor) -> None:
+        """Count the cursor of another process for :meth:`lags`, as its last call here left it.
+
+        It counts after that process has ended, too, until its lease ends or it is deleted: what nobody moves
+        any more is what an alert is for.
+        """
+        self._watched.pop(cursor.name, None)
+        if not cursor.is_deleted:
+            self._watched[cursor.name] = cursor
+
     def lags(self, limit: int) -> dict[str, int]:
-        """Return by name how far the cursors with a live handle are behind ``limit``. For any thread."""
+        """Return by name how far the cursors in use here are behind ``limit``. For any thread.
+
+        In use is one with a live handle, and one that :meth:`watch` was told of.
+        """
         lags: dict[str, int] = {}
-        for handle in self._handles.alive():
+        now_us, watched = self._clock.now_us(), self._watched.copy()
+        for handle in (*self._handles.alive(), *watched.values()):
+            is_watched = watched.get(handle.name) is handle
+            if handle.is_deleted or (is_watched and handle.state.is_expired(now_us)):
+                continue
             lag = max(limit - handle.position, 0)
             lags[handle.name] = min(lag, lags.get(handle.name, lag))
         return lags
@@ -180,11 +198,14 @@ class CursorStore:
         if self._kept is not None:
             return self._kept.infos(self._clock.now_us())
         try:
-            return await self._blocking().run(
+            found = await self._blocking().run(
                 self._list, self._fs, self._log.path, self._clock.now_us()
             )
         except OSError as error:
             raise describe_cursor(error, self._log.path, "not_written") from error
+        for name in self._watched.keys() - {info.name for info in found}:
+            self._forget(name)  # 'walstore cursors' of another process removed it
+        return found
 
     async def delete(self, name: str) -> bool:
         """Remove a cursor and its pin, even if others use it or it is damaged.
@@ -193,7 +214,16 @@ class CursorStore:
         """
         self.check_home()
         name = check_name(name)
-        return await self._queue.perform(lambda held: held.remove(name))
+        was_there = await self._queue.perform(lambda held: held.remove(name))
+        self._forget(name)
+        return was_there
+
+    def _forget(self, name: str) -> None:
+        """Count a cursor that is gone no longer, whoever has handles on it."""
+        self._watched.pop(name, None)
+        for handle in self._handles.alive():
+            if handle.name == name:
+                handle.is_deleted = True
 
     async def aclose(self) -> None:
         """Return when the pending requests are done; refuse further ones."""

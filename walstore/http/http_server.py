@@ -29,7 +29,7 @@ from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import Opening, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.store.wal_store import WalStore
-from walstore.validation.arguments import as_token
+from walstore.validation.arguments import as_texts, as_token
 from walstore.wire.address import is_loopback, parse_listen
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class HttpServer:
             )
         if token is not None and not as_token(token):
             raise InvalidSettingsError("a token is never empty")
-        if isinstance(allow_origins, str):
-            raise TypeError("allow_origins is a sequence of origins, not one text")
+        allow_origins = as_texts(allow_origins, "allow_origins")
         if (logs is None) is (cluster is None):
             raise InvalidSettingsError("an HTTP server serves logs, or cluster= with logs None")
         served = logs if cluster is None else MemberLogs(cluster)

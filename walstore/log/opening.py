@@ -37,7 +37,6 @@ from walstore.files.directory import (
     pick_segments,
     read_cell,
     sync_entry,
-    write_durably,
     write_hint,
 )
 from walstore.files.directory_scan import ScannedLog, find_log
@@ -46,6 +45,7 @@ from walstore.files.locks import lock_log
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
 from walstore.files.spill import remove_leftovers
+from walstore.files.torn_copies import TornCopies
 from walstore.format import checkpoint, recovery, segment
 from walstore.format import claims as claims_file
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -61,8 +61,6 @@ from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
 
-BROKEN_SUFFIX: Final = ".broken"
-MOST_BROKEN: Final = 8
 """How many copies of torn tails are kept in a directory."""
 _CHUNK_BYTES: Final = 8 << 20
 _REMAKE: Final = "empty the directory of this copy to have it made again from the others"
@@ -192,7 +190,8 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     is_usable = hint is not None and (hint.is_of_copy or hint.is_epoch_written)
     known = replace(hint, head=0) if hint is not None and is_usable else None
     headless = None if cell is None else cell._replace(head=0)
-    found = find_log(fs, directory, fs.list(directory), known, headless, Ledger())
+    names = fs.list(directory)
+    found = find_log(fs, directory, names, known, headless, Ledger())
     if found is None:
         return None
     if synced is not None and synced.tail_start > found.header.start:
@@ -204,7 +203,8 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
         )
     evidence = evidence_of(found.header.start, found.header.salt, hint, cell, synced)
     evidence = replace(evidence, own_epoch=_NO_EPOCH, is_strict=True)
-    start = _recover(fs, directory, found, hint, evidence)
+    copies = TornCopies(fs, directory, names)
+    start = _recover(fs, directory, found, hint, evidence, copies)
     start.close()
     epoch = max(start.chain.epoch, found.header.epoch)
     position = found.position if start.active is None else start.active[2]
@@ -280,13 +280,14 @@ def _open_locked(
     cell = _heeding_cursors(entered, hint, read_cell(fs, directory, is_locked=True))
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
     found = find_log(fs, directory, entered.names, hint, cell, ledger)
+    copies = TornCopies(fs, directory, entered.names)
     if found is None:
         chain = Chain(tier_limit, 0, tier_timestamp_us, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
     else:
         evidence = evidence_of(found.header.start, found.header.salt, hint, cell)
         evidence = replace(evidence, own_epoch=max(evidence.own_epoch, own_epoch or 0))
-        log_id, start = found.log_id, _recover(fs, directory, found, hint, evidence)
+        log_id, start = found.log_id, _recover(fs, directory, found, hint, evidence, copies)
     if start.chain.next_offset < tier_limit:
         start.close()
         raise ContentionError(
@@ -306,6 +307,7 @@ def _open_locked(
             is_replicated=own_epoch is not None,
         )
         remove_leftovers(fs, directory, entered.names)
+        copies.remove_before(min(pick_segments(directory, entered.names), default=0))
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
 
@@ -326,6 +328,7 @@ def _open_locked(
                 tier_url=tier_url or (hint.tier_url if hint else None),
                 own_epoch=max(hint.own_epoch if hint else 0, own_epoch or 0),
                 given_up=start.given_up,
+                copies=copies,
                 is_as_checkpointed=defers_epoch
                 and start.active is not None
                 and _is_as_checkpointed(hint, cell, start, tier_url),
@@ -459,6 +462,7 @@ def _recover(
     found: ScannedLog,
     hint: Checkpoint | None,
     evidence: Evidence,
+    copies: TornCopies,
 ) -> _Start:
     """Make the end of the log safe to append to."""
     header, chain = found.header, found.chain
@@ -471,7 +475,9 @@ def _recover(
             fs.sync_directory(directory)
         else:
             is_closed = hint is not None and hint.is_closed
-            end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence, is_closed=is_closed)
+            end, torn, copy = _cut_torn_tail(
+                fs, path, file, found, evidence, copies, is_closed=is_closed
+            )
         start = _Start(
             chain,
             max(found.head, chain.ledger.head if chain.ledger else 0),
@@ -503,6 +509,7 @@ def _cut_torn_tail(
     file: File,
     found: ScannedLog,
     evidence: Evidence,
+    copies: TornCopies,
     *,
     is_closed: bool,
 ) -> tuple[int, int, Path | None]:
@@ -528,7 +535,7 @@ def _cut_torn_tail(
         rest = rest[: recovery.needed_bytes(memoryview(rest))]
     copy, torn = None, len(rest) if verdict is Verdict.TORN else 0
     if torn:
-        copy = _keep(fs, path, rest)
+        copy = copies.keep(path, rest)
         logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
     if size == end == found.position and is_closed:
         return end, 0, None
@@ -552,41 +559,6 @@ def _pass_over(start: _Start, starts: list[int], evidence: Evidence) -> None:
     chain = start.chain
     start.head = chain.next_offset = max(start.head, evidence.durable_limit)
     start.given_up, start.sealed = [*start.given_up, *starts], []
-
-
-def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:
-    """Keep a torn tail in a new file, unless an opening that crashed already did.
-
-    Only the newest few such files are kept. None if there is no room for it.
-    """
-    names = fs.list(path.parent)
-    kept = sorted(filter(None, map(_parse_broken, names)))
-    own = [found for found in kept if found[0] == segment.parse_file_name(path.name)]
-    for _, _, name in own:
-        if fs.read(path.with_name(name)) == torn:
-            return path.with_name(name)
-    number = own[-1][1] + 1 if own else 1
-    copy = path.with_suffix(BROKEN_SUFFIX if number == 1 else f"{BROKEN_SUFFIX}.{number}")
-    try:
-        for old, old_number, name in kept[: max(len(kept) + 1 - MOST_BROKEN, 0)]:
-            logger.info(
-                "removing %s, the copy %d of a torn tail of segment %d", name, old_number, old
-            )
-            fs.remove(path.parent / name)
-        write_durably(fs, copy, torn)
-    except OSError as error:
-        logger.warning("no copy of the torn tail of %s is kept: %s", path, error)
-        return None
-    return copy
-
-
-def _parse_broken(name: str) -> tuple[int, int, str] | None:
-    """Return segment and number of a kept copy, with its name; None for another file."""
-    stem, suffix, number = name.partition(BROKEN_SUFFIX)
-    start = segment.parse_file_name(stem + segment.SUFFIX)
-    if not suffix or start is None or not (number == "" or number[1:].isdecimal()):
-        return None
-    return start, int(number[1:] or 1), name
 
 
 def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | None:

@@ -658,6 +658,11 @@ class Wal(CursorMixin, OwnedGroups):
         cursors, _ = self._cursor_store()
         return cursors.resume(name, state, writer, is_unsure=is_unsure)
 
+    def watch_cursor(self, cursor: Cursor) -> None:
+        """Not for callers: count a client's cursor in the statistics, as it is after a call."""
+        cursors, _ = self._cursor_store()
+        cursors.watch(cursor)
+
     def __repr__(self) -> str:
         return f"<Wal {self.path} [{self.head}, {self.tail})>"
 

@@ -210,7 +210,8 @@ METRICS: Final = (
     ),
     _gauge(
         "cursor_lag_records",
-        "Records that readers see and a cursor has not passed; for cursors with a handle in this process.",
+        "Records that readers see and a cursor has not passed; for cursors with a handle in this process, "
+        "and for those of clients, until their lease ends or they are deleted.",
         _by_name("cursor_lag_records"),
         labels=("cursor",),
         merge=Merge.MAX,

@@ -15,7 +15,7 @@ from walstore.topology.documents import check_log_name
 from walstore.topology.etcd_address import parse_etcd
 from walstore.topology.key_values import KeyValues
 from walstore.topology.session import LEASE_SECONDS, MOST_LEASE_SECONDS
-from walstore.validation.arguments import as_count, as_seconds, as_text
+from walstore.validation.arguments import as_count, as_seconds, as_text, as_texts
 from walstore.wire.address import Address, parse_address
 
 _MOST_SECONDS: Final = 3600.0
@@ -63,8 +63,7 @@ class Replication:
     """How long opening waits for enough copies, and an append once there are too few, 0.01 to 3600."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.nodes, str) or not isinstance(self.nodes, Sequence):
-            raise TypeError("nodes must be a list of addresses")
+        as_texts(self.nodes, "nodes")
         if not 1 <= len(self.nodes) <= 15:
             raise InvalidSettingsError(f"nodes must be 1 to 15 addresses, not {len(self.nodes)}")
         found = [str(address) for address in self.addresses]

@@ -159,7 +159,9 @@ class Statistics:
     reader_lag_records: int = 0
     """Durable records that the slowest of them has not delivered yet."""
     cursor_lag_records: Mapping[str, int] = field(default_factory=dict)
-    """For each cursor with a handle in this process, by name: visible records that it has not passed."""
+    """For each cursor in use, by name: visible records that it has not passed. In use is one with a handle in
+    this process, and one that a client of this process's server has opened, until its lease ends or it is
+    deleted."""
     groups: Mapping[str, GroupStatistics] = field(default_factory=dict)
     """The groups that are in use in this process, by name."""
     replicated_limit: int | None = None

@@ -139,6 +139,7 @@ async def _last_sequence(wal: Wal, producer_id: str) -> int:
 
 async def _open_cursor(wal: Wal, name: str, start: Any, lease_seconds: float | None) -> list[Any]:
     cursor = await wal.cursor(name, start=unpack_start(start), lease_seconds=lease_seconds)
+    wal.watch_cursor(cursor)
     return [pack_cursor(cursor.state), cursor.writer]
 
 
@@ -159,6 +160,7 @@ async def _move_cursor(
             await cursor.delete()
         case _:
             raise ProtocolViolationError(f"no move of a cursor: {verb!r}")
+    wal.watch_cursor(cursor)
     return pack_cursor(cursor.state)
 
 

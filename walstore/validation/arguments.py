@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -46,6 +46,13 @@ def as_text(value: object, what: str) -> str:
             f"character {error.start}"
         ) from None
     return text
+
+
+def as_texts(values: object, what: str) -> tuple[str, ...]:
+    """Return several texts; TypeError naming ``what`` for a single one, whose letters nobody means."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list of str, such as ['a', 'b'], not {values!r:.80}")
+    return tuple(as_text(value, what) for value in values)
 
 
 def as_token(value: object) -> str:

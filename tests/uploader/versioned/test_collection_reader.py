@@ -331,6 +331,20 @@ async def test_an_object_that_is_gone_is_named():
                 await reader.snapshot()
 
 
+async def test_a_critical_reader_that_was_removed_is_told_so():
+    site = Site()
+    async with site.program().opened() as collection, site.program().controller() as keeper:
+        leased, critical = await collection.reader("leased"), await collection.critical("spark")
+        for name in ("leased", "spark"):
+            assert await keeper.expire(name)
+        with pytest.raises(LeaseExpiredError, match="critical reader spark was removed"):
+            await critical.compare_and_downgrade("", "mine", 0)
+        with pytest.raises(LeaseExpiredError, match="critical reader spark was removed"):
+            await critical.snapshot()
+        with pytest.raises(LeaseExpiredError, match="its lease expired, or it was removed"):
+            await leased.snapshot()
+
+
 async def test_a_read_that_is_overtaken_by_a_collection_begins_again():
     site = Site()
     program = site.program()

@@ -523,6 +523,13 @@ async def test_opening_checks_what_it_is_told():
             await Collection.open(
                 "memory://here", schema=SCHEMA, key=("k",), kind="upsert", **options
             )
+        with pytest.raises(InvalidSettingsError, match=r"it has k int64, given were k string$"):
+            await Collection.open(
+                "memory://here",
+                schema=SCHEMA.set(0, pa.field("k", pa.string())),
+                key=("k",),
+                **options,
+            )
         with pytest.raises(InvalidSettingsError, match="columns"):
             await Collection.open(
                 "memory://here",

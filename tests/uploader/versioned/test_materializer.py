@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime, time
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.cases import case
 from tests.uploader.versioned.collections import SCHEMA, Site, content
 from uploader import CloudLog, CloudWriter, Collection, Materializer, MaterializerSettings, seal
 from uploader.testing.faults import call, happen_then_fail, timeout
@@ -335,6 +339,54 @@ def test_values_of_every_type():
     assert (first["x"], first["t"].year, first["_t"], second["_t"]) == (b"\x00\x01", 2026, 5, 6)
     with pytest.raises(InvalidSettingsError, match=r"offset 7 .*base64"):
         to_updates([Record(7, js(**(row | {"x": "?"})))], "append", schema)
+
+
+def _one(kind: pa.DataType, text: str) -> pa.Table:
+    """Return the update of a record whose member has this JSON text."""
+    schema = CollectionSchema.new(pa.schema([("v", kind)]), kind="diff", key=())
+    return to_updates([Record(3, b'{"v": %s}' % text.encode())], "append", schema)
+
+
+def test_numbers_and_times_have_all_their_digits() -> None:
+    wide = pa.decimal128(24, 2)
+    for kind, text, expected in (
+        (wide, "12345678901234567.89", Decimal("12345678901234567.89")),
+        (wide, "9007199254740993.01", Decimal("9007199254740993.01")),
+        (wide, "-1.5e3", Decimal(-1500)),
+        (wide, '"9007199254740993.01"', Decimal("9007199254740993.01")),
+        (wide, "9007199254740993", Decimal(9007199254740993)),
+        (pa.float64(), "0.1", 0.1),
+        (pa.float64(), '"-Infinity"', -math.inf),
+        (pa.time64("us"), '"12:30:15.000001000"', time(12, 30, 15, 1)),
+        (
+            pa.timestamp("us"),
+            '"1970-01-01 00:00:00.123456000"',
+            datetime(1970, 1, 1, 0, 0, 0, 123456),
+        ),
+    ):
+        with case(kind, text):
+            assert _one(kind, text)["v"].to_pylist() == [expected]
+
+
+def test_what_would_change_is_refused_with_its_offset() -> None:
+    for kind, text in (
+        (pa.decimal128(9, 2), "5.256"),
+        (pa.decimal128(9, 2), "1e400"),
+        (pa.decimal128(9, 2), '"NaN"'),
+        (pa.float64(), "1e400"),
+        (pa.float64(), "-1e400"),
+        (pa.float64(), "NaN"),
+        (pa.float64(), "Infinity"),
+        (pa.float64(), '"1e400"'),
+        (pa.float64(), "9007199254740993"),
+        (pa.float32(), "16777217"),
+        (pa.float32(), "1e300"),
+        (pa.int64(), "1.0"),
+        (pa.timestamp("us"), '"1970-01-01 00:00:00.123456789"'),
+        (pa.time64("us"), '"12:30:15.0000001"'),
+    ):
+        with case(kind, text), pytest.raises(InvalidSettingsError, match="offset 3 "):
+            _one(kind, text)
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us")])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -12,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import case
 from tests.effort import first_seed
 from tests.uploader.versioned.shapes import COLUMNS, schema_of
 from uploader.versioned import updates
 from uploader.versioned.schema import CollectionSchema
-from walstore.errors import CorruptionError, InvalidSettingsError
+from walstore.errors import CorruptionError, InvalidSettingsError, LimitExceededError
 
 DIFF, UPSERT = schema_of("diff"), schema_of("upsert")
 STEP = 10
@@ -155,8 +159,10 @@ def test_counts_beyond_what_a_double_holds_exactly() -> None:
     assert one["_d"].to_pylist() == [(1 << 60) + 1]
     with pytest.raises(InvalidSettingsError, match="64 bits"):
         updates.conform(pa.table({"id": [1, 1], "_d": [1 << 62] * 2}), DIFF, lower=0, upper=1)
-    with pytest.raises(CorruptionError):
+    with pytest.raises(LimitExceededError, match="opposite count"):
         updates.consolidate([one] * 9, DIFF, since=0, is_oldest=True)
+    with pytest.raises(LimitExceededError, match="64 bits"):
+        updates.snapshot([one] * 9, DIFF, as_of=0)
 
 
 def test_a_hash_depends_on_values_alone() -> None:
@@ -221,6 +227,53 @@ def test_values_that_no_file_holds_are_refused(values: pa.Array) -> None:
         updates.conform(pa.table({"a": values}), schema, lower=0, upper=1)
 
 
+PRICE = pa.decimal128(20, 2)
+EXACT: list[tuple[pa.Array, pa.DataType, list[Any]]] = [
+    (pa.array([5.25, 5.26, 1e15]), PRICE, [Decimal("5.25"), Decimal("5.26"), Decimal(10**15)]),
+    (pa.array([7, -(2**53)]), PRICE, [Decimal(7), Decimal(-(2**53))]),
+    (pa.array([2**64 - 1], pa.uint64()), pa.decimal128(20, 0), [Decimal(2**64 - 1)]),
+    (pa.array([Decimal("5.1"), Decimal("0.0000001")]), pa.float64(), [5.1, 1e-7]),
+    (pa.array([Decimal("5.0")]), pa.int64(), [5]),
+    (pa.array([1000], pa.timestamp("ns")), pa.timestamp("us"), [datetime(1970, 1, 1, 0, 0, 0, 1)]),
+    (pa.array(["a", "a"], pa.string_view()), pa.string(), ["a", "a"]),
+    (pa.array([b"ab"], pa.binary_view()), pa.binary(2), [b"ab"]),
+    (pa.array(["a"]).dictionary_encode(), pa.large_string(), ["a"]),
+]
+CHANGED: list[tuple[pa.Array, pa.DataType, str, int]] = [
+    (pa.array([5.25, 5.256, 5.257]), PRICE, "5.256", 1),
+    (pa.array([1.0, math.nan]), PRICE, "nan", 1),
+    (pa.array([1.0, math.inf]), PRICE, "inf", 1),
+    (pa.array([1, 2, 10**18]), PRICE, "1000000000000000000", 2),
+    (pa.array([None, Decimal("12345678901234567.89")]), pa.float64(), "12345678901234567.89", 1),
+    (pa.array([Decimal("5.1")]), pa.int64(), "5.1", 0),
+    (pa.array([2**53 + 1]), pa.float64(), "9007199254740993", 0),
+    (pa.array([1e300]), pa.float32(), "1e+300", 0),
+    (
+        pa.array([1000, 1], pa.timestamp("ns")),
+        pa.timestamp("us"),
+        "1970-01-01 00:00:00.000000001",
+        1,
+    ),
+]
+
+
+def test_values_of_other_types_are_taken_as_they_are() -> None:
+    for column, kind, expected in EXACT:
+        with case(column.type, kind):
+            schema = CollectionSchema.new(pa.schema([("v", kind)]), kind="diff", key=())
+            stored = updates.conform(pa.table({"v": column}), schema, lower=0, upper=1)
+            assert set(stored["v"].to_pylist()) == set(expected)
+
+
+def test_a_value_that_would_change_is_named_with_its_row() -> None:
+    for column, kind, value, row in CHANGED:
+        with case(column.type, kind):
+            schema = CollectionSchema.new(pa.schema([("v", kind)]), kind="diff", key=())
+            said = rf"'v' is .*the value {re.escape(value)} of row {row} "
+            with pytest.raises(InvalidSettingsError, match=said):
+                updates.conform(pa.table({"v": column}), schema, lower=0, upper=1)
+
+
 def test_updates_with_nan_equal_themselves() -> None:
     schema = CollectionSchema.new(
         pa.schema([("a", pa.float64()), ("b", pa.float32())]), kind="diff", key=()
@@ -272,5 +325,5 @@ def test_large_counts_that_cancel_each_other_are_no_trouble() -> None:
         assert merged["_d"].to_pylist() == [large, -large]
         assert content(order, DIFF, 3) == {}
         assert content(order, DIFF, 4) == {(1, None): large, (2, None): -large}
-    with pytest.raises(CorruptionError, match="64 bits"):
+    with pytest.raises(LimitExceededError, match="64 bits"):
         updates.consolidate([*tables, tables[0]], DIFF, since=9, is_oldest=True)

@@ -161,7 +161,7 @@ def test_an_append_of_unknown_outcome(
         raise OutcomeUnknownError("the store did not answer; append it again")
 
     monkeypatch.setattr(CollectionWriter, "append", unknown)
-    done = cli("collection", "write", people, "-")
+    done = cli("collection", "write", people, "-", stdin=b'{"id":3,"name":"Cai"}')
     assert done.code == 1
     assert done.error.endswith("append it again (repeat it with --lower 20 --upper 21)")
 
@@ -201,6 +201,25 @@ def test_what_is_derived_again_is_left_out(cli: Cli, people: str) -> None:
     assert cli("collection", "show", people, "--json").json["pending"]["batches"] == 4
     gap = cli(*write[:5], 50, "--upper", 60, "--definite")
     assert (gap.code, "the shard main ends at 40, not at 50" in gap.error) == (1, True)
+
+
+def test_an_input_without_rows_takes_no_time_unless_it_has_an_interval(
+    cli: Cli, people: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "none.parquet")
+    before = objects(people)
+    for file in ("-", tmp_path / "none.parquet"):
+        done = cli("collection", "write", people, file, "--json", stdin=b"\n")
+        assert (done.code, done.json["lower"], done.json["upper"], done.json["rows"]) == (
+            0,
+            20,
+            20,
+            0,
+        )
+        assert objects(people) == before
+    done = cli("collection", "write", people, "-", "--upper", 25, "--json", stdin=b"")
+    assert (done.code, done.json["lower"], done.json["upper"]) == (0, 20, 25)
+    assert objects(people) != before
 
 
 def test_what_is_not_written(cli: Cli, people: str, tmp_path: Path) -> None:

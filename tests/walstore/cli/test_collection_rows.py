@@ -114,6 +114,9 @@ def test_values_that_do_not_fit() -> None:
         ("timestamp[us]", 5),
         ("timestamp[us, tz=UTC]", "2025-06-01 00:00:00"),
         ("decimal128(3, 2)", "123.45"),
+        ("decimal128(5, 2)", "5.256"),
+        ("double", 2**53 + 1),
+        ("timestamp[us]", "2025-06-01 00:00:00.0000001"),
         ("duration[s]", "long"),
         ("string", "\ud800"),
     ):
@@ -122,6 +125,23 @@ def test_values_that_do_not_fit() -> None:
             lines = json.dumps({"c": None}) + "\n" + json.dumps({"c": value})
             with pytest.raises(InputError, match="line 2 of stdin: the column 'c' is "):
                 parse_json_lines(lines.encode(), columns, lower=0)
+
+
+def test_numbers_have_all_their_digits() -> None:
+    for kind, text, expected in (
+        ("decimal128(24, 2)", "12345678901234567.89", Decimal("12345678901234567.89")),
+        ("decimal128(24, 2)", "9007199254740993.01", Decimal("9007199254740993.01")),
+        ("decimal128(24, 2)", '"-1.5e3"', Decimal(-1500)),
+        ("double", '"0.1"', 0.1),
+    ):
+        with case(kind, text):
+            columns = pa.schema([("c", parse_type(kind))])
+            found = parse_json_lines(b'{"c": %s}' % text.encode(), columns, lower=0)
+            assert found["c"].to_pylist() == [expected]
+    for text in ("NaN", "-Infinity", "1e400"):
+        with case(text), pytest.raises(InputError, match="line 1 of stdin"):
+            columns = pa.schema([("c", pa.float64())])
+            parse_json_lines(b'{"c": %s}' % text.encode(), columns, lower=0)
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):

@@ -367,6 +367,29 @@ def test_gc(cli: Cli, grown: str, tmp_path: Path) -> None:
     assert [row["offset"] for row in cli("dump", grown).rows] == list(range(111, 121))
 
 
+def test_gc_refuses_an_audit_file_that_cannot_be_written(
+    cli: Cli, grown: str, tmp_path: Path
+) -> None:
+    cli("cursors", grown, "--set", "billing", "115", "--confirm")
+    before = fragment_files(grown)
+    line = ("gc", "apply", grown, "--confirm", "--interval", "0", "--audit")
+    for audit in (tmp_path, tmp_path / "none" / "audit.jsonl"):
+        done = cli(*line, audit)
+        assert (done.code, f"--audit {audit} cannot be written" in done.error) == (1, True)
+        assert "nothing was removed" in done.error
+        assert (fragment_files(grown), cli("manifest", grown, "--json").json["head"]) == (before, 1)
+
+
+def test_gc_tells_what_its_audit_file_does_not_take(cli: Cli, grown: str) -> None:
+    cli("cursors", grown, "--set", "billing", "115", "--confirm")
+    done = cli("gc", "apply", grown, "--confirm", "--interval", "0", "--audit", "/dev/full")
+    assert done.code == 1
+    assert "the audit file /dev/full cannot be written: No space left on device" in done.error
+    assert '"kind":"fragment"' in done.error.replace(" ", "")
+    assert cli("gc", "apply", grown, "--confirm", "--interval", "0").code == 0
+    assert len(fragment_files(grown)) == 1
+
+
 def test_gc_in_two_runs(cli: Cli, grown: str) -> None:
     """The first takes the records out of the log, a later one deletes the objects."""
     cli("cursors", grown, "--set", "billing", "111", "--confirm")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cases import case
+from tests.local import SMALL
+from tests.walstore.serve.served import connected
 from walstore import (
     CursorMovedError,
     FencedError,
@@ -22,8 +25,10 @@ from walstore import (
     RegisterMismatchError,
     SequenceMismatchError,
     StreamClosedError,
+    Wal,
     WalClosedError,
 )
+from walstore.runtime.clock import SystemClock
 
 HOUR = 3_600_000_000
 
@@ -344,6 +349,59 @@ async def test_a_consumer_goes_on_where_it_ended(log: Any) -> None:
         assert [record.value async for record in consumer] == [b"%d" % n for n in range(4, 10)]
     async with log.consumer("c", follow=False) as consumer:
         assert [record async for record in consumer] == []
+
+
+class Calendar(SystemClock):
+    """The real clock, whose date a test moves."""
+
+    skipped_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.skipped_us
+
+
+async def test_statistics_have_the_lag_of_clients(tmp_path: Path) -> None:
+    """Also after a client has ended: what nobody moves any more is what an alert is for."""
+    clock = Calendar()
+    async with connected(tmp_path / "log", settings=SMALL, clock=clock) as (served, remote):
+
+        def lags() -> dict[str, int]:
+            return dict(served.wal.statistics().cursor_lag_records)
+
+        await remote.append_many([b"%d" % n for n in range(10)])
+        async with served.connect() as other:
+            consumer = other.consumer("billing", auto_commit_seconds=None)
+            async with consumer:
+                assert lags() == {"billing": 10}
+                await consumer.fetch(max_records=4)
+                await consumer.commit()
+                assert lags() == {"billing": 6}
+            group = other.group("mail")
+            async with group:
+                await group.fetch(3)
+                assert served.wal.statistics().groups["mail"].pending == 3
+        await remote.append(b"more")
+        assert lags()["billing"] == 7
+        leased = await remote.cursor("leased", lease_seconds=60)
+        assert lags()["leased"] == 11
+        clock.skipped_us += 61_000_000
+        assert "leased" not in lags()
+        await leased.renew()
+        assert lags()["leased"] == 11
+        await leased.delete()
+        assert await remote.delete_cursor("billing")
+        assert not {"leased", "billing"} & lags().keys()
+
+
+async def test_a_cursor_that_is_deleted_has_no_lag(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log") as wal:
+        await wal.append(b"x")
+        first, second = await wal.cursor("a"), await wal.cursor("b")
+        assert wal.statistics().cursor_lag_records == {"a": 1, "b": 1}
+        await first.delete()
+        await wal.delete_cursor("b")
+        assert wal.statistics().cursor_lag_records == {}
+        assert second.position == 1
 
 
 async def test_a_consumer_knows_its_lag_and_what_is_pending(log: Any) -> None:

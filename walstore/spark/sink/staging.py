@@ -218,11 +218,15 @@ def run_in_store(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]
 
 
 def prepare(options: SinkOptions) -> int:
-    """Create the partitioned log if it does not exist; return its number of logs. Blocks."""
+    """Return how many logs there are, or will be once something is committed. Blocks."""
     return run_in_store(
         options,
         lambda target: open_partitions(
-            target.store, options.partitions, retry=target.retry, worker=target.worker
+            target.store,
+            options.partitions,
+            retry=target.retry,
+            worker=target.worker,
+            creates=False,
         ),
     )
 
@@ -292,6 +296,21 @@ class Sink:
             if column in self.names:
                 return by
         return "task"
+
+    def commit(self, write: WriteId, staged: Staged) -> None:
+        """Publish what all tasks staged to the logs, and fix their number if this is the first write. Blocks.
+
+        Raises as :func:`uploader.partitioned.open_partitions` and
+        :meth:`uploader.partitioned.Committer.commit`.
+        """
+
+        async def act(target: SinkStore) -> None:
+            await open_partitions(
+                target.store, self.partitions, retry=target.retry, worker=target.worker
+            )
+            await target.committer.commit(write, staged)
+
+        run_in_store(self.options, act)
 
     def stage(self, batches: Iterator[pa.RecordBatch], write: WriteId, task: int) -> StagedMessage:
         """Stage the rows of one attempt of a task; blocks until the store has them."""

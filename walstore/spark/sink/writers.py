@@ -43,7 +43,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @classmethod
     def open(cls, options: SinkOptions, names: tuple[str, ...]) -> BatchWriter:
-        """Return a writer of a new job, after opening the partitioned log; blocks."""
+        """Return a writer of a new job, after a look at the partitioned log; blocks."""
         job = new_job()
         query, epoch = options.query, options.epoch
         write = WriteId.once(job) if query is None else WriteId(query, epoch, job)
@@ -57,13 +57,11 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what all tasks staged to the logs; see :meth:`uploader.partitioned.Committer.commit`."""
+        """Publish what all tasks staged to the logs; see :meth:`Sink.commit`."""
         if None in messages:
             raise WalError("a task did not report what it staged; nothing was written")
         _, staged = merge(messages)
-        run_in_store(
-            self._sink.options, lambda target: target.committer.commit(self._write, staged)
-        )
+        self._sink.commit(self._write, staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete what was staged, unless it is committed: then a later run finishes it."""
@@ -119,7 +117,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             raise WalError("a task did not report what it staged; nothing was written")
         if write.epoch != batchId:
             raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
-        run_in_store(self.sink.options, lambda target: target.committer.commit(write, staged))
+        self.sink.commit(write, staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Delete what was staged, unless it is committed: then the next run finishes it.
@@ -135,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceWriter:
-    """Return a writer that appends the rows of one job; opens the partitioned log, or creates it.
+    """Return a writer that appends the rows of one job; its commit creates the partitioned log.
 
     Raises InvalidSettingsError for invalid options and columns, and for ``overwrite``; else as
     :func:`uploader.partitioned.open_partitions`.

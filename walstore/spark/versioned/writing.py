@@ -142,7 +142,9 @@ async def check_shard(collection: Collection, writer: CollectionWriter, lower: i
 async def append_at_end(
     collection: Collection, writer: CollectionWriter, rows: pa.Table | None
 ) -> None:
-    """Append rows at the time at which the shard ends, whoever else appends to it."""
+    """Append rows at the time at which the shard ends, whoever else appends to it; nothing without rows."""
+    if rows is None or not rows.num_rows:
+        return
     for attempt in range(_ATTEMPTS):
         lower = await writer.upper()
         await check_shard(collection, writer, lower)

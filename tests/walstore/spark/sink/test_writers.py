@@ -157,6 +157,29 @@ def test_the_number_of_logs_must_agree(url):
         write_job(url, "value string", [("c",)], partitions=3)
 
 
+def test_a_first_write_that_fails_does_not_fix_the_number_of_logs(url):
+    write_job(url, "value string", [("a",)], partitions=2, commits=False)
+    with pytest.raises(WalError, match="from 0 to 3"):
+        write_job(url, "partition int, value binary", [(7, b"a")], partitions=4)
+    write_job(url, "partition int, value binary", [(2, b"a")], partitions=3)
+    assert values(url, 2) == [b"a"]
+
+
+def test_of_two_first_writes_the_second_to_commit_is_refused(url, directory):
+    schema = schema_of("value string")
+    writers = [
+        copied(source(url, partitions=partitions).writer(schema, overwrite=False))
+        for partitions in (2, 3)
+    ]
+    messages = [writer.write(iter([batch(schema, [("a",)])])) for writer in writers]
+    writers[0].commit([messages[0]])
+    with pytest.raises(InvalidSettingsError, match="has 2 partitions, not 3"):
+        writers[1].commit([messages[1]])
+    writers[1].abort([messages[1]])
+    assert values(url) == [b"a"]
+    assert [path for path in left_over(directory) if "staging" in path] == []
+
+
 def test_a_log_that_is_not_partitioned_is_not_made_one(url):
     write_job(url, "value string", [("a",)])
     with pytest.raises(InvalidSettingsError, match="not partitioned is at"):

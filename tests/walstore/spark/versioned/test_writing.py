@@ -272,11 +272,13 @@ def test_jobs(tmp_path: Path) -> None:
     url = made(tmp_path, "diff")
     run_job(job(url), [(1, "Ada")], [(1, "Ada")])
     run_job(job(url))
-    for _ in range(2):
-        run_job(job(url, lower=2, upper=9), [(2, "Bob")])
-    with pytest.raises(UpperMismatchError, match="ends at 9, not at 2"):
-        run_job(job(url, lower=2, upper=9), [(2, "Bea")])
-    assert content(url) == [(1, "Ada", 2), (2, "Bob", 1)]
+    for _ in range(2):  # at 1: a job without rows takes no time
+        run_job(job(url, lower=1, upper=9), [(2, "Bob")])
+    with pytest.raises(UpperMismatchError, match="ends at 9, not at 1"):
+        run_job(job(url, lower=1, upper=9), [(2, "Bea")])
+    run_job(job(url, lower=9, upper=10))
+    run_job(job(url, lower=10, upper=11), [(2, "Bob")])
+    assert content(url) == [(1, "Ada", 2), (2, "Bob", 2)]
 
 
 def test_rows_that_nobody_would_see(url: str) -> None:
