@@ -13,7 +13,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
@@ -28,6 +28,7 @@ from walstore.remote.client import READ_SERVICE
 from walstore.remote.served_logs import LIST_SERVICE
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
+from walstore.serve.answer import Packed
 from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
@@ -188,7 +189,8 @@ class ClientConnection(asyncio.Protocol):
         for task in self._tasks.values():
             task.cancel()
         if self._service is not None:
-            self._spawn(self._service.aclose())
+            is_told = self._is_leaving or self._owner.is_stopping
+            self._spawn(self._service.aclose(is_told=is_told))
         self._writable.set()
         self._owner.left(self)
 
@@ -345,7 +347,7 @@ class ClientConnection(asyncio.Protocol):
             if self._tunnel is not None:
                 return  # the other machine answers
             payload: Sequence[bytes | memoryview] = ()
-            if isinstance(answer, _Packed):
+            if isinstance(answer, Packed):
                 answer, payload = answer
             self._write(encode(Kind.DONE, number, answer, payload))
         except Exception as error:  # noqa: BLE001 - the client gets it
@@ -447,7 +449,7 @@ class ClientConnection(asyncio.Protocol):
         except ProtocolViolationError as error:
             self._violated(error)
 
-    async def _read(self, message: Message) -> _Packed:
+    async def _read(self, message: Message) -> Packed:
         """Return records from a position: what there is, or what comes within the time."""
         match message.head:
             case [
@@ -468,16 +470,16 @@ class ClientConnection(asyncio.Protocol):
         reader = await service.reader(position, stop, shown, seconds)
         await self._writable.wait()
         if reader is None:
-            return _Packed([[], *service.limits(shown)], ())
+            return Packed([[], *service.limits(shown)], ())
         batch = await reader.fetch(
             max_records=_MOST_READ_RECORDS,
             max_bytes=max(1, min(most_bytes, self._owner.settings.read_bytes)),
             max_wait=seconds,
         )
         if not len(batch):
-            return _Packed([[], *service.limits(shown)], ())
+            return Packed([[], *service.limits(shown)], ())
         intervals, frames = pack_batch(batch)
-        return _Packed([intervals, *service.limits(shown)], frames)
+        return Packed([intervals, *service.limits(shown)], frames)
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -536,10 +538,3 @@ class ClientConnection(asyncio.Protocol):
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
 _MOST_BACKLOG: Final = 64
 """How many messages may follow a greeting before its answer."""
-
-
-class _Packed(NamedTuple):
-    """An answer with a payload."""
-
-    head: Any
-    payload: Sequence[bytes | memoryview]
