@@ -218,6 +218,11 @@ CALLS: Final[Mapping[str, Call]] = {
 }
 """What a client may call besides appending and reading."""
 
+LISTINGS: Final = frozenset(
+    {"describe", "refresh", "streams", "statistics", "extents", "cursors", "groups"}
+)
+"""Those whose answers have no limit of their own."""
+
 
 async def _refresh_limits(log: Wal | CopyLog | StoredLog) -> list[Any]:
     if isinstance(log, StoredLog):

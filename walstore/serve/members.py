@@ -11,7 +11,7 @@ from walstore.errors import WalClosedError
 from walstore.groups.coordinator import GroupCoordinator
 from walstore.groups.settings import check_group_name
 from walstore.log.wal import Wal
-from walstore.serve.answer import Packed
+from walstore.serve.answer import PackedAnswer
 from walstore.validation.arguments import as_int
 from walstore.wire.groups import pack_jobs, unpack_held, unpack_settings
 from walstore.wire.message import ProtocolViolationError
@@ -52,7 +52,7 @@ class ServedMembers:
             ):
                 self._groups[name] = group
                 wait = min(max(float(seconds), 0.0), _MOST_WAIT_SECONDS)
-                return Packed(
+                return PackedAnswer(
                     *pack_jobs(
                         await group.take(member, most, wait, via=self, most_bytes=self._most_bytes)
                     )

@@ -14,8 +14,9 @@ from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
+from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
-from walstore.serve.calls import CALLS, READ_CALLS, limits
+from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, limits
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
@@ -90,6 +91,8 @@ class LogService:
             return Asked(begin, name, is_kept=True)
         if name in self._members.calls:
             return Asked(partial(self._members.calls[name], *arguments), name)
+        if name in LISTINGS:
+            return Asked(partial(_in_turn, partial(CALLS[name], self._wal, *arguments)), name)
         if name in CALLS:
             return Asked(partial(CALLS[name], self._wal, *arguments), name)
         raise ValueError(f"the server has no call {name[:100]!r}")
@@ -112,6 +115,11 @@ class LogService:
         if not is_told:
             self._members.lose()
         await self._transactions.rollback_all()
+
+
+async def _in_turn(begin: Callable[[], Awaitable[Any]]) -> PreparedAnswer:
+    """Let a listing begin once there is room for it."""
+    return PreparedAnswer(lambda _: begin(), 1)
 
 
 class ReadService:
