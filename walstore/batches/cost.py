@@ -12,6 +12,10 @@ from walstore.records import Record
 
 RECORD_COST_BYTES: Final = 256
 """Of a record that is an object, with its value and its offset, in addition to their bytes."""
+BATCH_COST_BYTES: Final = 800
+"""Of a batch of records in the bytes of a frame, in addition to those and the next."""
+COLUMN_COST_BYTES: Final = 350
+"""Of each of its columns."""
 
 
 def cost_of(record: Record) -> int:
