@@ -308,21 +308,23 @@ class GroupCoordinator:
         if member in self._waiting:
             self._left.add(member)
         if self._state is not None and self._failure is None:
-            self._state.leave(member, self._clock.monotonic(), held)
-            self._changed.set()
+            self._uncount(self._state.leave(member, self._clock.monotonic(), held))
 
     def lose(self, via: object) -> None:
         """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
         if self._state is None or self._failure is not None:
             return
-        given = self._state.lose(via, self._clock.monotonic())
+        self._uncount(self._state.lose(via, self._clock.monotonic()))
+
+    def _uncount(self, given: Iterable[tuple[int, int]]) -> None:
+        """Note that some jobs were given back that were not begun; they may be taken now."""
         for offset, deliveries in given:
             self._note(entry(EntryKind.DELIVERED, offset, count=deliveries))
             self._redelivered -= deliveries > 0
-        self._delivered -= len(given)
+            self._delivered -= 1
         if given:
             self._write()
-            self._changed.set()
+        self._changed.set()
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""

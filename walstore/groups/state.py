@@ -315,17 +315,18 @@ class GroupState:
                 having.setdefault(job.member, []).append(job)
         given: list[_Outstanding] = []
         for jobs in having.values():
-            if all(job.via is via for job in jobs):
-                jobs.sort(key=attrgetter("turn"))
-                given += [job for job in jobs[1:] if not job.is_begun]
-        for job in given:
-            job.deliveries -= 1
-            self._end_lease(job, now)
-        self.pass_time(now)
-        return [(job.record.offset, job.deliveries) for job in given]
+            lost = [job for job in jobs if job.via is via]
+            later = next((job.via for job in jobs if job.via is not via), None)
+            if later is None:
+                given += _not_begun(lost)
+            for job in lost:
+                job.via = later or via
+        return self._take_back(given, now)
 
-    def leave(self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()) -> None:
-        """Give back all that a member holds, at once.
+    def leave(
+        self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()
+    ) -> list[tuple[int, int]]:
+        """Give back all that a member holds, at once. What it had not begun was no delivery: as :meth:`lose`.
 
         Leases from before a restart of the owner say of no member that they are its own. ``held`` are the
         offsets and deliveries of the jobs that the member has: of those leases these are given back, too.
@@ -339,9 +340,11 @@ class GroupState:
                 given.append(job)
             elif self._is_held_unread(offset, deliveries):
                 self._leased_until[offset] = now
+        not_begun = _not_begun([job for job in given if job.member])
         for job in given:
-            self._end_lease(job, now)
-        self.pass_time(now)
+            if job not in not_begun:
+                self._end_lease(job, now)
+        return self._take_back(not_begun, now)
 
     def pass_time(self, now: float) -> None:
         """End the leases that have run out, and make due what waited until now."""
@@ -365,6 +368,14 @@ class GroupState:
         job.deadline = moment
         heapq.heappush(self._moments, (moment, job.record.offset))
 
+    def _take_back(self, jobs: Iterable[_Outstanding], now: float) -> list[tuple[int, int]]:
+        """Undo leases; return offset and deliveries of each job."""
+        for job in jobs:
+            job.deliveries -= 1
+            self._end_lease(job, now)
+        self.pass_time(now)
+        return [(job.record.offset, job.deliveries) for job in jobs]
+
     def _end_lease(self, job: _Outstanding, due: float) -> None:
         job.is_leased = False
         self.leased -= 1
@@ -385,3 +396,8 @@ class GroupState:
         if job is None or not job.is_leased or job.deliveries != deliveries:
             return None
         return job if member is None or job.member in (member, b"") else None
+
+
+def _not_begun(jobs: Iterable[_Outstanding]) -> list[_Outstanding]:
+    """Return those of a member's jobs that it has not begun: it takes them in their order."""
+    return [job for job in sorted(jobs, key=attrgetter("turn"))[1:] if not job.is_begun]
