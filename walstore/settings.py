@@ -98,7 +98,8 @@ class Settings:
 
     cache_bytes: int = size(
         32 * MIB,
-        "Maximum bytes of recent batches kept in memory for readers near the tail. 0 keeps none.",
+        """Maximum bytes of recent batches kept in memory for readers near the tail, with what Python needs
+        for them: some 1 500 bytes a batch. 0 keeps none.""",
     )
 
     channel_bytes: int = size(

@@ -70,6 +70,9 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return self.is_closed
 
@@ -161,6 +164,8 @@ def call(rng: Random) -> tuple[str, list[Any], list[bytes]]:
                 ["open", *group],
                 ["take", *group, b"m", 2, 0.0],
                 ["settle", *group, [1]],
+                ["give_back", *group, b"m", 1, 1, 0.0],
+                ["extend", *group, b"m", 1, 1],
                 ["leave", *group, b"m", [[1, 1], [2, 1]]],
             )
         ),
@@ -270,6 +275,8 @@ async def connect(server: Server, seed: int) -> tuple[int, list[str], dict[int, 
         problems.append("F2: requests go on without their client")
     if connection.used_bytes:
         problems.append(f"F3: {connection.used_bytes} bytes are still counted")
+    if held := server.incoming.used_bytes + server.outgoing.used_bytes:
+        problems.append(f"F3: {held} bytes of the budgets of all clients are still counted")
     return taken, problems, _appended(made, wire.answers)
 
 

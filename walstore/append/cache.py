@@ -1,4 +1,4 @@
-"""Cache: the most recent durable batches in offset order, bounded by bytes."""
+"""Cache: the most recent durable batches in offset order, bounded by what they take in memory."""
 
 from __future__ import annotations
 
@@ -52,17 +52,18 @@ class Cache:
         """Add the next batch and evict the oldest ones beyond the capacity."""
         if not len(batch):
             return  # it contains only marks, and the next batch begins at the same offset
-        if batch.nbytes > self._capacity_bytes:
+        cost = batch.cost_bytes
+        if cost > self._capacity_bytes:
             self.clear()  # keeping older ones would leave a gap
             return
         self._starts.append(batch.start)
         self._batches.append(batch)
-        self.size_bytes += batch.nbytes
+        self.size_bytes += cost
         evicted = 0
         while self.size_bytes > self._capacity_bytes:
             evicted += self.evict_oldest()
         if self._budget is not None:
-            self._budget.grow(self, batch.nbytes - evicted)
+            self._budget.grow(self, cost - evicted)
 
     def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; an empty list if it is not cached."""
@@ -95,9 +96,10 @@ class Cache:
         if self._gone * 2 >= len(self._starts):  # each batch is moved at most once, on average
             del self._starts[: self._gone], self._batches[: self._gone]
             self._gone = 0
-        self.size_bytes -= oldest.nbytes
+        cost = oldest.cost_bytes
+        self.size_bytes -= cost
         self.evictions += 1
-        return oldest.nbytes
+        return cost
 
     def clear(self) -> None:
         """Forget everything."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.batches.column_select import rows_of, split_even
+from walstore.batches.cost import BATCH_COST_BYTES, COLUMN_COST_BYTES
 from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import ColumnKind, FrameHeader
@@ -231,6 +232,11 @@ class FrameBatch(Batch):
         """Bytes of the whole frame behind this batch, and of its columns if they were compressed."""
         header = self.header
         return header.length + (header.body_bytes if header.codec else 0)
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes in memory, its objects included, as long as nothing of it is decoded."""
+        return self.nbytes + BATCH_COST_BYTES + COLUMN_COST_BYTES * len(self._columns)
 
     @property
     def values(self) -> Sequence[bytes]:

@@ -52,7 +52,8 @@ class Serving(NamedTuple):
         if self.web is None:
             return addresses, ""
         shown = await _open_collections(stack, self.collections)
-        opened = HttpServer.open(logs, registry=registry, collections=shown, **served, **self.web)
+        options = {"registry": registry, "collections": shown, "beside": server}
+        opened = HttpServer.open(logs, **options, **served, **self.web)
         web = await stack.enter_async_context(opened)
         if metrics is not None:
             metrics.watch(server, self.directory.name)

@@ -11,9 +11,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from walstore.batches.cost import cost_of
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
     InvalidSettingsError,
@@ -43,6 +45,8 @@ _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
 """How far the cursor, and with it what may be trimmed, may lag behind the floor."""
 _BYTES_PER_JOB: Final = 24
+MOST_HELD_BYTES: Final = 64 << 20
+"""What the records of a group that are not settled may take in memory, until no more are read."""
 
 
 class GroupLog(Protocol):
@@ -203,18 +207,25 @@ class GroupCoordinator:
         return str(self._log.path), self.name
 
     async def take(
-        self, member: bytes, most: int, max_wait: float | None, *, is_away: bool = False
+        self,
+        member: bytes,
+        most: int,
+        max_wait: float | None,
+        *,
+        via: object = None,
+        most_bytes: float = inf,
     ) -> list[tuple[Record, int]]:
         """Lease up to ``most`` jobs to a member; wait up to ``max_wait`` seconds for the first.
 
-        ``is_away`` says that the member may survive this process. Then the lease is in the journal before
-        this returns, or the next owner of the log would give the job to somebody else; DiskFullError if there
-        is no space for that, and as :meth:`settle`. WalClosedError if the member leaves.
+        One, or several that cost up to ``most_bytes`` together. ``via`` is the connection of a member that
+        may survive this process. Then the lease is in the journal before this returns, or the next owner of
+        the log would give the job to somebody else; DiskFullError if there is no space for that, and as
+        :meth:`settle`. WalClosedError if the member leaves.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
         self._waiting[member] += 1
         try:
-            return await self._take_in_time(member, most, deadline, is_away=is_away)
+            return await self._take_in_time(member, most, deadline, via, most_bytes)
         finally:
             self._waiting[member] -= 1
             if not self._waiting[member]:
@@ -222,15 +233,21 @@ class GroupCoordinator:
                 self._left.discard(member)
 
     async def _take_in_time(
-        self, member: bytes, most: int, deadline: float | None, *, is_away: bool
+        self,
+        member: bytes,
+        most: int,
+        deadline: float | None,
+        via: object,
+        most_bytes: float,
     ) -> list[tuple[Record, int]]:
+        is_away = via is not None
         while True:
             state = self._entered()
             if member in self._left:
                 raise WalClosedError(f"the member has left the group {self.name!r}")
             if is_away and self._is_stuck:
                 await self._wait_written()
-            taken = self._take(state, member, most, is_away=is_away)
+            taken = self._take(state, member, most, via, most_bytes)
             if state.dead and self._burying is None:
                 self._burying = start_task(
                     self._bury(state), name=f"walstore dead letters of group {self.name}"
@@ -265,15 +282,20 @@ class GroupCoordinator:
         self._changed.set()
         await self._sync()
 
-    async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
+    async def give_back(
+        self, offset: int, deliveries: int, delay_seconds: float, *, member: bytes | None = None
+    ) -> None:
         """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
-        state = self._entered()
-        if state.give_back(offset, deliveries, self._clock.monotonic(), delay_seconds):
+        state, now = self._entered(), self._clock.monotonic()
+        if state.give_back(offset, deliveries, now, delay_seconds, member=member):
             self._changed.set()
 
-    async def extend(self, offset: int, deliveries: int) -> None:
+    async def extend(
+        self, offset: int, deliveries: int, *, member: bytes | None = None, via: object = None
+    ) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
-        if not self._entered().extend(offset, deliveries, self._clock.monotonic()):
+        state, now = self._entered(), self._clock.monotonic()
+        if not state.extend(offset, deliveries, now, member=member, via=via):
             raise LeaseExpiredError(
                 f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
                 reader=self.name,
@@ -287,8 +309,23 @@ class GroupCoordinator:
         if member in self._waiting:
             self._left.add(member)
         if self._state is not None and self._failure is None:
-            self._state.leave(member, self._clock.monotonic(), held)
-            self._changed.set()
+            self._uncount(self._state.leave(member, self._clock.monotonic(), held))
+
+    def lose(self, via: object) -> None:
+        """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
+        if self._state is None or self._failure is not None:
+            return
+        self._uncount(self._state.lose(via, self._clock.monotonic()))
+
+    def _uncount(self, given: Iterable[tuple[int, int]]) -> None:
+        """Note that some jobs were given back that were not begun; they may be taken now."""
+        for offset, deliveries in given:
+            self._note(entry(EntryKind.DELIVERED, offset, count=deliveries))
+            self._redelivered -= deliveries > 0
+            self._delivered -= 1
+        if given:
+            self._write()
+        self._changed.set()
 
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
@@ -325,17 +362,20 @@ class GroupCoordinator:
         return self._state
 
     def _take(
-        self, state: GroupState, member: bytes, most: int, *, is_away: bool
+        self, state: GroupState, member: bytes, most: int, via: object, most_bytes: float
     ) -> list[tuple[Record, int]]:
         now = self._clock.monotonic()
         taken: list[tuple[Record, int]] = []
+        is_away = via is not None
         kind = EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED
         state.pass_time(now)
         while len(taken) < most and state.leased < self.settings.max_ack_pending:
-            job = state.take(member, now, is_away=is_away)
+            room = most_bytes if taken else inf  # the first comes however large it is
+            job = state.take(member, now, is_away=is_away, via=via, most_bytes=room)
             if job is None:
                 break
             record, deliveries = job
+            most_bytes -= cost_of(record)
             self._note(entry(kind, record.offset, count=deliveries))
             self._redelivered += deliveries > 1
             taken.append(job)
@@ -371,7 +411,10 @@ class GroupCoordinator:
         assert self._cursor is not None
         try:
             while True:
-                while state.outstanding >= self.settings.most_unsettled:
+                while (
+                    state.outstanding >= self.settings.most_unsettled
+                    or state.held_bytes >= MOST_HELD_BYTES
+                ):
                     await self._changed.wait()
                     self._changed.clear()
                 is_behind = state.outstanding or state.floor > self._cursor.position

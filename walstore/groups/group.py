@@ -9,7 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from walstore.errors import WalClosedError, WalError
+from walstore.errors import LeaseExpiredError, WalClosedError, WalError
 from walstore.records import Record
 from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import GroupStatistics
@@ -122,13 +122,21 @@ class Job:
         seconds = as_seconds(delay, "delay")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
             raise ValueError(f"delay must be 0 to 30 days, not {delay!r}")
-        await self.group.backend.give_back(self.record.offset, self.deliveries, seconds)
+        if not self.group.has_left:
+            await self.group.backend.give_back(self.record.offset, self.deliveries, seconds)
 
     async def in_progress(self) -> None:
         """Begin the lease anew: another ``ack_wait_seconds`` from now.
 
-        LeaseExpiredError if it has ended; another member may have the job by now.
+        LeaseExpiredError if it has ended; another member may have the job by now. It also says that the job
+        is begun: jobs that a member has not begun when it leaves or is killed count no delivery, and without
+        this only the first of those that it has is taken for one.
         """
+        if self.group.has_left:
+            raise LeaseExpiredError(
+                f"the lease on offset {self.offset} ended: the member has left",
+                reader=self.group.name,
+            )
         await self.group.backend.extend(self.record.offset, self.deliveries)
 
     async def term(self) -> None:
@@ -176,7 +184,8 @@ class Group:
         self._backend: GroupBackend | None = None
         self._guard: LoopGuard | None = None
         self._is_entering = False
-        self._has_left = False
+        self.has_left = False
+        """Not for callers: whether all that the member had was given back."""
 
     async def fetch(self, max_jobs: int = 1, max_wait: float | None = None) -> list[Job]:
         """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
@@ -239,7 +248,7 @@ class Group:
     ) -> None:
         if self._backend is None:
             return
-        self._has_left = True
+        self.has_left = True
         with contextlib.suppress(WalError):  # what it holds comes again after ack_wait_seconds
             await self.backend.leave(self._member)
 
@@ -255,6 +264,6 @@ class Group:
         return self._backend
 
     def _entered(self) -> GroupBackend:
-        if self._has_left:
+        if self.has_left:
             raise WalClosedError("the member is not in its group; use it within 'async with'")
         return self.backend

@@ -95,7 +95,7 @@ class Remembered:
             case EntryKind.SETTLED:
                 self.settled.append((first, second))
             case EntryKind.DELIVERED | EntryKind.DELIVERED_AWAY:
-                self.deliveries[first] = max(count, self.deliveries.get(first, 0))
+                self.deliveries[first] = count  # the last says it: a delivery may have been none
                 (self.away.add if kind == EntryKind.DELIVERED_AWAY else self.away.discard)(first)
             case EntryKind.BURIED:
                 if first:

@@ -7,7 +7,8 @@ Invariants (tests/walstore/groups/test_state.py)
   G1  No job is leased to two members while the first lease holds.
   G2  A settled job is never delivered again.
   G3  With order by key, a job is delivered only when those of the same key before it are settled.
-  G4  No job is delivered more than ``max_deliver`` times; then it is dead.
+  G4  No job is delivered more than ``max_deliver`` times; then it is dead. What a member had not begun when
+      its connection ended was no delivery.
 """
 
 from __future__ import annotations
@@ -16,18 +17,34 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from math import inf
+from operator import attrgetter
 
 from walstore.batches.batch import Batch
+from walstore.batches.cost import cost_of
 from walstore.records import Record
 
 
 class _Outstanding:
     """A record that is not settled."""
 
-    __slots__ = ("deadline", "deliveries", "is_away", "is_leased", "member", "record")
+    __slots__ = (
+        "cost",
+        "deadline",
+        "deliveries",
+        "is_away",
+        "is_begun",
+        "is_leased",
+        "member",
+        "record",
+        "turn",
+        "via",
+    )
 
     def __init__(self, record: Record, deliveries: int) -> None:
         self.record = record
+        self.cost = cost_of(record)
+        """Bytes that it takes in memory, and about as many on its way to a member."""
         self.deliveries = deliveries
         self.is_leased = False
         self.is_away = False
@@ -35,6 +52,12 @@ class _Outstanding:
         self.deadline: float | None = None
         """When the lease ends, or when a job that waits is due; None for neither."""
         self.member = b""
+        self.via: object = None
+        """The connection over which the member has it; None within the process."""
+        self.turn = 0
+        """Higher than that of each lease that began before."""
+        self.is_begun = False
+        """Whether the member said so, by extending its lease."""
 
 
 class GroupState:
@@ -60,6 +83,9 @@ class GroupState:
         """Where reading continues."""
         self.leased = 0
         """How many jobs are leased."""
+        self.held_bytes = 0
+        """What the outstanding records take in memory."""
+        self._turns = 0
         self.dead: deque[tuple[Record, int]] = deque()
         """Jobs that were delivered too often, with their deliveries. They stay outstanding until settled."""
         self._settled = {offset for offset in settled if offset >= position}
@@ -135,6 +161,7 @@ class GroupState:
     def _add(self, record: Record) -> None:
         offset = record.offset
         job = self._outstanding[offset] = _Outstanding(record, self._deliveries.pop(offset, 0))
+        self.held_bytes += job.cost
         until = self._leased_until.pop(offset, None)
         if self._is_ordered and record.key is not None:
             behind = self._behind.get(record.key)
@@ -154,18 +181,36 @@ class GroupState:
     # -- members -----------------------------------------------------------------------------
 
     def take(
-        self, member: bytes, now: float, *, is_away: bool = False
+        self,
+        member: bytes,
+        now: float,
+        *,
+        is_away: bool = False,
+        via: object = None,
+        most_bytes: float = inf,
     ) -> tuple[Record, int] | None:
-        """Lease a job to a member: the record, and how often it has been delivered, this time included."""
+        """Lease a job to a member: the record, and how often it has been delivered, this time included.
+
+        None if the next one costs more than ``most_bytes``, too: it stays the next. ``via`` is the
+        connection over which the member gets it, see :meth:`lose`.
+        """
         self.pass_time(now)
         for queue in (self._due, self._fresh):
             while queue:
-                job = self._outstanding.get(queue.popleft())
+                job = self._outstanding.get(queue[0])
                 if job is None or job.is_leased:
+                    queue.popleft()
                     continue
+                if job.cost > most_bytes:
+                    return None
+                queue.popleft()
+                self._turns += 1
+                job.turn = self._turns
                 job.is_leased = True
+                job.is_begun = False
                 job.is_away = is_away
                 job.member = member
+                job.via = via
                 job.deliveries += 1
                 self.leased += 1
                 self._at(job, now + self._ack_wait_seconds)
@@ -185,6 +230,7 @@ class GroupState:
             self._leased_until.pop(offset, None)
             return True
         self.leased -= job.is_leased
+        self.held_bytes -= job.cost
         key = job.record.key
         if self._is_ordered and key is not None:
             behind = self._behind[key]
@@ -206,9 +252,17 @@ class GroupState:
         else:
             self._fresh.appendleft(job.record.offset)
 
-    def give_back(self, offset: int, deliveries: int, now: float, delay_seconds: float) -> bool:
+    def give_back(
+        self,
+        offset: int,
+        deliveries: int,
+        now: float,
+        delay_seconds: float,
+        *,
+        member: bytes | None = None,
+    ) -> bool:
         """End a lease early; the job is due after a delay. False if the lease is another's by now."""
-        job = self._leased_job(offset, deliveries)
+        job = self._leased_job(offset, deliveries, member)
         if job is None:
             if not self._is_held_unread(offset, deliveries):
                 return False
@@ -227,19 +281,52 @@ class GroupState:
             self._end_lease(job, now)
             self.pass_time(now)
 
-    def extend(self, offset: int, deliveries: int, now: float) -> bool:
+    def extend(
+        self,
+        offset: int,
+        deliveries: int,
+        now: float,
+        *,
+        member: bytes | None = None,
+        via: object = None,
+    ) -> bool:
         """Begin a lease anew; False if it is another's by now, or the job is settled."""
-        job = self._leased_job(offset, deliveries)
+        job = self._leased_job(offset, deliveries, member)
         if job is None and self._is_held_unread(offset, deliveries):
             self._leased_until[offset] = now + self._ack_wait_seconds
             return True
         if job is None or job.deadline is None or job.deadline <= now:
             return False
+        job.is_begun, job.via = True, via
         self._at(job, now + self._ack_wait_seconds)
         return True
 
-    def leave(self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()) -> None:
-        """Give back all that a member holds, at once.
+    def lose(self, via: object, now: float) -> list[tuple[int, int]]:
+        """Give back what members had over a connection that ended, and did not begin: it was no delivery.
+
+        A member begins its jobs in their order, as far as is known: what it was given first of the jobs that
+        it still has, it has begun, and whatever it has extended. Of those the leases go on, so a member that
+        comes back may end them. One that was given jobs over a later connection has come back.
+        Returns offset and deliveries of each job that was given back.
+        """
+        having: dict[bytes, list[_Outstanding]] = {}
+        for job in self._outstanding.values():
+            if job.is_leased and job.via is not None:
+                having.setdefault(job.member, []).append(job)
+        given: list[_Outstanding] = []
+        for jobs in having.values():
+            lost = [job for job in jobs if job.via is via]
+            later = next((job.via for job in jobs if job.via is not via), None)
+            if later is None:
+                given += _not_begun(lost)
+            for job in lost:
+                job.via = later or via
+        return self._take_back(given, now)
+
+    def leave(
+        self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()
+    ) -> list[tuple[int, int]]:
+        """Give back all that a member holds, at once. What it had not begun was no delivery: as :meth:`lose`.
 
         Leases from before a restart of the owner say of no member that they are its own. ``held`` are the
         offsets and deliveries of the jobs that the member has: of those leases these are given back, too.
@@ -253,9 +340,11 @@ class GroupState:
                 given.append(job)
             elif self._is_held_unread(offset, deliveries):
                 self._leased_until[offset] = now
+        not_begun = _not_begun([job for job in given if job.member])
         for job in given:
-            self._end_lease(job, now)
-        self.pass_time(now)
+            if job not in not_begun:
+                self._end_lease(job, now)
+        return self._take_back(not_begun, now)
 
     def pass_time(self, now: float) -> None:
         """End the leases that have run out, and make due what waited until now."""
@@ -279,6 +368,14 @@ class GroupState:
         job.deadline = moment
         heapq.heappush(self._moments, (moment, job.record.offset))
 
+    def _take_back(self, jobs: Iterable[_Outstanding], now: float) -> list[tuple[int, int]]:
+        """Undo leases; return offset and deliveries of each job."""
+        for job in jobs:
+            job.deliveries -= 1
+            self._end_lease(job, now)
+        self.pass_time(now)
+        return [(job.record.offset, job.deliveries) for job in jobs]
+
     def _end_lease(self, job: _Outstanding, due: float) -> None:
         job.is_leased = False
         self.leased -= 1
@@ -291,8 +388,16 @@ class GroupState:
         """Whether a member from before a restart holds a job that is still to be read."""
         return offset in self._leased_until and self._deliveries.get(offset) == deliveries
 
-    def _leased_job(self, offset: int, deliveries: int) -> _Outstanding | None:
+    def _leased_job(
+        self, offset: int, deliveries: int, member: bytes | None = None
+    ) -> _Outstanding | None:
+        """Return a job under a certain lease. Of a lease from before a restart the member is not known."""
         job = self._outstanding.get(offset)
         if job is None or not job.is_leased or job.deliveries != deliveries:
             return None
-        return job
+        return job if member is None or job.member in (member, b"") else None
+
+
+def _not_begun(jobs: Iterable[_Outstanding]) -> list[_Outstanding]:
+    """Return those of a member's jobs that it has not begun: it takes them in their order."""
+    return [job for job in sorted(jobs, key=attrgetter("turn"))[1:] if not job.is_begun]

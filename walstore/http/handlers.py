@@ -11,11 +11,11 @@ from aiohttp import web
 
 from walstore.http import protocol
 from walstore.http.answering import expected_later
+from walstore.http.bodies import Bodies
 from walstore.http.content import (
     JSON,
     control_event,
     data_event,
-    decode_body,
     is_text,
     join_records,
     split_body,
@@ -30,7 +30,7 @@ from walstore.http.protocol import (
     is_true,
     parse_offset,
 )
-from walstore.http.stream import Stream, StreamChunk, StreamConfig
+from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
 
 if TYPE_CHECKING:
@@ -48,10 +48,17 @@ class Handlers:
     """Answers requests on streams."""
 
     def __init__(
-        self, streams: Streams, settings: HttpSettings, clock: Clock, *, is_private: bool
+        self,
+        streams: Streams,
+        bodies: Bodies,
+        settings: HttpSettings,
+        clock: Clock,
+        *,
+        is_private: bool,
     ) -> None:
         """``is_private``: shared caches must not keep the content."""
         self._streams = streams
+        self._bodies = bodies
         self._settings = settings
         self._clock = clock
         self._cached = f"{'private' if is_private else 'public'}, {_CACHED}"
@@ -94,17 +101,16 @@ class Handlers:
             fork_offset=fork_offset,
             sub_offset=protocol.parse_sub_offset(headers.get(protocol.FORK_SUB_OFFSET)),
         )
-        body = await self._body(request)
-        if body and not content_type:  # a fork's content type is that of its source
-            found = await self._streams.find(source or "", is_use=False)
-            content_type = found.config.content_type
-        values = await _split(content_type, body) if body else []
-        stream, is_new = await self._streams.create(
-            request.match_info["log"],
-            asked,
-            values,
-            is_closed=is_true(headers.get(CLOSED)),
-        )
+        async with self._bodies.whole(request) as body:
+            if body and not content_type:  # a fork's content type is that of its source
+                found = await self._streams.find(source or "", is_use=False)
+                content_type = found.config.content_type
+            stream, is_new = await self._streams.create(
+                request.match_info["log"],
+                asked,
+                await _split(content_type, body) if body else [],
+                is_closed=is_true(headers.get(CLOSED)),
+            )
         if not is_new and headers.get("If-None-Match", "").strip() == "*":
             raise RefusedError(412, "the stream is there")
         answer = web.Response(status=201 if is_new else 200)
@@ -121,7 +127,33 @@ class Handlers:
         if sequence is not None:
             protocol.check_text(sequence, protocol.SEQUENCE)
         is_last = is_true(headers.get(CLOSED))
-        body = await self._body(request)
+        async with self._bodies.whole(request) as body:
+            done, is_full = await self._append_body(
+                request, stream, body, producer=producer, sequence=sequence, is_last=is_last
+            )
+        answer = web.Response(
+            status=200 if done.is_new and is_full and producer is not None else 204
+        )
+        answer.headers[NEXT_OFFSET] = format_offset(done.tail)
+        if done.is_closed:
+            answer.headers[CLOSED] = "true"
+        if done.mark is not None:
+            answer.headers[protocol.PRODUCER_EPOCH] = str(done.mark.epoch)
+            answer.headers[protocol.PRODUCER_SEQUENCE] = str(done.mark.sequence)
+        return answer
+
+    async def _append_body(
+        self,
+        request: web.Request,
+        stream: Stream,
+        body: bytes,
+        *,
+        producer: protocol.ProducerMark | None,
+        sequence: str | None,
+        is_last: bool,
+    ) -> tuple[Appended, bool]:
+        """Append what a body holds; also return whether that was anything."""
+        headers = request.headers
         values: list[bytes] = []
         if body:
             if "Content-Type" not in headers:
@@ -141,37 +173,11 @@ class Handlers:
             durability=headers.get(protocol.DURABILITY),
             is_empty=not body,
         )
-        answer = web.Response(
-            status=200 if done.is_new and values and producer is not None else 204
-        )
-        answer.headers[NEXT_OFFSET] = format_offset(done.tail)
-        if done.is_closed:
-            answer.headers[CLOSED] = "true"
-        if done.mark is not None:
-            answer.headers[protocol.PRODUCER_EPOCH] = str(done.mark.epoch)
-            answer.headers[protocol.PRODUCER_SEQUENCE] = str(done.mark.sequence)
-        return answer
+        return done, bool(values)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         await self._streams.delete(request.match_info["log"])
         return web.Response(status=204)
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Return the whole body, decoded; RefusedError if it is cut, malformed or too large."""
-        try:
-            async with asyncio.timeout(self._settings.body_seconds):
-                body = await request.read()
-        except TimeoutError:
-            raise RefusedError(408, "the body took too long", {"Connection": "close"}) from None
-        except web.RequestPayloadError as error:
-            text = f"the body is malformed: {error}"
-            raise RefusedError(400, text, {"Connection": "close"}) from None
-        coding = ",".join(request.headers.getall("Content-Encoding", ()))
-        if not body or not coding:
-            return body
-        return await asyncio.get_running_loop().run_in_executor(
-            None, decode_body, coding, body, self._settings.body_bytes
-        )
 
     # -- reading -----------------------------------------------------------------------------
 

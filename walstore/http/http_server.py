@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
+from walstore.append.budgets import ChannelBudget
 from walstore.cluster.member import ClusterMember
 from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalError
 from walstore.http.access import Access
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from walstore.http.answering import Answering
     from walstore.http.proxy import Proxy
+    from walstore.serve.server import Server
 
 _SWEEP_SECONDS: Final = 1.0
 _SPARE_CONNECTIONS: Final = 16
@@ -63,6 +65,7 @@ class HttpServer:
         registry: CollectorRegistry | None = None,
         collections: Mapping[str, WatchedCollection] | None = None,
         settings: HttpSettings | None = None,
+        beside: Server | None = None,
         clock: Clock | None = None,
     ) -> Opening[HttpServer]:
         """Begin to serve ``logs`` at ``HOST:PORT``; port 0 takes a free one.
@@ -74,6 +77,7 @@ class HttpServer:
         and at ``collections`` by name (:class:`uploader.Collection`, which stay open). ``cluster`` serves all
         logs of the cluster that this member belongs to, with ``logs`` None: requests for a log that another
         machine leads are passed on to the HTTP server of that one, which ``ClusterMember.join(web=)`` names.
+        With ``beside``, a server of the same process, the two share its limit on the bytes of requests.
         Leaving the block stops the server, and leaves ``logs`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
@@ -101,6 +105,7 @@ class HttpServer:
                 registry=registry,
                 collections=collections or {},
                 settings=settings,
+                beside=beside,
                 clock=clock,
                 is_local=is_loopback(host) and not token,
             )
@@ -122,12 +127,15 @@ class HttpServer:
         registry: CollectorRegistry | None,
         collections: Mapping[str, WatchedCollection],
         settings: HttpSettings | None,
+        beside: Server | None,
         clock: Clock | None,
         is_local: bool,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self.settings = settings or HttpSettings()
         """As given to :meth:`open`."""
+        self.incoming = beside.incoming if beside else ChannelBudget(self.settings.request_bytes)
+        """Bytes of the requests in progress."""
         self.addresses: list[str] = []
         """Where it is reached, such as ``http://127.0.0.1:7421``."""
         self._logs = logs
@@ -185,6 +193,7 @@ class HttpServer:
         from aiohttp import web
 
         from walstore.http.answering import Answering
+        from walstore.http.bodies import Bodies
         from walstore.http.handlers import Handlers
         from walstore.http.health import Health
         from walstore.http.pages import Pages
@@ -203,7 +212,11 @@ class HttpServer:
         for routes in (
             self._answering,
             Handlers(
-                self._streams, self.settings, self._clock, is_private=self._access.needs_token
+                self._streams,
+                Bodies(self.settings, self.incoming),
+                self.settings,
+                self._clock,
+                is_private=self._access.needs_token,
             ),
             self._tickets,
             Pages(self._looking),
@@ -289,5 +302,5 @@ HTTP_METRICS: Final = (
 def _import() -> None:
     """Import what an HTTP server needs; MissingExtraError. Blocking."""
     with needs_extra("serve", "HttpServer"):
-        for name in ("answering", "handlers", "health", "pages", "proxy"):
+        for name in ("answering", "bodies", "handlers", "health", "pages", "proxy"):
             importlib.import_module(f"walstore.http.{name}")

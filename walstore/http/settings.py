@@ -20,6 +20,9 @@ class HttpSettings:
     beyond twice as many, and sixteen, are closed."""
     body_bytes: int = 16 * MIB
     """Largest body of a request, 1 KiB to 1 GiB; a larger one is answered with 413."""
+    request_bytes: int = 128 * MIB
+    """What the bodies of all requests in progress may take, 1 MiB to 64 GiB; further large ones wait for
+    ``body_seconds``, and are answered with 503 then. With ``beside``, that server's limit is for both."""
     read_bytes: int = MIB
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
     idle_seconds: float = 60.0
@@ -36,6 +39,7 @@ class HttpSettings:
     def __post_init__(self) -> None:
         as_count(self.connections, "connections", high=1 << 16)
         as_count(self.body_bytes, "body_bytes", low=1 << 10, high=1 << 30)
+        as_count(self.request_bytes, "request_bytes", low=MIB, high=1 << 36)
         as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
         for name, low, high in (
             ("idle_seconds", 0.05, 86_400.0),

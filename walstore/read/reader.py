@@ -295,6 +295,20 @@ class Reader:
         parts[-1] = spanning(parts[-1], parts[-1].start, self._position)
         return parts[0] if len(parts) == 1 else ConcatBatch(parts)
 
+    async def wait(self, max_wait: float | None = None) -> bool:
+        """Wait until there are records at the position, of any stream, and read none of them.
+
+        At most ``max_wait`` seconds (None: without limit). False if there are none then, or never will be:
+        before ``stop``. Raises as :meth:`fetch`, and is the way to wait without holding what is waited for.
+        """
+        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        self._guard.check()
+        self._unread_records()
+        if self._batches:
+            return True
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        return await self._readable(follow=True, deadline=deadline) is not None
+
     # -- inside ------------------------------------------------------------------------------
 
     async def _unpack(self) -> bool:

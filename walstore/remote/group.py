@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from walstore.errors import StorageUnavailableError
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 from walstore.remote.client import Client
 from walstore.runtime.statistics import GroupStatistics
 from walstore.wire.groups import pack_settings, unpack_jobs
+from walstore.wire.message import Kind, ProtocolViolationError
 
 _WAIT_SECONDS: Final = 30.0
 """How long the server waits for a job before it answers without any."""
@@ -27,6 +29,7 @@ class RemoteGroup:
     def __init__(self, client: Client, name: str, settings: GroupSettings) -> None:
         self._client = client
         self._group = [name, pack_settings(settings)]
+        self._member = b""
         self._most_held = settings.max_ack_pending
         self._held: dict[int, int] = {}
         """Deliveries of the jobs that were neither settled nor given back, by offset, oldest lease first."""
@@ -43,17 +46,25 @@ class RemoteGroup:
     async def take(
         self, member: bytes, most: int, max_wait: float | None
     ) -> list[tuple[Record, int]]:
-        """Lease jobs to a member. Jobs whose answer is lost come again after their lease."""
-        left = max_wait
+        """Lease jobs to a member. Of jobs whose answer is lost, the first comes again after its lease."""
+        left, self._member = max_wait, member
         while True:
             seconds = _WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS)
-            jobs = unpack_jobs(await self._call("take", member, most, seconds))
+            jobs = await self._take(member, most, seconds)
             if left is not None:
                 left -= seconds
             for record, deliveries in jobs:
                 self._hold(record.offset, deliveries)
             if jobs or (left is not None and left <= 0):
                 return jobs
+
+    async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
+        arguments = ["take", *self._group, member, most, seconds]
+        request = self._client.send(Kind.CALL, ["group", arguments])
+        try:
+            return unpack_jobs(*await self._client.wait(request))
+        except ProtocolViolationError as error:
+            raise StorageUnavailableError(f"the server sent {error}") from error
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably; sent again if the connection is lost."""
@@ -63,13 +74,15 @@ class RemoteGroup:
 
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a lease early."""
-        await self._call("give_back", offset, deliveries, delay_seconds, is_write=True)
+        await self._call(
+            "give_back", self._member, offset, deliveries, delay_seconds, is_write=True
+        )
         if self._held.get(offset) == deliveries:
             del self._held[offset]
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a lease anew."""
-        await self._call("extend", offset, deliveries, is_write=True)
+        await self._call("extend", self._member, offset, deliveries, is_write=True)
         self._hold(offset, deliveries)
 
     async def leave(self, member: bytes) -> None:

@@ -12,11 +12,15 @@ from typing import Any, Final, cast
 from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
+    InvalidSettingsError,
     StorageUnavailableError,
 )
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import (
+    GREETING_BYTES,
+    MOST_ANSWER_BYTES,
+    MOST_ANSWER_HEAD_BYTES,
     PREAMBLE,
     VERSION,
     Decoder,
@@ -27,8 +31,8 @@ from walstore.wire.message import (
 )
 
 _GREETING: Final = 0
+_MOST_TOKEN_CHARS: Final = GREETING_BYTES // 8
 _CLOSED: Final = "the server closed the connection"
-_MOST_ANSWER_BYTES: Final = 1 << 30
 _BYTES_ACKED: Final = 120
 """Where ``tcpi_bytes_acked`` is in the ``struct tcp_info`` of Linux."""
 _TCP_INFO_BYTES: Final = _BYTES_ACKED + 8
@@ -51,7 +55,9 @@ class ServerConnection(asyncio.Protocol):
         """When something of the server arrived last."""
         self.received_bytes = self.sent_bytes = 0
         """Of messages, whole or not; what was sent may still be here."""
-        self._decoder = Decoder(most_bytes=_MOST_ANSWER_BYTES)
+        self._decoder = Decoder(
+            most_bytes=MOST_ANSWER_BYTES, most_head_bytes=MOST_ANSWER_HEAD_BYTES, skips=True
+        )
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._why = _CLOSED
@@ -112,7 +118,12 @@ class ServerConnection(asyncio.Protocol):
             greeting["direct"] = True
         if after:
             greeting["after"] = after
-        self.send(encode(Kind.HELLO, _GREETING, greeting))
+        message = encode(Kind.HELLO, _GREETING, greeting)
+        if len(message[0]) > GREETING_BYTES:
+            if len(token or "") > _MOST_TOKEN_CHARS:
+                raise AccessDeniedError(f"no server has a token of {len(token or '')} characters")
+            raise InvalidSettingsError(f"no log has a name of {len(log or '')} characters")
+        self.send(message)
         welcome = await self._welcome
         if not isinstance(welcome, dict):
             raise StorageUnavailableError("the server's greeting is none")

@@ -8,18 +8,13 @@ lost connection would leave behind.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.cluster.stored_logs import StoredLog
-from walstore.errors import WalClosedError
-from walstore.groups.settings import check_group_name
 from walstore.replication.copy_log import CopyLog
-from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
 from walstore.wire.errors import pack_error
-from walstore.wire.groups import pack_jobs, unpack_held, unpack_settings
 from walstore.wire.message import ProtocolViolationError
 
 if TYPE_CHECKING:
@@ -184,38 +179,6 @@ async def _delete_cursor(wal: Wal, name: str) -> bool:
 # -- groups ----------------------------------------------------------------------------------
 
 
-async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) -> Any:
-    """Do something in a group, which is made and opened for the first client that names it."""
-    if verb != "open" and not await wal.has_group(check_group_name(name)):
-        raise WalClosedError(f"the group {name!r} was deleted")
-    group = wal.coordinator(check_group_name(name), unpack_settings(options))
-    await group.open()
-    match verb, arguments:
-        case "open", ():
-            return None
-        case "take", (bytes(member), int(most), int() | float() as seconds) if (
-            0 < most <= 10_000 and math.isfinite(seconds)
-        ):
-            wait = min(max(float(seconds), 0.0), _MOST_WAIT_SECONDS)
-            return pack_jobs(await group.take(member, most, wait, is_away=True))
-        case "settle", (list(offsets),):
-            return await group.settle([as_int(offset, "an offset") for offset in offsets])
-        case "give_back", (int(offset), int(deliveries), int() | float() as seconds) if (
-            seconds >= 0 and math.isfinite(seconds)
-        ):
-            return await group.give_back(offset, deliveries, float(seconds))
-        case "extend", (int(offset), int(deliveries)):
-            return await group.extend(offset, deliveries)
-        case "leave", (bytes(member), list(held)):
-            return await group.leave(member, unpack_held(held))
-        case "statistics", ():
-            return dataclasses.asdict(await group.statistics())
-    raise ProtocolViolationError(f"no call of a group: {verb!r}")
-
-
-_MOST_WAIT_SECONDS: Final = 60.0
-
-
 async def _groups(wal: Wal) -> list[Any]:
     return [
         [
@@ -253,11 +216,15 @@ CALLS: Final[Mapping[str, Call]] = {
     "move_cursor": _move_cursor,
     "cursors": _cursors,
     "delete_cursor": _delete_cursor,
-    "group": _group,
     "groups": _groups,
     "delete_group": _delete_group,
 }
 """What a client may call besides appending and reading."""
+
+LISTINGS: Final = frozenset(
+    {"describe", "refresh", "streams", "statistics", "extents", "cursors", "groups"}
+)
+"""Those whose answers have no limit of their own."""
 
 
 async def _refresh_limits(log: Wal | CopyLog | StoredLog) -> list[Any]:

@@ -13,8 +13,9 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
+from walstore.append.budgets import ChannelBudget
 from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
     AccessDeniedError,
@@ -29,8 +30,11 @@ from walstore.remote.served_logs import LIST_SERVICE
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.runtime.tasks import start_task
+from walstore.serve.answer import PackedAnswer, PreparedAnswer, encode_answer, size_of
 from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
+from walstore.serve.incoming import Incoming
+from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.tunnel import Tunnel, pass_on
@@ -65,6 +69,8 @@ class ConnectionOwner(Protocol):
 
     settings: ServeSettings
     figures: ServerFigures
+    incoming: ChannelBudget
+    outgoing: ChannelBudget
     token: str | None
     version: str
 
@@ -109,21 +115,20 @@ class ClientConnection(asyncio.Protocol):
         """Serve the logs of ``owner``."""
         self._owner = owner
         settings, self._figures = owner.settings, owner.figures
-        self._decoder = Decoder(most_bytes=settings.message_bytes)
+        self._decoder = Decoder(most_bytes=settings.message_bytes, is_greeted=False)
         self._transport: asyncio.Transport | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._untold: set[asyncio.Task[None]] = set()
         self._service: Service | None = None
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
-        self._backlog: list[Message] = []
-        # Bytes of requests whose answers are not written yet.
-        self._used_bytes = 0
+        self._incoming = Incoming(owner.incoming, settings.credit_bytes, self._balance)
+        self._outgoing = Outgoing(owner.outgoing, settings.write_buffer_bytes)
         self._reads_paused = False
+        self._greeting: int | None = None
+        """Number of the greeting while it is being answered."""
         # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
         self._moves = self._is_leaving = False
-        self._writable = asyncio.Event()
-        self._writable.set()
         self.since = owner.monotonic()
         """When it last made progress: nothing half received and nothing that the client does not take."""
         self.peer = "a client"
@@ -134,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, and wait for the client's greeting."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=self._owner.settings.write_buffer_bytes)
+        self._outgoing.begin(self._transport)
         self.peer = str(transport.get_extra_info("peername") or "a local client")
         if not self._owner.joined(self):
             self._transport.write(PREAMBLE)
@@ -159,17 +164,14 @@ class ClientConnection(asyncio.Protocol):
             self._violated(error)
 
     def pause_writing(self) -> None:
-        """The client does not take its answers: read no more requests of it."""
-        self._writable.clear()
-        self.since = self._owner.monotonic()
+        """The client has not taken its answers yet."""
+        self._outgoing.pause()
         if self._tunnel is not None:
             self._tunnel.pause(is_paused=True)
-            return
-        self._balance()
 
     def resume_writing(self) -> None:
         """The client takes its answers again."""
-        self._writable.set()
+        self._outgoing.resume()
         if self._tunnel is not None:
             self._tunnel.pause(is_paused=False)
             return
@@ -181,7 +183,6 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Drop what nobody waits for any more. Appends that were received are finished."""
-        self._backlog.clear()
         if self._tunnel is not None:
             self._tunnel.close()
         if self._leaving is not None:
@@ -189,8 +190,10 @@ class ClientConnection(asyncio.Protocol):
         for task in self._tasks.values():
             task.cancel()
         if self._service is not None:
-            self._spawn(self._service.aclose())
-        self._writable.set()
+            is_told = self._is_leaving or self._owner.is_stopping
+            self._spawn(self._service.aclose(is_told=is_told))
+        self._outgoing.end()
+        self._incoming.end()
         self._owner.left(self)
 
     # -- for the server ----------------------------------------------------------------------
@@ -199,12 +202,12 @@ class ClientConnection(asyncio.Protocol):
     def is_stuck(self) -> bool:
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
         is_inside = not self._is_greeted or self._decoder.is_inside
-        return is_inside or self._is_leaving or not self._writable.is_set()
+        return is_inside or self._is_leaving or not self._outgoing.is_writable
 
     @property
     def used_bytes(self) -> int:
         """What its requests in progress take of its credit."""
-        return self._used_bytes
+        return self._incoming.used_bytes
 
     @property
     def requests(self) -> int:
@@ -268,9 +271,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if self._backlog or (not self._is_greeted and message.kind != Kind.HELLO):
-                self._backlog.append(message)  # the greeting is being answered
-                continue
+            if not self._is_greeted and message.kind != Kind.HELLO:
+                raise ProtocolViolationError("another message than a greeting at the beginning")
             self._begin(message)
         self._balance()
 
@@ -296,6 +298,7 @@ class ClientConnection(asyncio.Protocol):
             case Kind.HELLO:
                 if self._is_greeted or self._tasks:
                     raise ProtocolViolationError("a second greeting")
+                self._greeting = message.id
                 self._run(message.id, partial(self._greet, message), 0)
             case _:
                 raise ProtocolViolationError(f"a request of kind {message.kind}")
@@ -331,7 +334,7 @@ class ClientConnection(asyncio.Protocol):
             del self._tasks[number]
         if task.cancelled():  # by the client, which wants no answer, or because the server stops
             self._write(encode(Kind.FAILED, number, NOT_BEGUN))
-        self._used_bytes -= cost
+        self._incoming.release(cost)
         self._balance()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -345,10 +348,9 @@ class ClientConnection(asyncio.Protocol):
             answer = await begin()
             if self._tunnel is not None:
                 return  # the other machine answers
-            payload: Sequence[bytes | memoryview] = ()
-            if isinstance(answer, _Packed):
-                answer, payload = answer
-            self._write(encode(Kind.DONE, number, answer, payload))
+            await self._send(number, answer)
+            if number == self._greeting and self._is_greeted:
+                self._go_on()
         except Exception as error:  # noqa: BLE001 - the client gets it
             if isinstance(error, ProtocolViolationError) and not self._is_greeted:
                 self._violated(error)
@@ -356,6 +358,8 @@ class ClientConnection(asyncio.Protocol):
                 self._make_room(number, UNDECIDED)
             else:
                 self._refuse(number, error)
+                if not self._is_greeted:
+                    self.close()
 
     # -- the requests themselves -------------------------------------------------------------
 
@@ -399,19 +403,21 @@ class ClientConnection(asyncio.Protocol):
         if head.get("service") == READ_SERVICE:
             log = await self._owner.readable(name)
             self._service = ReadService(log)
-            return self._greeted({**welcome, "log": describe_readable(log)})
+            return {**welcome, "log": describe_readable(log)}
         wal = await self._owner.log(name, after=after)
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None
         self._service = LogService(wal, settings)
-        return self._greeted({**welcome, "log": await CALLS["describe"](wal)})
+        return {**welcome, "log": await CALLS["describe"](wal)}
 
-    def _greeted(self, welcome: dict[str, Any]) -> dict[str, Any]:
+    def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""
-        waiting, self._backlog = self._backlog, []
-        asyncio.get_running_loop().call_soon(self._take_backlog, waiting)
-        return welcome
+        self._greeting = None
+        try:
+            self._take(self._decoder.admit())
+        except ProtocolViolationError as error:
+            self._violated(error)
 
     async def _lead_to(self, address: Address, greeting: Message) -> None:
         """Let the machine that leads the log serve this client."""
@@ -421,11 +427,10 @@ class ClientConnection(asyncio.Protocol):
         tunnel = Tunnel(self._transport)
         seconds = self._owner.settings.stall_seconds
         await tunnel.connect(address, self._owner.trust, greeting, seconds)
-        waiting, self._backlog = self._backlog, []
-        self._tunnel = tunnel
+        self._tunnel, self._greeting = tunnel, None
         self._figures.passed_on += 1
         self._leaving = start_task(self._leave(greeting.head.get("log"), address))
-        pass_on(tunnel, waiting, self._decoder.take_rest())
+        pass_on(tunnel, (), self._decoder.take_rest())
         if self._reads_paused and not self._transport.is_closing():
             self._transport.resume_reading()
         if self._transport.is_closing():
@@ -440,13 +445,7 @@ class ClientConnection(asyncio.Protocol):
         await self._owner.moved(name, address)
         self.close()
 
-    def _take_backlog(self, waiting: Sequence[Message]) -> None:
-        try:
-            self._take(waiting)
-        except ProtocolViolationError as error:
-            self._violated(error)
-
-    async def _read(self, message: Message) -> _Packed:
+    async def _read(self, message: Message) -> PackedAnswer | PreparedAnswer:
         """Return records from a position: what there is, or what comes within the time."""
         match message.head:
             case [
@@ -465,25 +464,41 @@ class ClientConnection(asyncio.Protocol):
             raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
         seconds = max(0.0, min(float(wait), _MOST_WAIT_SECONDS))
         reader = await service.reader(position, stop, shown, seconds)
-        await self._writable.wait()
-        if reader is None:
-            return _Packed([[], *service.limits(shown)], ())
-        batch = await reader.fetch(
-            max_records=_MOST_READ_RECORDS,
-            max_bytes=max(1, min(most_bytes, self._owner.settings.read_bytes)),
-            max_wait=seconds,
-        )
-        if not len(batch):
-            return _Packed([[], *service.limits(shown)], ())
-        intervals, frames = pack_batch(batch)
-        return _Packed([intervals, *service.limits(shown)], frames)
+        if reader is None or not await reader.wait(seconds):
+            return PackedAnswer([[], *service.limits(shown)], ())
+
+        async def make(room_bytes: int) -> PackedAnswer:
+            reader.seek(position)
+            batch = await reader.fetch(
+                max_records=_MOST_READ_RECORDS, max_bytes=room_bytes, max_wait=0
+            )
+            intervals, frames = pack_batch(batch) if len(batch) else ([], [])
+            return PackedAnswer([intervals, *service.limits(shown)], frames)
+
+        return PreparedAnswer(make, max(1, min(most_bytes, self._owner.settings.read_bytes)))
 
     # -- answers -----------------------------------------------------------------------------
 
+    async def _send(self, number: int, answer: Any) -> None:
+        """Write an answer: a short one now, a larger one in turn."""
+        if not isinstance(answer, PreparedAnswer):
+            pieces = encode_answer(number, answer)
+            if size_of(pieces) <= SHORT_BYTES:
+                self._write(pieces)
+                return
+            made, answer = answer, PreparedAnswer(lambda _: _as_it_is(made), size_of(pieces))
+            del pieces
+        await self._outgoing.send(answer, partial(encode_answer, number), self._write)
+
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._figures.sent_bytes += sum(map(len, pieces))
-            self._transport.writelines(pieces)
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._figures.sent_bytes += size_of(pieces)
+        was_writable = self._outgoing.is_writable
+        self._outgoing.write(pieces)
+        if was_writable and not self._outgoing.is_writable:
+            self.since = self._owner.monotonic()
+            self._balance()
 
     def _refuse(self, number: int, error: BaseException) -> None:
         """Answer a request with its error. Others of the connection go on, whatever is wrong with it."""
@@ -511,8 +526,8 @@ class ClientConnection(asyncio.Protocol):
     # -- budget ------------------------------------------------------------------------------
 
     def _occupy(self, message: Message) -> int:
-        cost = len(message.payload) + MESSAGE_OVERHEAD_BYTES
-        self._used_bytes += cost
+        cost = message.size + MESSAGE_OVERHEAD_BYTES
+        self._incoming.occupy(cost)
         return cost
 
     def _balance(self) -> None:
@@ -520,11 +535,9 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_full = (
-            self._used_bytes >= self._owner.settings.credit_bytes
-            or len(self._backlog) > _MOST_BACKLOG
-        )
-        wanted = is_full or not self._writable.is_set()
+        is_greeting = self._greeting is not None
+        takes_more = self._incoming.takes_more(self._decoder.coming_bytes)
+        wanted = is_greeting or not takes_more or not self._outgoing.is_writable
         if wanted and not self._reads_paused:
             transport.pause_reading()
         elif self._reads_paused and not wanted:
@@ -533,12 +546,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
-_MOST_BACKLOG: Final = 64
-"""How many messages may follow a greeting before its answer."""
 
 
-class _Packed(NamedTuple):
-    """An answer with a payload."""
-
-    head: Any
-    payload: Sequence[bytes | memoryview]
+async def _as_it_is(answer: Any) -> Any:
+    return answer

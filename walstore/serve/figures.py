@@ -58,6 +58,20 @@ SERVER_METRICS: Final = (
         lambda server: {(): server.requests_in_progress},
         kind=MetricKind.GAUGE,
     ),
+    figure(
+        "server",
+        "request_bytes",
+        "Bytes of requests in progress, and of those that are arriving, of all clients.",
+        lambda server: {(): server.incoming.used_bytes},
+        kind=MetricKind.GAUGE,
+    ),
+    figure(
+        "server",
+        "answer_bytes",
+        "Bytes of large answers that clients have not taken, and of those being made.",
+        lambda server: {(): server.outgoing.used_bytes},
+        kind=MetricKind.GAUGE,
+    ),
     figure("server", "connections_accepted", "Connections taken in.", _count("connected")),
     figure(
         "server",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import walstore
+from walstore.append.budgets import ChannelBudget
 from walstore.cluster.member import ClusterMember
 from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
@@ -47,6 +48,8 @@ _ACCEPT_TURNS: Final = 5
 """Turns of the event loop after which a connection that was being accepted is refused and closed."""
 _BACKLOG: Final = 1024
 _SOCKET_MODE: Final = 0o600
+_SPARE_BYTES: Final = 16 << 20
+"""Room for requests beside a message of the largest size."""
 
 
 class Server:
@@ -146,6 +149,11 @@ class Server:
         """Version of this package, for clients."""
         self.addresses: list[Address] = []
         """Where it is reached; a port of 0 is replaced by the one it got."""
+        most_bytes = max(self.settings.request_bytes, self.settings.message_bytes + _SPARE_BYTES)
+        self.incoming = ChannelBudget(most_bytes)
+        """Bytes of requests of all clients."""
+        self.outgoing = ChannelBudget(self.settings.answer_bytes)
+        """Bytes of answers of all clients."""
         self.figures = ServerFigures()
         """What was counted."""
         self._logs = logs

@@ -14,8 +14,10 @@ from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
+from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
-from walstore.serve.calls import CALLS, READ_CALLS, limits
+from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, limits
+from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
 from walstore.wire.message import Message
@@ -56,8 +58,8 @@ class Service(Protocol):
     def limits(self, shown: str) -> list[Any]:
         """Return the limits of the log, and how far this kind of reader sees."""
 
-    async def aclose(self) -> None:
-        """Take back what its client left undone."""
+    async def aclose(self, *, is_told: bool = False) -> None:
+        """Take back what its client left undone. ``is_told``: it goes on at another server, or later here."""
 
 
 class LogService:
@@ -67,6 +69,7 @@ class LogService:
         self._wal = wal
         self._appender = Appender(wal)
         self._transactions = ServedTransactions(wal, settings.transactions)
+        self._members = ServedMembers(wal, settings.read_bytes)
 
     @property
     def is_over(self) -> bool:
@@ -86,6 +89,10 @@ class LogService:
         if name in self._transactions.calls:
             begin = partial(self._transactions.calls[name], message.payload, *arguments)
             return Asked(begin, name, is_kept=True)
+        if name in self._members.calls:
+            return Asked(partial(self._members.calls[name], *arguments), name)
+        if name in LISTINGS:
+            return Asked(partial(_in_turn, partial(CALLS[name], self._wal, *arguments)), name)
         if name in CALLS:
             return Asked(partial(CALLS[name], self._wal, *arguments), name)
         raise ValueError(f"the server has no call {name[:100]!r}")
@@ -103,9 +110,16 @@ class LogService:
         wal = self._wal
         return [limits(wal), wal.tail if shown == "accepted" else wal.visible_limit]
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
+        if not is_told:
+            self._members.lose()
         await self._transactions.rollback_all()
+
+
+async def _in_turn(begin: Callable[[], Awaitable[Any]]) -> PreparedAnswer:
+    """Let a listing begin once there is room for it."""
+    return PreparedAnswer(lambda _: begin(), 1)
 
 
 class ReadService:
@@ -150,7 +164,7 @@ class ReadService:
         """As of :class:`Service`."""
         return [limits(self._log), self._log.visible_limit]
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
         if isinstance(self._log, StoredLog):
             await self._log.release()
@@ -179,7 +193,7 @@ class EmptyService:
         """As of :class:`Service`."""
         return []
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
 
 
@@ -209,5 +223,5 @@ class NodeService:
         """As of :class:`Service`."""
         return []
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""

@@ -23,10 +23,16 @@ class ServeSettings:
     """Largest message, 64 KiB to 1 GiB; a longer one ends the connection. An atomic group is one message."""
     credit_bytes: int = 16 * MIB
     """Bytes of requests that one client may have in progress, 64 KiB to 1 GiB; more stays unread."""
+    request_bytes: int = 128 * MIB
+    """The same of all clients together, bodies over HTTP included, 1 MiB to 64 GiB: a large message waits for
+    room, small ones do not. At least ``message_bytes`` and 16 MiB."""
     read_bytes: int = MIB
-    """Records of one answer, 1 KiB to 64 MiB; a larger record is sent alone."""
+    """Records or jobs of one answer, 1 KiB to 64 MiB; a larger one is sent alone."""
     write_buffer_bytes: int = 4 * MIB
     """Answers that a client has not taken, 64 KiB to 1 GiB; beyond that it is not read from."""
+    answer_bytes: int = 64 * MIB
+    """The same of all clients together, 1 MiB to 64 GiB: beyond that a client that takes its answers gets
+    short ones, and larger records in turn."""
     transactions: int = 64
     """Open transactions of one client, 1 to 65 536."""
     stall_seconds: float = 30.0
@@ -39,6 +45,8 @@ class ServeSettings:
         as_count(self.connections, "connections", high=1 << 16)
         as_count(self.message_bytes, "message_bytes", low=1 << 16, high=most)
         as_count(self.credit_bytes, "credit_bytes", low=1 << 16, high=most)
+        as_count(self.request_bytes, "request_bytes", low=MIB, high=64 * most)
+        as_count(self.answer_bytes, "answer_bytes", low=MIB, high=64 * most)
         as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
         as_count(self.write_buffer_bytes, "write_buffer_bytes", low=1 << 16, high=most)
         as_count(self.transactions, "transactions", high=1 << 16)

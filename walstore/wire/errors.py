@@ -6,6 +6,7 @@ from what arrives, never a class that the other side names freely.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 import walstore.errors
@@ -20,6 +21,9 @@ _WAL: Final[dict[str, type[WalError]]] = {
     if isinstance(kind, type) and issubclass(kind, WalError)
 }
 _MOST_DEPTH: Final = 4
+_MOST_CHARS: Final = 4096
+_MOST_ITEMS: Final = 256
+"""Of what an error says: arguments that a client sent come back in it, and may have any size."""
 
 
 def pack_error(error: BaseException) -> list[Any]:
@@ -58,19 +62,24 @@ def _cause(error: WalError) -> str:
 
 def _plain(value: Any, depth: int = 0) -> Any:
     """Return a value without anything that msgpack lacks."""
-    if value is None or isinstance(value, bool | bytes | float):
+    if value is None or isinstance(value, bool | float):
         return value
+    if isinstance(value, bytes):
+        return value[:_MOST_CHARS]
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int):
         return int(value) if -(1 << 63) <= value < 1 << 64 else str(value)
     if depth < _MOST_DEPTH and isinstance(value, dict):
-        return {_text(str(key)): _plain(item, depth + 1) for key, item in value.items()}
+        items = islice(value.items(), _MOST_ITEMS)
+        return {_text(str(key)): _plain(item, depth + 1) for key, item in items}
     if depth < _MOST_DEPTH and isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
     return _text(str(value))
 
 
 def _text(text: str) -> str:
-    """Return text that is UTF-8: a path may be anything."""
+    """Return text that is UTF-8, as a path may be anything, and that is not too long."""
+    if len(text) > _MOST_CHARS:
+        text = f"{text[: _MOST_CHARS // 2]} … {text[-_MOST_CHARS // 4 :]}"
     return text.encode(errors="replace").decode()

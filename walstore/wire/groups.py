@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from walstore.batches.append_request import pack_headers
 from walstore.groups.settings import GroupSettings
@@ -11,6 +11,9 @@ from walstore.records import NO_HEADERS, Record
 from walstore.wire.cursors import pack_start, unpack_start
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import unpack_header
+
+_PARTS: Final = 3
+"""Of a job in the payload: its value, its key, its headers."""
 
 
 def pack_settings(settings: GroupSettings) -> list[Any]:
@@ -50,31 +53,51 @@ def unpack_settings(packed: Any) -> GroupSettings:
     raise ProtocolViolationError("settings of a group that are none")
 
 
-def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> list[Any]:
-    """Return jobs as values of msgpack."""
-    return [
-        [
-            deliveries,
-            record.offset,
-            record.value,
-            record.key,
-            record.stream,
-            pack_headers(record.headers) if record.headers else None,
-            record.timestamp_us,
-        ]
-        for record, deliveries in jobs
-    ]
+def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> tuple[list[Any], list[bytes]]:
+    """Return jobs as values of msgpack, and their values, keys and headers for the payload."""
+    rows: list[Any] = []
+    pieces: list[bytes] = []
+    for record, deliveries in jobs:
+        headers = pack_headers(record.headers) if record.headers else None
+        parts = (record.value, record.key, headers)
+        sizes = [None if part is None else len(part) for part in parts]
+        rows.append([deliveries, record.offset, record.stream, record.timestamp_us, *sizes])
+        pieces += filter(None, parts)
+    return rows, pieces
 
 
-def unpack_jobs(packed: Sequence[Any]) -> list[tuple[Record, int]]:
-    """Return the jobs that were packed."""
-    return [
-        (
-            Record(offset, value, key, stream, unpack_header(headers) or NO_HEADERS, timestamp_us),
-            deliveries,
-        )
-        for deliveries, offset, value, key, stream, headers, timestamp_us in packed
-    ]
+def unpack_jobs(packed: Any, payload: memoryview) -> list[tuple[Record, int]]:
+    """Return the jobs that were packed; ProtocolViolationError if the payload is not theirs."""
+    found: list[tuple[Record, int]] = []
+    position = 0
+
+    def part(size: int | None) -> bytes | None:
+        nonlocal position
+        if size is None:
+            return None
+        low, position = position, position + size
+        return bytes(payload[low:position])
+
+    for row in packed if isinstance(packed, list) else [None]:
+        match row:
+            case [
+                int(deliveries),
+                int(offset),
+                str() | None as stream,
+                int(timestamp_us),
+                *sizes,
+            ] if len(sizes) == _PARTS and all(
+                size is None or (type(size) is int and size >= 0) for size in sizes
+            ):
+                value, key, headers = map(part, sizes)
+            case _:
+                raise ProtocolViolationError("jobs that are none")
+        packed_headers = unpack_header(headers) or NO_HEADERS
+        record = Record(offset, value or b"", key, stream, packed_headers, timestamp_us)
+        found.append((record, deliveries))
+    if position != len(payload):
+        raise ProtocolViolationError("a payload that is not that of its jobs")
+    return found
 
 
 def unpack_held(packed: Sequence[Any]) -> list[tuple[int, int]]:

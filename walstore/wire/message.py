@@ -17,12 +17,25 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from walstore.errors import LimitExceededError
+from walstore.wire.errors import pack_error
+
 PREAMBLE: Final = b"\x93walstore\r\n\x01"
 """First byte not ASCII, so that no text protocol begins with it; the last one is the version."""
 VERSION: Final = PREAMBLE[-1]
 HEADER: Final = struct.Struct("<IIIB")
 MOST_HEAD_BYTES: Final = 16 << 20
-"""Maximum of a head: the options of the records of one message, or a list of all streams."""
+"""Maximum of a head of a request: the options of the records of one message."""
+MOST_ANSWER_BYTES: Final = 1 << 30
+"""Maximum of an answer."""
+MOST_ANSWER_HEAD_BYTES: Final = 64 << 20
+"""Maximum of a head of an answer: a list of all streams, or all registers."""
+GREETING_BYTES: Final = 16 << 10
+"""Maximum of the first message of a client, of which nobody knows yet who it is."""
+MOST_HEAD_PARTS: Final = 1 << 21
+"""Elements of all arrays and maps of the head of a request."""
+_SHORT_BYTES: Final = 1 << 16
+"""A head of up to so many bytes has few parts in any case."""
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """What a message costs in a budget, in addition to its bytes."""
 _LENGTH: Final = struct.Struct("<I")
@@ -73,6 +86,8 @@ class Message(NamedTuple):
     id: int
     head: Any
     payload: memoryview
+    size: int = 0
+    """Bytes of all of it."""
 
 
 class ProtocolViolationError(ValueError):
@@ -95,10 +110,27 @@ def encode(
 class Decoder:
     """Cuts a stream of bytes into messages, however it is cut up."""
 
-    def __init__(self, *, most_bytes: int) -> None:
-        """Refuse messages of more than ``most_bytes``."""
+    def __init__(
+        self,
+        *,
+        most_bytes: int,
+        most_head_bytes: int = MOST_HEAD_BYTES,
+        is_greeted: bool = True,
+        skips: bool = False,
+    ) -> None:
+        """Refuse messages of more than ``most_bytes``.
+
+        ``is_greeted`` is False for a server: the first message is a short one, and what follows it is kept
+        undecoded until :meth:`admit`. With ``skips``, for a client, an answer that is too large becomes the
+        error of its request; the bytes are dropped as they come, and the connection goes on.
+        """
         self.most_bytes = most_bytes
-        self._greeted = False
+        self._most_head_bytes = most_head_bytes
+        self._skips = skips
+        self._skip_bytes = 0
+        self._is_greeted = is_greeted
+        self._is_held = False
+        self._has_begun = False
         self._partial = bytearray()
         # Bytes that the next step needs; parsing a large message again for each arrival is quadratic.
         self._needed = len(PREAMBLE)
@@ -106,7 +138,12 @@ class Decoder:
     @property
     def is_inside(self) -> bool:
         """Whether a message has begun and its end is missing."""
-        return bool(self._partial) or not self._greeted
+        return bool(self._partial) or not self._has_begun or bool(self._skip_bytes)
+
+    @property
+    def coming_bytes(self) -> int:
+        """Length of the message whose end is missing; 0 if that is not known yet, or there is none."""
+        return self._needed if len(self._partial) >= HEADER.size else 0
 
     def take_rest(self) -> bytes:
         """Return, and forget, the bytes of a message that is not complete."""
@@ -114,51 +151,89 @@ class Decoder:
         self._partial.clear()
         return rest
 
+    def admit(self) -> list[Message]:
+        """Take all that the first message was followed by, and will be; as :meth:`feed`."""
+        self._is_greeted, self._is_held = True, False
+        rest, self._partial = self._partial, bytearray()
+        return self.feed(bytes(rest))
+
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes and return the messages that they complete.
 
         ProtocolViolationError for anything else; then the connection can only be closed.
         """
+        if self._skip_bytes:
+            skipped = min(self._skip_bytes, len(data))
+            self._skip_bytes -= skipped
+            data = data[skipped:]
+        whole: bytes | bytearray = data
+        if self._is_held:
+            self._partial += data
+            return []
         if self._partial:
             self._partial += data
             if len(self._partial) < self._needed:
                 return []
-            data = bytes(self._partial)
-            self._partial.clear()
+            whole, self._partial = self._partial, bytearray()
         position = 0
-        if not self._greeted:
-            if not data.startswith(PREAMBLE[: len(data)]):
-                _refuse_preamble(data)
-            if len(data) < len(PREAMBLE):
-                self._partial += data
+        if not self._has_begun:
+            if not whole.startswith(PREAMBLE[: len(whole)]):
+                _refuse_preamble(bytes(whole[: len(PREAMBLE)]))
+            if len(whole) < len(PREAMBLE):
+                self._partial += whole
                 return []
-            self._greeted = True
+            self._has_begun = True
             position = len(PREAMBLE)
-        messages, position = self._messages(memoryview(data), position)
-        if position < len(data):
-            self._partial += memoryview(data)[position:]
+        messages, position = self._messages(memoryview(whole), position)
+        if position < len(whole):
+            self._partial += memoryview(whole)[position:]
         return messages
 
     def _messages(self, data: memoryview, position: int) -> tuple[list[Message], int]:
         found: list[Message] = []
+        self._needed = HEADER.size
         while len(data) - position >= HEADER.size:
             length, number, head_bytes, kind = HEADER.unpack_from(data, position)
-            if length > self.most_bytes:
-                raise ProtocolViolationError(
-                    f"a message of {length} bytes; the limit is {self.most_bytes}"
-                )
-            if head_bytes > min(length - _REST_BYTES, MOST_HEAD_BYTES):
-                raise ProtocolViolationError(f"a head of {head_bytes} bytes in {length}")
             end = position + _LENGTH.size + length
+            problem = self._problem(length, head_bytes)
+            if problem is not None:
+                if not self._skips or head_bytes > length - _REST_BYTES:
+                    raise ProtocolViolationError(problem)
+                found.append(Message(Kind.FAILED, number, _not_taken(problem), memoryview(b"")))
+                self._skip_bytes = max(0, end - len(data))
+                position = min(end, len(data))
+                continue
             if end > len(data):
                 self._needed = end - position
-                return found, position
+                break
             start = position + HEADER.size
-            head = _unpack(data[start : start + head_bytes])
-            found.append(Message(kind, number, head, data[start + head_bytes : end]))
+            packed = data[start : start + head_bytes]
+            is_short = self._skips or head_bytes <= _SHORT_BYTES
+            head = _unpack(packed) if is_short else _unpack_counted(packed)
+            payload = data[start + head_bytes : end]
+            found.append(Message(kind, number, head, payload, end - position))
             position = end
-        self._needed = HEADER.size
+            if not self._is_greeted:
+                self._is_held = True
+                break
         return found, position
+
+    def _problem(self, length: int, head_bytes: int) -> str | None:
+        """Return what is wrong with the lengths of a message."""
+        most = self.most_bytes if self._is_greeted else min(self.most_bytes, GREETING_BYTES)
+        if length > most:
+            return f"a message of {length} bytes; the limit is {most}"
+        if head_bytes > min(length - _REST_BYTES, self._most_head_bytes):
+            return f"a head of {head_bytes} bytes in {length}"
+        return None
+
+
+def _not_taken(problem: str) -> list[Any]:
+    """Return the error of a request whose answer was too large to be taken."""
+    text = f"the server did what it was asked and answered with {problem}; the answer was not taken"
+    error = LimitExceededError(text, limit=MOST_ANSWER_HEAD_BYTES)
+    error.outcome = "unknown"
+    return pack_error(error)
 
 
 def _nearest(value: object) -> int:
@@ -167,11 +242,31 @@ def _nearest(value: object) -> int:
     return max(-(1 << 63), min(value, (1 << 64) - 1))
 
 
-def _unpack(data: memoryview) -> Any:
+def _unpack(data: memoryview, **options: Any) -> Any:
     try:
-        return msgpack.unpackb(data, strict_map_key=False)
+        return msgpack.unpackb(data, strict_map_key=False, **options)
     except (ValueError, RecursionError, TypeError) as error:  # msgpack's own errors are ValueErrors
         raise ProtocolViolationError(f"a head that is not msgpack: {error}") from None
+
+
+def _unpack_counted(data: memoryview) -> Any:
+    """Unpack a head that may have many parts: a byte each at the sender, an object each here."""
+    parts = 0
+
+    def count(found: Any) -> Any:
+        nonlocal parts
+        parts += len(found)
+        if parts > MOST_HEAD_PARTS:
+            raise ValueError(f"it has more than {MOST_HEAD_PARTS} parts")
+        return found
+
+    return _unpack(
+        data,
+        list_hook=count,
+        object_hook=count,
+        max_array_len=MOST_HEAD_PARTS,
+        max_map_len=MOST_HEAD_PARTS,
+    )
 
 
 def _refuse_preamble(data: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import frames
+from tests.cases import case
 from walstore.append.budgets import CacheBudget
 from walstore.append.cache import MOST_BATCHES, Cache
 from walstore.batches.batch import FrameBatch
@@ -60,7 +63,7 @@ def test_what_it_does_not_hold_it_does_not_return() -> None:
 
 
 def test_the_oldest_go_first_and_the_size_stays_within_the_capacity() -> None:
-    size = batch(1, 10).nbytes
+    size = batch(1, 10).cost_bytes
     cache = filled(2 * size)
     assert cache.start == 11
     assert cache.size_bytes == 2 * size
@@ -70,7 +73,7 @@ def test_the_oldest_go_first_and_the_size_stays_within_the_capacity() -> None:
 
 
 def test_a_batch_larger_than_the_capacity_empties_it_since_a_gap_would_be_worse() -> None:
-    cache = filled(1000)
+    cache = filled(10_000)
     cache.insert(batch(31, 10, size=1000))
     assert (cache.start, cache.size_bytes) == (None, 0)
     cache.insert(batch(41, 10))
@@ -112,7 +115,7 @@ def test_marks_without_records_are_not_kept() -> None:
     )
     cache.insert(frames.batch_of(bytes(data)))
     cache.insert(batch(31, 10))
-    assert cache.size_bytes == size + batch(31, 10).nbytes
+    assert cache.size_bytes == size + batch(31, 10).cost_bytes
     assert covered(cache.read(31, 41, 1)) == [(31, 41)]
 
 
@@ -122,7 +125,7 @@ def test_no_capacity_keeps_nothing() -> None:
     assert cache.evictions == 0
 
 
-@pytest.mark.parametrize("capacity", [0, 400, 1000, 5000])
+@pytest.mark.parametrize("capacity", [0, 400, 3000, 20_000])
 @given(sizes=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 300)), max_size=20))
 def test_it_is_always_one_interval_that_ends_at_the_newest(capacity, sizes) -> None:
     cache = Cache(capacity)
@@ -138,7 +141,7 @@ def test_it_is_always_one_interval_that_ends_at_the_newest(capacity, sizes) -> N
 
 
 def test_a_shared_budget_evicts_from_the_log_used_longest_ago() -> None:
-    size = batch(1, 10).nbytes
+    size = batch(1, 10).cost_bytes
     budget = CacheBudget(4 * size)
     first, second, third = (Cache(3 * size, budget) for _ in range(3))
     for start in (1, 11, 21, 31):  # the last of them evicts by its own capacity
@@ -154,3 +157,17 @@ def test_a_shared_budget_evicts_from_the_log_used_longest_ago() -> None:
     assert (first.size_bytes, budget.size_bytes) == (0, 2 * size)
     second.insert(batch(11, 10))
     assert covered(second.read(11, 21, 1)) == [(11, 21)]
+
+
+def test_what_it_counts_is_what_its_batches_take_in_memory() -> None:
+    """A short record that was committed alone takes ten times its bytes, as objects."""
+    for rows, size in ((1, 20), (100, 20), (10, 3000)):
+        cache = Cache(1 << 30)
+        gc.collect()
+        tracemalloc.start()
+        for at in range(300):
+            cache.insert(batch(1 + at * rows, rows, size=size))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        with case(rows, size):
+            assert 0.5 < cache.size_bytes / held < 2

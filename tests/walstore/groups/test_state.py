@@ -115,6 +115,44 @@ def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
     assert taken(state, 3.0) == (1, 3)
 
 
+def test_what_was_not_begun_when_a_connection_ended_was_not_delivered() -> None:
+    one, other = object(), object()
+    state = make(count=6)
+    for _ in range(4):
+        state.take(b"a", 0.0, is_away=True, via=one)
+    state.take(b"b", 0.0, is_away=True, via=one)
+    state.take(b"c", 0.0, is_away=True, via=other)
+    state.settle(1)
+    assert state.extend(4, 1, 1.0, member=b"a", via=one)
+    assert state.lose(one, 1.0) == [
+        (3, 0)
+    ]  # 2 is the first of a, 4 is in progress, 5 the first of b
+    assert taken(state, 1.0) == (3, 1)
+    assert not state.extend(3, 1, 1.0, member=b"b", via=other)
+    assert state.extend(2, 1, 1.0, member=b"a", via=other)  # it came back
+    assert state.lose(one, 1.0) == []
+    assert state.leased == 5
+
+
+def test_jobs_of_a_member_that_came_back_over_another_connection_stay_its_own() -> None:
+    one, other = object(), object()
+    state = make(count=3)
+    for via in (one, one, other):
+        state.take(b"a", 0.0, is_away=True, via=via)
+    assert state.lose(one, 1.0) == []
+    assert state.leased == 3
+    assert state.lose(other, 1.0) == [(2, 0), (3, 0)]
+
+
+def test_a_job_that_costs_more_than_there_is_room_for_stays_the_next() -> None:
+    state = make(count=2)
+    assert state.take(b"a", 0.0, most_bytes=10) is None
+    assert [taken(state), taken(state)] == [(1, 1), (2, 1)]
+    assert state.held_bytes > 2 * 10
+    state.settle(1), state.settle(2)
+    assert state.held_bytes == 0
+
+
 def test_a_late_acknowledgement_counts() -> None:
     state = make(count=1)
     taken(state)

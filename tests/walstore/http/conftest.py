@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.local import SMALL
-from walstore import WalStore
+from walstore import Settings, WalStore
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import PREFIX
 
@@ -51,11 +51,11 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    path: Path, *, settings: HttpSettings = QUICK, **options: Any
+    path: Path, *, settings: HttpSettings = QUICK, logs: Settings = SMALL, **options: Any
 ) -> AsyncIterator[Served]:
     """Serve a store until the block ends."""
     async with (
-        WalStore.open(path, settings=SMALL) as store,
+        WalStore.open(path, settings=logs) as store,
         HttpServer.open(store, "127.0.0.1:0", settings=settings, **options) as server,
         aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session,
     ):

@@ -47,7 +47,7 @@ async def test_readers_woken_together_are_counted_one_by_one(log_directory: Path
         await turns()
         await wal.append(b"value")
         await asyncio.gather(*tasks)
-        size = wal._state.cache.size_bytes
+        size = wal._state.appended_bytes
         assert (wal._state.cache.hits, wal._engine.source.cache_read_bytes) == (CROWD, CROWD * size)
 
 

@@ -295,7 +295,8 @@ async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
         ):
             again = await group.fetch(20, max_wait=60)
             assert [(job.offset, job.deliveries) for job in again if job.offset < 9] == [
-                (offset, deliveries) for offset in (1, 3, 5, 7)
+                (1, deliveries),  # the one that the member had begun
+                *((offset, 1) for offset in (3, 5, 7)),
             ]
     async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
         async with wal.group("g", max_deliver=5) as group:
@@ -712,3 +713,47 @@ async def test_jobs_are_acknowledged_in_their_own_group(log: Any) -> None:
         assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
         await too.ack(jobs)
         assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)
+
+
+async def fetch_all(group: Any, wanted: int) -> list[Any]:
+    jobs: list[Any] = []
+    while len(jobs) < wanted:
+        jobs += await group.fetch(wanted - len(jobs))
+    return jobs
+
+
+async def test_an_exception_of_one_job_takes_no_others_to_the_dead_letters(log: Any) -> None:
+    """It ends the member, which gives back what it had; only what was begun was delivered."""
+    await append(log, b"bad", b"2", b"3")
+    for deliveries in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            async with log.group("g", max_deliver=2) as group:
+                jobs = await fetch_all(group, 3)
+                assert [(job.offset, job.deliveries) for job in jobs] == [
+                    (1, deliveries),
+                    (2, 1),
+                    (3, 1),
+                ]
+                raise ZeroDivisionError
+    async with log.group("g", max_deliver=2) as group:
+        jobs = await fetch_all(group, 2)
+        assert [(job.offset, job.deliveries) for job in jobs] == [(2, 1), (3, 1)]
+        await group.ack(jobs)
+        await until_dead(group, 1)
+        assert [letter.value for letter in await dead_letters(log, "g.dead")] == [b"bad"]
+
+
+async def test_who_has_left_cannot_end_the_lease_of_who_has_its_job_now(log: Any) -> None:
+    """Both had it for the first time, as the one that left had not begun it."""
+    await append(log, b"1", b"2")
+    async with log.group("g") as here:
+        async with log.group("g") as there:
+            left = await fetch_all(there, 2)
+        jobs = await fetch_all(here, 2)
+        assert [(job.offset, job.deliveries) for job in jobs] == [(1, 2), (2, 1)]
+        await left[1].nak()
+        with pytest.raises(LeaseExpiredError):
+            await left[1].in_progress()
+        assert (await here.statistics()).pending == 2
+        await left[0].ack()  # the work is done, whoever did it
+        assert (await here.statistics()).pending == 1

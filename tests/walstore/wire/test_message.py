@@ -1,0 +1,86 @@
+"""Messages: hostile and too large ones cost their sender, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from walstore import LimitExceededError
+from walstore.wire.errors import pack_error, unpack_error
+from walstore.wire.message import (
+    GREETING_BYTES,
+    HEADER,
+    PREAMBLE,
+    Decoder,
+    Kind,
+    ProtocolViolationError,
+    encode,
+)
+
+MOST = 1 << 20
+
+
+def said(kind: Kind, number: int, head: object, payload: bytes = b"") -> bytes:
+    return b"".join(encode(kind, number, head, [payload]))
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 16, 1 << 30])
+@pytest.mark.parametrize("what", ["head", "payload"])
+def test_an_answer_that_is_too_large_fails_its_request_alone(what: str, piece: int) -> None:
+    decoder = Decoder(most_bytes=50_000, most_head_bytes=10_000, skips=True)
+    large = (bytes(20_000), b"") if what == "head" else (None, bytes(60_000))
+    data = PREAMBLE + said(Kind.DONE, 1, "a") + said(Kind.DONE, 2, *large) + said(Kind.DONE, 3, "b")
+    found = []
+    for at in range(0, len(data), piece):
+        found += decoder.feed(data[at : at + piece])
+    assert [(one.kind, one.id) for one in found] == [
+        (Kind.DONE, 1),
+        (Kind.FAILED, 2),
+        (Kind.DONE, 3),
+    ]
+    error = unpack_error(found[1].head)
+    assert isinstance(error, LimitExceededError)
+    assert error.outcome == "unknown"
+    assert not decoder.is_inside
+
+
+def test_lengths_that_contradict_each_other_end_the_connection_also_of_a_client() -> None:
+    decoder = Decoder(most_bytes=MOST, skips=True)
+    with pytest.raises(ProtocolViolationError, match="a head of"):
+        decoder.feed(PREAMBLE + HEADER.pack(100, 1, 99, Kind.DONE))
+
+
+def test_before_the_greeting_is_answered_a_message_is_short() -> None:
+    decoder = Decoder(most_bytes=MOST, is_greeted=False)
+    with pytest.raises(ProtocolViolationError, match="the limit is"):
+        decoder.feed(PREAMBLE + HEADER.pack(GREETING_BYTES + 1, 1, 9, Kind.HELLO))
+
+
+def test_what_follows_the_greeting_is_taken_once_that_is_answered() -> None:
+    decoder = Decoder(most_bytes=MOST, is_greeted=False)
+    data = PREAMBLE + said(Kind.HELLO, 0, {}) + said(Kind.CALL, 1, "a", bytes(100_000))
+    data += said(Kind.CALL, 2, "b")
+    assert [one.id for one in decoder.feed(data[:50_000])] == [0]
+    assert decoder.feed(data[50_000:100_000]) == []
+    assert decoder.admit() == []
+    assert decoder.coming_bytes > 100_000
+    assert [one.id for one in decoder.feed(data[100_000:])] == [1, 2]
+
+
+@pytest.mark.parametrize("part", [b"\xc0", b"\x90", b"\x80", b"\x92\x90\x90", b"\xa2ab"])
+def test_a_head_of_millions_of_parts_is_refused(part: bytes) -> None:
+    """Each is a byte or a few there, and an object of up to 72 bytes here."""
+    count = (16 << 20) // len(part) - 10
+    head = b"\x91\xdd" + count.to_bytes(4, "big") + part * count
+    whole = HEADER.pack(HEADER.size - 4 + len(head), 1, len(head), Kind.CALL) + head
+    decoder = Decoder(most_bytes=32 << 20)
+    with pytest.raises(ProtocolViolationError, match="not msgpack"):
+        decoder.feed(PREAMBLE + whole)
+
+
+def test_what_an_error_says_has_a_limit() -> None:
+    """Arguments that a client sent come back in it."""
+    error = LimitExceededError("x" * (1 << 20), limit=1)
+    error.__dict__.update(expected="y" * (1 << 20), actual=[b"z" * (1 << 20)] * 1000)
+    assert sum(map(len, encode(Kind.FAILED, 1, pack_error(error)))) < 2 << 20
+    again = unpack_error(pack_error(LimitExceededError("short", limit=1)))
+    assert str(again) == "short"

@@ -1,0 +1,27 @@
+"""Cost: what records take in memory, by which all budgets count them. Pure.
+
+A record is more than its bytes: Python keeps an object for it and for each of its parts. For short records
+that is most of what they take, so budgets that counted bytes alone held ten times what they allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from walstore.records import Record
+
+RECORD_COST_BYTES: Final = 256
+"""Of a record that is an object, with its value and its offset, in addition to their bytes."""
+BATCH_COST_BYTES: Final = 800
+"""Of a batch of records in the bytes of a frame, in addition to those and the next."""
+COLUMN_COST_BYTES: Final = 350
+"""Of each of its columns."""
+
+
+def cost_of(record: Record) -> int:
+    """Return about how many bytes a record takes, its parts included."""
+    parts = len(record.value) + len(record.key or b"") + len(record.stream or "")
+    headers = sum(
+        len(name) + len(value) + RECORD_COST_BYTES for name, value in record.headers.items()
+    )
+    return RECORD_COST_BYTES + parts + headers

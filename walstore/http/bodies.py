@@ -1,0 +1,87 @@
+"""Bodies: those of the requests in progress, of all clients together within one limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import hdrs, web
+
+from walstore.append.budgets import ChannelBudget
+from walstore.http.content import JSON, decode_body
+from walstore.http.protocol import RefusedError
+
+if TYPE_CHECKING:
+    from walstore.http.settings import HttpSettings
+
+_SHORT_BYTES: Final = 64 << 10
+"""A body that takes no more is read at once, so that nobody is kept from a small request."""
+_JSON_COPIES: Final = 3
+"""Of a JSON body: as it came, as text, and as its parts."""
+
+
+class Bodies:
+    """Reads bodies, each once there is room for all of it."""
+
+    def __init__(self, settings: HttpSettings, budget: ChannelBudget) -> None:
+        """``budget`` is for all of them, and for whatever else shares it."""
+        self._settings = settings
+        self._budget = budget
+
+    @asynccontextmanager
+    async def whole(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Yield the whole body, decoded; its room is held in the block.
+
+        RefusedError if it is cut, malformed or too large, or takes too long: 408; 503 if there is no room.
+        """
+        if not request.can_read_body:
+            yield b""
+            return
+        is_admitted = asyncio.Event()
+        share = self._budget.share(is_admitted.set)
+        cost = self._cost(request)
+        wanted = min(cost, self._budget.capacity_bytes // 2)  # there is soon room for that
+        try:
+            while cost > _SHORT_BYTES and not share.has_room(wanted):
+                is_admitted.clear()
+                share.wait(wanted)
+                await self._wait(is_admitted)
+            share.take(cost)
+            yield await self._read(request)
+        finally:
+            share.close()
+
+    async def _wait(self, is_admitted: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                await is_admitted.wait()
+        except TimeoutError:
+            text = "the requests of all clients take too much; nothing was read; send it again"
+            raise RefusedError(503, text, {"Retry-After": "1", "Connection": "close"}) from None
+
+    def _cost(self, request: web.Request) -> int:
+        """Return about what a body takes in memory, before anything is read of it."""
+        most = self._settings.body_bytes
+        length = request.content_length
+        cost = most if length is None else length
+        if hdrs.CONTENT_ENCODING in request.headers:
+            cost += most
+        return cost * _JSON_COPIES if request.content_type == JSON else cost
+
+    async def _read(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                body = await request.read()
+        except TimeoutError:
+            raise RefusedError(408, "the body took too long", {"Connection": "close"}) from None
+        except web.RequestPayloadError as error:
+            text = f"the body is malformed: {error}"
+            raise RefusedError(400, text, {"Connection": "close"}) from None
+        coding = ",".join(request.headers.getall("Content-Encoding", ()))
+        if not body or not coding:
+            return body
+        return await asyncio.get_running_loop().run_in_executor(
+            None, decode_body, coding, body, self._settings.body_bytes
+        )

@@ -1,0 +1,80 @@
+"""Incoming: the requests of one client that have no answer yet, and whether more is read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from walstore.append.budgets import ChannelBudget
+
+SHORT_BYTES: Final = 256 << 10
+"""So much each client may send in any case, so that nobody keeps it from small requests."""
+
+
+class Incoming:
+    """Belongs to the event loop of the server."""
+
+    def __init__(
+        self, budget: ChannelBudget, credit_bytes: int, on_room: Callable[[], None]
+    ) -> None:
+        """Take up to ``credit_bytes``, of what ``budget`` has for all; tell ``on_room`` if there is room."""
+        self.used_bytes = 0
+        """What its requests in progress take."""
+        self._budget = budget
+        self._credit_bytes = credit_bytes
+        self._on_room = on_room
+        self._share = budget.share(self._admit)
+        # Room for the message whose end is missing, and that for which it waits.
+        self._coming_bytes = self._wanted_bytes = 0
+
+    def occupy(self, cost_bytes: int) -> None:
+        """Note a request that has arrived."""
+        self.used_bytes += cost_bytes
+        self._share.take(cost_bytes)
+
+    def release(self, cost_bytes: int) -> None:
+        """Note its answer."""
+        self.used_bytes -= cost_bytes
+        self._give(cost_bytes)
+
+    def takes_more(self, coming_bytes: int) -> bool:
+        """Whether more is read: also of a message that has begun and has ``coming_bytes`` in all.
+
+        A large one has its room before it is read on, so that it comes to its end.
+        """
+        if coming_bytes != self._coming_bytes and self._coming_bytes:
+            given, self._coming_bytes = self._coming_bytes, 0
+            self._give(given)
+        self._wanted_bytes = 0
+        if SHORT_BYTES < coming_bytes != self._coming_bytes:
+            if not self._share.has_room(coming_bytes):
+                self._wanted_bytes = coming_bytes
+                self._share.wait(coming_bytes)
+                return False
+            self._share.take(coming_bytes)
+            self._coming_bytes = coming_bytes
+        if self.used_bytes >= self._credit_bytes:
+            return False
+        if self._coming_bytes or self.used_bytes < SHORT_BYTES:
+            return True
+        if self._share.has_room(SHORT_BYTES):
+            return True
+        self._share.wait(SHORT_BYTES)
+        return False
+
+    def end(self) -> None:
+        """The connection is lost. What it began goes on, and is released."""
+        self._share.leave()
+        given, self._coming_bytes = self._coming_bytes, 0
+        self._give(given)
+
+    def _admit(self) -> None:
+        if self._wanted_bytes:
+            self._coming_bytes, self._wanted_bytes = self._wanted_bytes, 0
+            self._share.take(self._coming_bytes)
+        self._on_room()
+
+    def _give(self, size_bytes: int) -> None:
+        if size_bytes:
+            self._share.give(size_bytes)
+            self._share.serve()

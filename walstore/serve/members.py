@@ -1,0 +1,76 @@
+"""ServedMembers: the members of groups at the other end of one connection, and what becomes of their jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from walstore.errors import WalClosedError
+from walstore.groups.coordinator import GroupCoordinator
+from walstore.groups.settings import check_group_name
+from walstore.log.wal import Wal
+from walstore.serve.answer import PackedAnswer
+from walstore.validation.arguments import as_int
+from walstore.wire.groups import pack_jobs, unpack_held, unpack_settings
+from walstore.wire.message import ProtocolViolationError
+
+_MOST_WAIT_SECONDS: Final = 60.0
+_MOST_JOBS: Final = 10_000
+
+
+class ServedMembers:
+    """Calls of members by the name of their group."""
+
+    def __init__(self, wal: Wal, most_bytes: int) -> None:
+        """Send jobs of up to ``most_bytes`` at once; a larger one alone."""
+        self._wal = wal
+        self._most_bytes = most_bytes
+        self._groups: dict[str, GroupCoordinator] = {}
+        """Those of which a member was given jobs."""
+        self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {"group": self._group}
+        """The calls of members, by name."""
+
+    def lose(self) -> None:
+        """Give back what the members had not begun: their connection has ended without a word."""
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            group.lose(self)
+
+    async def _group(self, verb: str, name: str, options: Any, *arguments: Any) -> Any:
+        """Do something in a group, which is made and opened for the first client that names it."""
+        if verb != "open" and not await self._wal.has_group(check_group_name(name)):
+            raise WalClosedError(f"the group {name!r} was deleted")
+        group = self._wal.coordinator(check_group_name(name), unpack_settings(options))
+        await group.open()
+        match verb, arguments:
+            case "open", ():
+                return None
+            case "take", (bytes(member), int(most), int() | float() as seconds) if (
+                0 < most <= _MOST_JOBS and math.isfinite(seconds)
+            ):
+                self._groups[name] = group
+                wait = min(max(float(seconds), 0.0), _MOST_WAIT_SECONDS)
+                return PackedAnswer(
+                    *pack_jobs(
+                        await group.take(member, most, wait, via=self, most_bytes=self._most_bytes)
+                    )
+                )
+            case "settle", (list(offsets),):
+                return await group.settle([as_int(offset, "an offset") for offset in offsets])
+            case "give_back", (
+                bytes(member),
+                int(offset),
+                int(deliveries),
+                int() | float() as seconds,
+            ) if seconds >= 0 and math.isfinite(seconds):
+                return await group.give_back(offset, deliveries, float(seconds), member=member)
+            case "extend", (bytes(member), int(offset), int(deliveries)):
+                self._groups[name] = group
+                return await group.extend(offset, deliveries, member=member, via=self)
+            case "leave", (bytes(member), list(held)):
+                return await group.leave(member, unpack_held(held))
+            case "statistics", ():
+                return dataclasses.asdict(await group.statistics())
+        raise ProtocolViolationError(f"no call of a group: {verb!r}")

@@ -1,0 +1,153 @@
+"""Outgoing: the answers on their way to one client.
+
+Short ones are written at once: there are as many as requests in progress. All others are made one after the
+other, each once there is room for it: of this client, which may have taken too little of what it was sent,
+and of the server, whose clients share a budget. So thousands of reads that wait hold nothing, and are served
+in turn as their client takes its answers. A client that has taken nearly all always gets a short answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from walstore.append.budgets import ChannelBudget
+from walstore.serve.answer import PreparedAnswer, size_of
+
+SHORT_BYTES: Final = 64 << 10
+"""An answer of up to so much costs nothing of the budget, nor does what a client has not taken of so much."""
+
+Pieces = Sequence[bytes | memoryview]
+
+
+class Outgoing:
+    """What one client is sent. Belongs to the event loop of the server."""
+
+    def __init__(self, budget: ChannelBudget, most_bytes: int) -> None:
+        """Hold up to ``most_bytes`` that the client has not taken, of what ``budget`` has for all."""
+        self._most_bytes = most_bytes
+        self._most_large_bytes = budget.capacity_bytes // 2  # there is soon room for that
+        self._share = budget.share(self._admit)
+        self._admission: tuple[asyncio.Future[None], int] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._turn = asyncio.Lock()
+        # What is held of the budget: bytes that wait in the transport, and room for an answer being made.
+        self._waiting_bytes = self._room_bytes = 0
+        self._has_ended = False
+        self._has_taken = asyncio.Event()
+        self._has_taken.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client takes its answers."""
+        return self._writable.is_set()
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes of the budget."""
+        return self._waiting_bytes + self._room_bytes
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Write to a transport."""
+        self._transport = transport
+        transport.set_write_buffer_limits(high=SHORT_BYTES)
+
+    def write(self, pieces: Pieces) -> None:
+        """Write a message now."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.writelines(pieces)
+        size = transport.get_write_buffer_size()
+        self._hold(size if size > SHORT_BYTES else 0, self._room_bytes)
+        if size > self._most_bytes:
+            self._writable.clear()
+
+    def pause(self) -> None:
+        """The client has not taken a short answer's bytes yet."""
+        self._has_taken.clear()
+
+    def resume(self) -> None:
+        """The client has taken nearly all."""
+        self._has_taken.set()
+        self._writable.set()
+        self._hold(0, self._room_bytes)
+
+    def end(self) -> None:
+        """The connection is lost: nothing waits for it."""
+        self._hold(0, 0)
+        self._has_ended = True
+        self._share.close()
+        self._has_taken.set()
+        self._writable.set()
+        self._resolve()
+
+    async def send(
+        self,
+        prepared: PreparedAnswer,
+        encode: Callable[[Any], Pieces],
+        write: Callable[[Pieces], None],
+    ) -> None:
+        """Make an answer when it is its turn and there is room for it, and write it."""
+        async with self._turn:
+            room = await self._room(prepared.most_bytes)
+            try:
+                pieces = encode(await prepared.make(room))
+                size = size_of(pieces)
+                if size > max(room, SHORT_BYTES) and not self._share.has_room(size - room):
+                    del pieces  # nothing is held while it waits
+                    self._hold(self._waiting_bytes, 0)
+                    await self._wait_large(size)
+                    pieces = encode(await prepared.make(size))
+            finally:
+                self._hold(self._waiting_bytes, 0)
+            write(pieces)
+
+    async def _room(self, wanted: int) -> int:
+        """Return how much the next answer may have."""
+        await self._writable.wait()
+        if not self._share.has_room(wanted):
+            await self._has_taken.wait()
+            wanted = min(wanted, SHORT_BYTES)
+        self._hold(self._waiting_bytes, wanted)
+        return wanted
+
+    async def _wait_large(self, size: int) -> None:
+        """Wait for room for an answer that is larger than there was room for, after others that wait so."""
+        await self._has_taken.wait()
+        wanted = min(size, self._most_large_bytes)
+        if self._share.has_room(wanted) or self._has_ended:
+            self._hold(self._waiting_bytes, wanted)
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._admission = future, wanted
+        self._share.wait(wanted)
+        try:
+            await future
+        finally:
+            self._admission = None
+            self._share.leave()
+
+    def _admit(self) -> None:
+        """There is the room that was waited for."""
+        if self._admission is not None:
+            self._hold(self._waiting_bytes, self._admission[1])
+        self._resolve()
+
+    def _resolve(self) -> None:
+        if self._admission is not None and not self._admission[0].done():
+            self._admission[0].set_result(None)
+
+    def _hold(self, waiting_bytes: int, room_bytes: int) -> None:
+        if self._has_ended:
+            return
+        change = waiting_bytes + room_bytes - self.held_bytes
+        self._waiting_bytes, self._room_bytes = waiting_bytes, room_bytes
+        if change > 0:
+            self._share.take(change)
+        elif change < 0:
+            self._share.give(-change)
+            self._share.serve()
