@@ -270,6 +270,15 @@ class GroupCoordinator:
         if state.give_back(offset, deliveries, self._clock.monotonic(), delay_seconds):
             self._changed.set()
 
+    async def take_back(self, held: Iterable[tuple[int, int]]) -> None:
+        """End leases, by offset and deliveries, on jobs that nobody has seen: they were no deliveries."""
+        state, now = self._entered(), self._clock.monotonic()
+        for offset, deliveries in held:
+            if state.revoke(offset, deliveries, now):
+                self._delivered -= 1
+                self._redelivered -= deliveries > 1
+        self._changed.set()
+
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
         if not self._entered().extend(offset, deliveries, self._clock.monotonic()):
@@ -352,11 +361,7 @@ class GroupCoordinator:
         try:
             await self._wait_written()
         except (WalError, asyncio.CancelledError):
-            for record, deliveries in taken:
-                state.revoke(record.offset, deliveries, self._clock.monotonic())
-            self._delivered -= len(taken)
-            self._redelivered -= sum(deliveries > 1 for _, deliveries in taken)
-            self._changed.set()
+            await self.take_back([(record.offset, deliveries) for record, deliveries in taken])
             raise
 
     def _seconds_left(self, state: GroupState, deadline: float | None) -> float | None:

@@ -182,7 +182,7 @@ class Group:
         """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
 
         Waits up to ``max_wait`` seconds for the first; then the list is empty. If cancelled, jobs that
-        were about to be returned come again after ``ack_wait_seconds``. Raises WalClosedError, and takes
+        were about to be returned are for the next call of this member. Raises WalClosedError, and takes
         nothing, if the member leaves meanwhile.
         """
         most = as_count(max_jobs, "max_jobs", high=10_000)

@@ -219,13 +219,15 @@ class GroupState:
             self.pass_time(now)
         return True
 
-    def revoke(self, offset: int, deliveries: int, now: float) -> None:
-        """Undo a lease that nobody learned of: it was no delivery."""
+    def revoke(self, offset: int, deliveries: int, now: float) -> bool:
+        """Undo a lease that nobody learned of: it was no delivery. False if it has ended."""
         job = self._leased_job(offset, deliveries)
-        if job is not None:
-            job.deliveries -= 1
-            self._end_lease(job, now)
-            self.pass_time(now)
+        if job is None:
+            return False
+        job.deliveries -= 1
+        self._end_lease(job, now)
+        self.pass_time(now)
+        return True
 
     def extend(self, offset: int, deliveries: int, now: float) -> bool:
         """Begin a lease anew; False if it is another's by now, or the job is settled."""

@@ -269,8 +269,8 @@ class Reader:
         count = size = 0
         while count < max_records and (not parts or size < max_bytes):
             if not self._batches:
-                if parts and self._lagging is None and self._position >= self._source.limit:
-                    break
+                if parts and self._position >= self._source.limit:
+                    break  # also of a source that lags: what its answer did not contain comes later
                 filling = (
                     self._fill_more(parts)
                     if parts
@@ -333,14 +333,15 @@ class Reader:
         self._position = batch.limit
         return True
 
-    async def _fill_more(self, parts: Sequence[Batch]) -> bool:
+    async def _fill_more(self, parts: list[Batch]) -> bool:
         """Continue a fetch that has gathered ``parts``; False if it should end with them."""
         try:
             return await self._fill(follow=False)
         except WalError:
             return False  # the next call begins there and gets the error again
         except BaseException:
-            self.seek(parts[0].start)  # they were not delivered
+            self._batches = parts[::-1]  # they were not delivered: the next call begins with them
+            self._position = parts[0].start
             raise
 
     async def _next_batch(self) -> Batch | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
-from walstore.remote.client import Client
+from walstore.remote.client import Answer, Client
+from walstore.remote.kept_jobs import KeptJobs
 from walstore.runtime.statistics import GroupStatistics
 from walstore.wire.groups import pack_settings, unpack_jobs
+from walstore.wire.message import Kind
 
 _WAIT_SECONDS: Final = 30.0
 """How long the server waits for a job before it answers without any."""
@@ -28,6 +31,9 @@ class RemoteGroup:
         self._client = client
         self._group = [name, pack_settings(settings)]
         self._most_held = settings.max_ack_pending
+        self._kept = KeptJobs(
+            self._unpack, self._take_back, lease_seconds=settings.ack_wait_seconds
+        )
         self._held: dict[int, int] = {}
         """Deliveries of the jobs that were neither settled nor given back, by offset, oldest lease first."""
 
@@ -43,17 +49,20 @@ class RemoteGroup:
     async def take(
         self, member: bytes, most: int, max_wait: float | None
     ) -> list[tuple[Record, int]]:
-        """Lease jobs to a member. Jobs whose answer is lost come again after their lease."""
+        """Lease jobs to a member. Jobs whose answer is lost come again after their lease.
+
+        If cancelled, jobs whose answer is under way are for the next call.
+        """
+        jobs = await self._kept.take(most, max_wait)
         left = max_wait
-        while True:
+        while not jobs:
             seconds = _WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS)
-            jobs = unpack_jobs(await self._call("take", member, most, seconds))
+            jobs = await self._take(member, most, seconds)
             if left is not None:
                 left -= seconds
-            for record, deliveries in jobs:
-                self._hold(record.offset, deliveries)
-            if jobs or (left is not None and left <= 0):
-                return jobs
+                if left <= 0:
+                    break
+        return jobs
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably; sent again if the connection is lost."""
@@ -74,6 +83,7 @@ class RemoteGroup:
 
     async def leave(self, member: bytes) -> None:
         """Give back all that a member holds."""
+        await self._kept.end()
         held, self._held = [list(one) for one in self._held.items()], {}
         for low in range(0, max(len(held), 1), _HELD_AT_ONCE):
             await self._call("leave", member, held[low : low + _HELD_AT_ONCE], is_write=True)
@@ -81,6 +91,43 @@ class RemoteGroup:
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
         return GroupStatistics(**await self._call("statistics"))
+
+    async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
+        asked = ["group", ["take", *self._group, member, most, seconds]]
+        request = self._client.send(Kind.CALL, asked)
+        try:
+            await asyncio.wait(
+                (request.future,)
+            )  # which leaves the future alone if it is cancelled
+        except asyncio.CancelledError:
+            self._client.withdraw(request)
+            self._kept.watch(request.future)
+            raise
+        return self._unpack(request.future.result())
+
+    def _unpack(self, answer: Answer) -> list[tuple[Record, int]]:
+        jobs = unpack_jobs(answer[0])
+        for record, deliveries in jobs:
+            self._hold(record.offset, deliveries)
+        return jobs
+
+    def _take_back(self, jobs: Sequence[tuple[Record, int]]) -> None:
+        """Give back jobs that nobody has seen; without waiting, as their leases end in any case."""
+        held = [[record.offset, deliveries] for record, deliveries in jobs]
+
+        def answered(future: asyncio.Future[Answer]) -> None:
+            if isinstance(future.exception(), ValueError):  # a server that only knows deliveries
+                for offset, deliveries in held:
+                    self._send("give_back", offset, deliveries, 0.0)
+
+        for offset, _ in held:
+            self._held.pop(offset, None)
+        if not self._client.is_closing:
+            self._send("take_back", held).add_done_callback(answered)
+
+    def _send(self, verb: str, *arguments: object) -> asyncio.Future[Answer]:
+        asked = ["group", [verb, *self._group, *arguments]]
+        return self._client.send(Kind.CALL, asked, is_write=True).future
 
     def _hold(self, offset: int, deliveries: int) -> None:
         """Note a lease that begins now. A group has a limited number; of more, the oldest have ended."""

@@ -201,6 +201,8 @@ async def _group(wal: Wal, verb: str, name: str, options: Any, *arguments: Any) 
             seconds >= 0 and math.isfinite(seconds)
         ):
             return await group.give_back(offset, deliveries, float(seconds))
+        case "take_back", (list(held),):
+            return await group.take_back(unpack_held(held))
         case "extend", (int(offset), int(deliveries)):
             return await group.extend(offset, deliveries)
         case "leave", (bytes(member), list(held)):
