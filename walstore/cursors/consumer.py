@@ -29,6 +29,7 @@ from walstore.ports import Clock
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.owned import Owned, checks_itself
 from walstore.validation.arguments import as_seconds
 
 _RENEWALS_PER_LEASE: Final = 3
@@ -196,7 +197,7 @@ class ConsumerLog(Protocol):
         """Makes a reader of durable records: ``reader(start, follow=…)``, optionally with ``stream=…``."""
 
 
-class Consumer(Generic[OutputT]):
+class Consumer(Owned, Generic[OutputT]):
     """Reads records and keeps its place in a cursor. Made by :meth:`walstore.Wal.consumer`.
 
     Use it with ``async with``, and inside that ``async for``, :meth:`fetch` or :meth:`batches`; all
@@ -273,7 +274,6 @@ class Consumer(Generic[OutputT]):
         self._held: int | None = None
 
     async def __aenter__(self) -> Self:
-        self.check_home()
         if self._keeper is not None:
             raise RuntimeError("a consumer can be entered once; make another")
         cursor = await self._cursors.open(
@@ -303,7 +303,6 @@ class Consumer(Generic[OutputT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.check_home()
         keeper = self._keeper
         assert keeper is not None
         await keeper.stop()
@@ -346,6 +345,7 @@ class Consumer(Generic[OutputT]):
     def __aiter__(self) -> Self:
         return self
 
+    @checks_itself
     async def __anext__(self) -> Record:
         if (
             get_ident() != self._thread
@@ -374,7 +374,6 @@ class Consumer(Generic[OutputT]):
         max_wait: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; see :meth:`Reader.fetch`."""
-        self.check_home()
         self._check_sequential()
         reader = self._reader
         self._held = None
@@ -408,7 +407,6 @@ class Consumer(Generic[OutputT]):
         and on cancellation, the other handlers are cancelled and awaited, and the consumer returns to the
         first record that was not processed; those after it are delivered again, done or not.
         """
-        self.check_home()
         reader = self._reader
         undone = self._undone or UndoneRecords(1)
         self._check_not_run(undone)
@@ -442,7 +440,6 @@ class Consumer(Generic[OutputT]):
         Durable when it returns; raises as :meth:`walstore.Cursor.commit`. InvalidSettingsError for a consumer
         with an output: its transactions commit.
         """
-        self.check_home()
         keeper = self._entered()
         keeper.check()
         if self._register is not None:
@@ -493,6 +490,10 @@ class Consumer(Generic[OutputT]):
     def on_fence(self, error: WalError) -> None:
         """Not for callers: another consumer took over."""
         self._entered().failure = error
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.check_home()
 
     def __repr__(self) -> str:
         where = "not open" if self._open_reader is None else f"at {self._open_reader.position}"

@@ -11,6 +11,7 @@ from typing import Final, Protocol, Self
 
 from walstore.errors import WalClosedError, WalError
 from walstore.records import Record
+from walstore.runtime.owned import Owned
 from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
@@ -50,7 +51,7 @@ class GroupBackend(Protocol):
         """Return the group at this moment."""
 
 
-class Job:
+class Job(Owned):
     """A record that one member of a group has for a time, its lease. Has the fields of a :class:`Record`.
 
     End it by one of :meth:`ack`, :meth:`nak` and :meth:`term`. Without that it comes again, to any
@@ -135,6 +136,10 @@ class Job:
         """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
         await self.group.backend.settle((self.record.offset,))
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.group.check_owner()
+
     def __repr__(self) -> str:
         return f"<Job {self.record.offset}, delivery {self.deliveries}>"
 
@@ -152,7 +157,7 @@ def check_jobs(jobs: Iterable[Job]) -> list[Job]:
     return found
 
 
-class Group:
+class Group(Owned):
     """One member of a group. Made by :meth:`walstore.Wal.group`.
 
     Use it with ``async with``, and in that ``async for job in group`` or :meth:`fetch`; several tasks may
@@ -243,15 +248,19 @@ class Group:
         with contextlib.suppress(WalError):  # what it holds comes again after ack_wait_seconds
             await self.backend.leave(self._member)
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`. Before it enters it is nobody's."""
+        if self._guard is not None:
+            self._guard.check()
+
     def __repr__(self) -> str:
         return f"<Group {self.name!r}>"
 
     @property
     def backend(self) -> GroupBackend:
-        """Not for callers: the group, for jobs of this member. WrongLoopError from another event loop."""
-        if self._backend is None or self._guard is None:
+        """Not for callers: the group, for jobs of this member."""
+        if self._backend is None:
             raise WalClosedError("the member is not in its group; use it within 'async with'")
-        self._guard.check()
         return self._backend
 
     def _entered(self) -> GroupBackend:

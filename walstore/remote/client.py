@@ -216,6 +216,10 @@ class Client:
         if self._is_ending:
             raise WalClosedError(_CLOSED)
 
+    def check_owner(self) -> None:
+        """Raise WrongLoopError for another event loop or thread, WalClosedError in a forked child."""
+        self._guard.check()
+
     @property
     def is_closing(self) -> bool:
         """Whether it was closed, or cannot go on."""
@@ -349,6 +353,8 @@ class Client:
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._failure = error
+        if self._link is not None:
+            self._link.abandon()
 
     def _fail(self, error: WalError) -> None:
         """Refuse everything from now on."""

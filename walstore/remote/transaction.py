@@ -24,6 +24,7 @@ from walstore.errors import (
 from walstore.records import AnyDurability
 from walstore.remote.client import Fate
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
 from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
 
@@ -38,7 +39,7 @@ def _same(error: RegisterMismatchError) -> WalError:
     return error
 
 
-class RemoteTransaction:
+class RemoteTransaction(Owned):
     """An append being built; as :class:`walstore.Transaction`. Made by :meth:`RemoteWal.transaction`.
 
     Use it with ``async with``. If the block raises or is cancelled, or the connection is lost before the
@@ -153,6 +154,10 @@ class RemoteTransaction:
             raise
         finally:
             self._is_open = False
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._log.client.check_owner()
 
     # -- inside ------------------------------------------------------------------------------
 
