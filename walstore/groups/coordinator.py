@@ -145,7 +145,7 @@ class GroupCoordinator:
             )
             found = await self._journal.load(self._cursor.position)
             # Without the journal the log knows the last number.
-            last = self._log.producer(f"group.{self.name}").last_sequence
+            last = await self._log.producer(f"group.{self.name}").last_sequence()
             self._letters = max(found.letters, last)
             position = max(found.position, self._cursor.position)
             now = self._clock.monotonic()

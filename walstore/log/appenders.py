@@ -22,6 +22,7 @@ from walstore.batches.conditions import (
 )
 from walstore.errors import RegisterMismatchError
 from walstore.format.packed import MOST_SEQUENCE
+from walstore.log.last_sequence import LastSequence
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability
 from walstore.runtime.owned import Owned
@@ -46,8 +47,16 @@ class Producer(Owned):
         """Name of the producer in the log."""
 
     @property
-    def last_sequence(self) -> int:
-        """Number of its newest append, accepted and maybe not yet durable; 0 before the first."""
+    def last_sequence(self) -> LastSequence:
+        """Returns the number of its newest append, accepted and maybe not yet durable; 0 before the first.
+
+        ``await producer.last_sequence()``, as of a served log. For one more version it is that number, too,
+        with a DeprecationWarning.
+        """
+        return LastSequence(self._last)
+
+    @property
+    def _last(self) -> int:
         window = self._engine.channel.ledger.producers.get(self.id)
         return 0 if window is None else window.last
 
@@ -113,7 +122,7 @@ class Producer(Owned):
         self._engine.check_home()
 
     def __repr__(self) -> str:
-        return f"<Producer {self.id!r} at {self.last_sequence}>"
+        return f"<Producer {self.id!r} at {self._last}>"
 
     def _conditions(self, sequence: int | None) -> AppendConditions:
         if sequence is not None:
