@@ -119,6 +119,20 @@ class CursorKeeper:
         if self.failure is not None:
             raise copy_error(self.failure)
 
+    async def commit(self, offset: int | None) -> None:
+        """Move the cursor at a caller's request: to an offset, or to the consumer's position.
+
+        If another handle has moved it, the consumer has ended, as for a commit that nobody requested.
+        """
+        try:
+            if offset is None:
+                await self.save()
+            else:
+                await self.cursor.commit(offset)
+        except CursorMovedError as error:
+            self.failure = error
+            raise
+
     async def save(self) -> None:
         """Move the cursor to the consumer's position; return when that is durable."""
         register = self._register
@@ -353,11 +367,13 @@ class Consumer(Owned, Generic[OutputT]):
             self.check_home()
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
-            reader = self._reader  # raises
+            reader, keeper = self._reader, self._entered()  # the first raises
         if self._undone is not None:
             return await self._next_undone(reader, self._undone)
         self._held = None
         record = await reader.__anext__()
+        if keeper.failure is not None:  # meanwhile
+            keeper.check()
         self._held = record.offset
         return record
 
@@ -378,6 +394,7 @@ class Consumer(Owned, Generic[OutputT]):
         reader = self._reader
         self._held = None
         batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
+        self._entered().check()
         self._held = batch.start
         return batch
 
@@ -448,9 +465,7 @@ class Consumer(Owned, Generic[OutputT]):
             )
         if offset is None:
             self._held = None
-            await keeper.save()
-        else:
-            await keeper.cursor.commit(offset)
+        await keeper.commit(offset)
 
     def transaction(
         self, *, durability: AnyDurability | None = None
@@ -522,6 +537,7 @@ class Consumer(Owned, Generic[OutputT]):
         await undone.wait_for_room()
         self._entered().check()
         record = await reader.__anext__()
+        self._entered().check()
         undone.add(record.offset)
         return record
 
@@ -541,6 +557,7 @@ class Consumer(Owned, Generic[OutputT]):
         self._entered().check()
         self._held = None
         batch = await anext(batches)
+        self._entered().check()
         self._held = batch.start
         return batch
 

@@ -68,6 +68,7 @@ class RemoteTransaction(Owned):
         self._count = 0
         self._is_open = False
         self._is_begun = False
+        self._begun_at = log.client.reconnects
         self._failure: WalError | None = None
         self._has_failed = False
         self._span: range | None = None
@@ -167,7 +168,7 @@ class RemoteTransaction(Owned):
         if self._values:
             await self._send_part()
         try:
-            start, limit, self._is_duplicate, registers = await self._log.client.call(
+            start, limit, self._is_duplicate, registers = await self._ask(
                 "commit", self._number, self._update, fate=Fate.UNKNOWN, is_write=True
             )
         except RegisterMismatchError as error:
@@ -180,6 +181,7 @@ class RemoteTransaction(Owned):
         if not self._is_begun:
             self._is_begun = True
             await self._part("begin", self._number, self._level, self._conditions.packed())
+            self._begun_at = self._log.client.reconnects
 
     async def _send_part(self) -> None:
         await self._begin()
@@ -194,7 +196,7 @@ class RemoteTransaction(Owned):
     async def _part(self, *call: Any, payload: list[bytes] | None = None) -> None:
         """Make one call of the transaction; any failure, or cancelling it, rolls the whole back."""
         try:
-            await self._log.client.call(*call, payload=payload or (), fate=Fate.DROPPED)
+            await self._ask(*call, payload=payload or (), fate=Fate.DROPPED)
         except BaseException as error:
             self._has_failed = True
             self._failure = (
@@ -204,6 +206,19 @@ class RemoteTransaction(Owned):
             )
             await self.rollback()
             raise
+
+    async def _ask(self, *call: Any, **options: Any) -> Any:
+        """Make a call. A server that does not know the transaction is another one than it was begun at."""
+        client = self._log.client
+        try:
+            return await client.call(*call, **options)
+        except WalClosedError as error:
+            if client.is_closing or client.reconnects == self._begun_at:
+                raise
+            raise StorageUnavailableError(
+                "the connection ended before the commit, and the transaction with it: it was rolled back, "
+                "nothing was written; make it again"
+            ) from error
 
     def _check_open(self) -> None:
         if self._failure is not None:
