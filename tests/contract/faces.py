@@ -25,6 +25,7 @@ import pytest
 import walstore.sync
 from tests.cloud import FAST
 from tests.contract.from_threads import FromThreads, in_thread
+from tests.local import SMALL
 from tests.walstore.replication.cluster import Cluster
 from tests.walstore.serve.served import Served, serving
 from uploader import CloudLog, CloudWriter, PartitionedLog, WriterSettings
@@ -32,7 +33,7 @@ from uploader.partitioned import create_partitions
 from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
-from walstore import RemoteReadonlyWal, Wal, connect_readonly
+from walstore import Wal, connect_readonly
 
 URL: Final = "memory://contract"
 QUICK: Final = WriterSettings(interval_seconds=0)
@@ -55,6 +56,11 @@ class Face:
         return self.log if self.beside is None else self.beside
 
     @property
+    def is_blocking(self) -> bool:
+        """Whether each call waits in a thread."""
+        return isinstance(self.log, FromThreads)
+
+    @property
     def connections(self) -> int:
         """How many connections clients have made."""
         return 0 if self.served is None else self.served.server.figures.connected
@@ -62,19 +68,19 @@ class Face:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Face]:
-    async with Wal.open(path / "log") as wal:
+    async with Wal.open(path / "log", settings=SMALL) as wal:
         yield Face(wal)
 
 
 @asynccontextmanager
 async def replicated(path: Path) -> AsyncIterator[Face]:
-    async with Cluster(path) as cluster, await cluster.primary(0) as wal:
+    async with Cluster(path) as cluster, await cluster.primary(0, settings=SMALL) as wal:
         yield Face(wal)
 
 
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[Face]:
-    async with serving(path / "log") as server, server.connect() as remote:
+    async with serving(path / "log", SMALL) as server, server.connect() as remote:
         yield Face(remote, served=server)
 
 
@@ -153,10 +159,6 @@ FACES: Final[dict[str, Callable[[Path], AbstractAsyncContextManager[Face]]]] = {
         distant,
     )
 }
-OWNING: Final = ("opened", "replicated", "served", "blocking", "distant")
-"""Those that promise all that a log can."""
-READING: Final = (*OWNING, "readonly", "copied", "stored")
-"""Those with readers."""
 
 
 def on(*names: str, differs: dict[str, str] | None = None) -> pytest.MarkDecorator:
@@ -166,8 +168,3 @@ def on(*names: str, differs: dict[str, str] | None = None) -> pytest.MarkDecorat
     }
     params = [pytest.param(name, marks=[marks[name]] if name in marks else []) for name in names]
     return pytest.mark.parametrize("face", params, indirect=True)
-
-
-def is_only_read(face: Face) -> bool:
-    """Whether it has no cursors and groups, either."""
-    return isinstance(face.log, RemoteReadonlyWal)

@@ -72,7 +72,10 @@ class FromThreads:
     def _next(self) -> Any:
         if self._items is None:
             self._items = iter(self._here())
-        return next(self._items, _END)
+        found = next(self._items, _END)
+        if found is _END:
+            self._items = None  # it may have been moved when it is asked again
+        return found
 
 
 def _wrapped(found: Any) -> Any:
