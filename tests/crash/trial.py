@@ -80,7 +80,7 @@ async def look(wal: Wal, promises: Promises) -> Found:
         dict(wal.registers),
         {name: [info.is_open, dict(info.metadata)] for name, info in wal.streams().items()},
         {info.name: info.position for info in infos},
-        {name: wal.producer(name).last_sequence for name in promises.sequences},
+        {name: await wal.producer(name).last_sequence() for name in promises.sequences},
         wal.head,
     )
 

@@ -184,7 +184,7 @@ class Workload:
     async def produce(self) -> None:
         """Append once under a number, though it is asked for twice now and then."""
         producer = self.wal.producer(self.chance.choice(PRODUCERS))
-        sequence = producer.last_sequence + 1
+        sequence = await producer.last_sequence() + 1
         sizes = [self._size() % 4000 for _ in range(self.chance.randint(1, 3))]
         op = self._intend(sizes, producer=[producer.id, sequence])
         values = [value_of(op, at, size) for at, size in enumerate(sizes)]

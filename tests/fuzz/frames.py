@@ -162,10 +162,11 @@ def call(rng: Random) -> tuple[str, list[Any], list[bytes]]:
         "group": rng.choice(
             (
                 ["open", *group],
-                ["take", *group, b"m", 2, 0.0],
+                ["fetch", *group, b"m", 2, 0.0],
                 ["settle", *group, [1]],
                 ["give_back", *group, b"m", 1, 1, 0.0],
                 ["extend", *group, b"m", 1, 1],
+                ["take_back", *group, b"m", [[1, 1], [2, 1]]],
                 ["leave", *group, b"m", [[1, 1], [2, 1]]],
             )
         ),

@@ -323,7 +323,7 @@ def test_names_are_refused_at_once_or_kept_as_given(name: Odd, metadata: Odd) ->
 
         if await refused_or_done(wal, others(), may_pass=name.plain is not NO):
             assert wal.registers[name.plain] == f"1 {name.plain}"
-            assert wal.producer(name.plain).last_sequence == 1
+            assert await wal.producer(name.plain).last_sequence() == 1
         await refused_or_done(wal, wal.close_stream(name.given), may_pass=may_pass)
 
     assert in_a_log(story)[-1].value == b"last"

@@ -59,7 +59,7 @@ class Life:
                 for at in range(RECORDS[size]):
                     await transaction.append(f"{name} {at} ".encode().ljust(300, b"."))
             self.acknowledged.append(name)
-            sequence = producer.last_sequence + 1
+            sequence = await producer.last_sequence() + 1
             self.produced[sequence] = await producer.append(b"produced %d" % sequence)
         await wal.rotate()
 
@@ -88,11 +88,11 @@ class Life:
 
     async def _repeat(self, wal: Wal, found: list[bytes]) -> None:
         producer = wal.producer("p")
-        assert producer.last_sequence >= max(self.produced, default=0)
+        assert await producer.last_sequence() >= max(self.produced, default=0)
         for sequence, offset in list(self.produced.items())[-8:]:
-            if sequence > producer.last_sequence - 8:
+            if sequence > await producer.last_sequence() - 8:
                 assert await producer.append(b"again", sequence=sequence) == offset
-        for sequence in range(1, producer.last_sequence + 1):
+        for sequence in range(1, await producer.last_sequence() + 1):
             assert found.count(b"produced %d" % sequence) == 1
         assert wal.tail == 1 + len(found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import traceback
@@ -17,6 +18,8 @@ from tests import programs
 from tests.cloud import URL, cloud_values
 from tests.local import SMALL, contents, open_descriptors
 from tests.scenarios.stores import Holder
+from tests.waiting import until
+from tests.walstore.serve.served import serving
 from uploader import CloudWriter, DirtyLog, WriterSettings
 from uploader.stores import MemoryStore
 from walstore import Wal, WalClosedError, WalLockedError, WalStore
@@ -282,6 +285,39 @@ async def test_a_reader_of_another_process_cannot_be_used_in_a_child(log_directo
             async with forked(use):
                 await wal.append(b"2")
                 await waiting
+
+
+async def test_a_connection_cannot_be_used_in_a_child(tmp_path: Path) -> None:
+    """Nor does a child keep it from ending."""
+    async with serving(tmp_path / "log") as served, served.connect() as remote:
+        await remote.append(b"1")
+        waiting = asyncio.create_task(anext(remote.reader("latest")))
+        async with remote.transaction() as txn, remote.group("g", start="latest") as group:
+            await txn.append(b"2")
+
+            async def use() -> None:
+                await refuses(
+                    lambda: remote.append(b"x"),
+                    lambda: txn.append(b"x"),
+                    lambda: txn.rollback(),
+                    lambda: group.fetch(),
+                    lambda: group.__aexit__(None, None, None),
+                    lambda: remote.aclose(),
+                )
+                assert remote.is_closing
+                gc.collect()
+
+            async with forked(use):
+                await remote.append(b"3")
+        assert (await waiting).value == b"3"
+        assert (txn.span, remote.client.reconnects) == (range(3, 4), 0)
+
+        async def nothing() -> None:
+            pass
+
+        async with forked(nothing):
+            await remote.aclose()
+            await until(lambda: not served.server.connections)
 
 
 async def test_a_store_cannot_be_used_in_a_child(tmp_path: Path) -> None:

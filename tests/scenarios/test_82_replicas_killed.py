@@ -41,7 +41,7 @@ async def main():
         tell(f"primary {os.getpid()} {wal.statistics().epoch}")
         async def produce(number):
             producer = wal.producer(f"p{number}")
-            for at in itertools.count(producer.last_sequence + 1):
+            for at in itertools.count(await producer.last_sequence() + 1):
                 value = f"{number} {at}".encode() + b"." * (at % 700)
                 if at % 17 == 0:
                     async with wal.transaction() as transaction:

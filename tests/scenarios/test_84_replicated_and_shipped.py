@@ -49,7 +49,7 @@ async def main():
         tell(f"primary {os.getpid()} {wal.statistics().epoch} {wal.statistics().local_head}")
         async def produce(number):
             producer = wal.producer(f"p{number}")
-            for at in itertools.count(producer.last_sequence + 1):
+            for at in itertools.count(await producer.last_sequence() + 1):
                 value = f"{number} {at}".encode() + b"." * (at % 900)
                 level = "cloud" if at % 5 == number else None
                 await producer.append(value, sequence=at, durability=level)

@@ -44,6 +44,7 @@ from walstore.errors import (
 )
 from walstore.files.locks import this_process
 from walstore.ports import Clock
+from walstore.runtime.owned import Owned
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_seconds
 from walstore.validation.fields import CENTURY_SECONDS
@@ -54,7 +55,7 @@ _MICROSECONDS: Final = 1_000_000
 _AT_ONCE: Final = 10
 
 
-class CloudCursors:
+class CloudCursors(Owned):
     """The cursors of one log, as one program sees them. Any number of tasks may call it.
 
     All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
@@ -110,12 +111,15 @@ class CloudCursors:
             check_home=check_home,
         )
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._check_home()
+
     async def load(self, name: str) -> CloudCursor | None:
         """Return a cursor, or None if there is none of that name.
 
         InvalidSettingsError for an invalid name, CorruptionError if the object is damaged.
         """
-        self._check_home()
         found = await self._find(name)
         return None if found is None or found.is_removed else found
 
@@ -126,7 +130,6 @@ class CloudCursors:
         CorruptionError, as in wal3, since one of them might be a cursor that a program relies on. Objects in
         folders below belong to another log, since cursors have no folders.
         """
-        self._check_home()
         names: list[str] = []
         async for listed in self._store.list(layout.CURSOR_FOLDER):
             if "/" in listed.key.removeprefix(layout.CURSOR_FOLDER):
@@ -153,7 +156,6 @@ class CloudCursors:
 
         Errors as :meth:`commit`.
         """
-        self._check_home()
         _check_position(position)
         while True:
             found = await self._settled(name)
@@ -198,7 +200,6 @@ class CloudCursors:
         CursorMovedError if it is gone; InvalidSettingsError if it is not a pin; OffsetTrimmedError if it had
         expired and its records were collected. Otherwise as :meth:`commit`.
         """
-        self._check_home()
         expires_us = self._expiry(seconds)
         while True:
             found = await self._settled(name)
@@ -217,7 +218,6 @@ class CloudCursors:
         Its object stays, as an expired pin. OutcomeUnknownError if the store does not report the outcome;
         call again.
         """
-        self._check_home()
         while True:
             stored = await self._stored(name)
             if stored is None:
@@ -234,7 +234,6 @@ class CloudCursors:
 
         OutcomeUnknownError if the store does not report the outcome; call again.
         """
-        self._check_home()
         stored = await self._stored(name)
         if stored is None or stored.value is not None:
             return False
@@ -300,7 +299,6 @@ class CloudCursors:
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
-        self._check_home()
         _check_position(position)
         while True:
             left = await self._settled(name)

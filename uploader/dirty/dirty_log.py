@@ -39,6 +39,7 @@ from uploader.write.writer_settings import WriterSettings
 from walstore.errors import CorruptionError, InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.owned import Owned
 from walstore.runtime.resource import Opening
 from walstore.validation.arguments import as_int, as_mapping, as_text
 
@@ -171,7 +172,7 @@ class RolledUp:
     """Position of the cursor: what is before it may be collected."""
 
 
-class DirtyLog:
+class DirtyLog(Owned):
     """One log of markers. Make one with :meth:`open`; any number of tasks may call it.
 
     Several programs may write one, or each its own; one at a time rolls it up. All methods belong to the
@@ -268,7 +269,6 @@ class DirtyLog:
 
         Reads the dirty log from its cursor on. CorruptionError if it holds anything but markers.
         """
-        self._writer.check_home()
         _, known, _ = await self._read(await self._cursors.load(_CURSOR))
         return sorted(known.values(), key=lambda dirty: (dirty.first_us, dirty.name))
 
@@ -280,7 +280,6 @@ class DirtyLog:
         Killed or cancelled anywhere, it drops no unfinished work; call again. TypeError unless
         ``compacted`` has offsets by names.
         """
-        self._writer.check_home()
         compacted = _checked_offsets(compacted)
         async with self._rolling:
             cursor = await self._cursors.load(_CURSOR)
@@ -300,11 +299,14 @@ class DirtyLog:
 
     async def aclose(self) -> None:
         """Write what was noted, and release connections and threads; may be called twice."""
-        self._writer.check_home()
         try:
             await self._writer.aclose()
         finally:
             await self._log.aclose()
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._writer.check_owner()
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from walstore.errors import (
 from walstore.groups.group import Group, GroupBackend
 from walstore.groups.settings import GroupSettings
 from walstore.records import Start
+from walstore.runtime.owned import Owned
 from walstore.runtime.statistics import GroupInfo
 
 MOST_PENDING: Final = 10_000
@@ -39,7 +40,7 @@ def _make_tag() -> str:
     return secrets.token_hex(_TAG_BYTES)
 
 
-class CloudGroups:
+class CloudGroups(Owned):
     """Groups of members, in any number of processes, that share the records of a log in a store."""
 
     _used_groups: dict[str, CloudGroup] | None = None

@@ -18,7 +18,8 @@ from walstore.errors import LogNotFoundError, WalClosedError
 from walstore.groups.group import Group, Job, check_jobs
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import Opening
+from walstore.runtime.owned import Owned
+from walstore.runtime.resource import LoopGuard, Opening
 from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
 
@@ -26,7 +27,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
-class PartitionedLog:
+class PartitionedLog(Owned):
     """The logs that Spark's sink writes under one prefix, as one. Make one with :meth:`open`."""
 
     @classmethod
@@ -86,6 +87,7 @@ class PartitionedLog:
         self._store = store
         self._options = options
         self._is_closed = False
+        self._home = LoopGuard(f"log at {store.url}")
 
     @property
     def url(self) -> str:
@@ -131,12 +133,16 @@ class PartitionedLog:
         except LogNotFoundError:
             return None
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._home.check()
+
     def _check(self) -> None:
         if self._is_closed:
             raise WalClosedError(f"the log at {self.url} is closed")
 
 
-class PartitionedGroup:
+class PartitionedGroup(Owned):
     """One member of a group of a partitioned log. Used as :class:`walstore.Group`, by one task at a time.
 
     Made by :meth:`PartitionedLog.group`. Takes turns among the logs that have jobs.
@@ -217,6 +223,10 @@ class PartitionedGroup:
         if self._is_inside:
             self._left.set()
             await self._leave()
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._log.check_owner()
 
     def __repr__(self) -> str:
         return f"<PartitionedGroup {self.name!r}>"

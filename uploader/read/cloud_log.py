@@ -101,6 +101,7 @@ class CloudLog(CloudGroups):
     ) -> None:
         """Not for callers; see :meth:`open`."""
         store, clock, worker = session.store, session.clock, session.worker
+        self._home = LoopGuard(f"log at {store.url}")
         self._session = session
         self._store = store
         self._clock = clock
@@ -114,15 +115,14 @@ class CloudLog(CloudGroups):
             disk_cache=disk_cache,
         )
         self._cursors = CloudCursors.of_store(
-            store, retry=session.retry, clock=clock, worker=worker
+            store, retry=session.retry, clock=clock, worker=worker, check_home=self.check_owner
         )
         self._streams = StreamFile(store, retry=session.retry, worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()
         self._closed = False
-        self._read_guard = ReadGuard(self.check_open)
-        self._home = LoopGuard(f"log at {store.url}")
+        self._read_guard = ReadGuard(self._check_readable, self.check_owner)
 
     @property
     def url(self) -> str:
@@ -357,8 +357,6 @@ class CloudLog(CloudGroups):
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""
-        if not self._closed:
-            self._home.check()
         await self._close_groups()
         self._closed = True
         self._read_guard.thread = 0
@@ -370,11 +368,19 @@ class CloudLog(CloudGroups):
         if self._closed:
             raise WalClosedError(f"the log at {self.url} is closed")
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`. Once it is closed it is nobody's."""
+        if not self._closed:
+            self._home.check()
+
     # -- inside ------------------------------------------------------------------------------
+
+    def _check_readable(self) -> None:
+        self.check_open()
+        self.check_owner()
 
     def _group_place(self) -> GroupPlace:
         self.check_open()
-        self._home.check()
         session = self._session
         return GroupPlace(self, self._store, self._cursors, session.retry, self._clock)
 

@@ -33,12 +33,13 @@ from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.metric import Metric
+from walstore.runtime.owned import Owned, checks_itself
 from walstore.runtime.resource import Opening, abandon_in_children, wait_closed, warn_unclosed
 from walstore.runtime.tasks import start_task
 from walstore.validation.arguments import as_int, as_settings
 
 
-class CloudWriter:
+class CloudWriter(Owned):
     """A log in object storage, for appending. Make one with :meth:`open`.
 
     All methods belong to the event loop that opened it: from another thread or event loop they raise
@@ -145,6 +146,7 @@ class CloudWriter:
 
     # -- appending ---------------------------------------------------------------------------
 
+    @checks_itself
     async def append(
         self,
         value: bytes,
@@ -174,11 +176,12 @@ class CloudWriter:
             WalClosedError: The writer is closed.
         """
         if get_running_loop() is not self._loop:
-            self.check_home()
+            self.check_owner()
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
         return await self._append(group, expect_offset)
 
+    @checks_itself
     async def append_many(
         self,
         values: Iterable[bytes],
@@ -195,7 +198,7 @@ class CloudWriter:
         The group may have up to ``pending_bytes``. An empty group is a ValueError.
         """
         if get_running_loop() is not self._loop:
-            self.check_home()
+            self.check_owner()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
         check_records(group, self.settings.max_record_bytes)
@@ -207,7 +210,6 @@ class CloudWriter:
 
         Appends that wait to be cut are shipped at once. Cancelling has no effect on the records.
         """
-        self.check_home()
         await self._commit_loop.settle()
 
     # -- streams -----------------------------------------------------------------------------
@@ -222,7 +224,6 @@ class CloudWriter:
         OutcomeUnknownError, or StorageUnavailableError, if the store does not answer. After those, or if
         cancelled, the stream may be open or not, or be opened later; call again.
         """
-        self.check_home()
         await self._streams.open(name, metadata)
 
     async def close_stream(self, name: str) -> None:
@@ -233,7 +234,6 @@ class CloudWriter:
         stream, LogNotFoundError if the log was destroyed. Closing one twice is allowed, and finishes what an
         interrupted call began. Otherwise as :meth:`open_stream`.
         """
-        self.check_home()
         await self._streams.close(name)
 
     async def streams(self) -> dict[str, StreamInfo]:
@@ -243,7 +243,6 @@ class CloudWriter:
         another one if the table is empty. It lacks streams of records that were appended before there was
         a table; see :meth:`uploader.CloudLog.streams`. LogNotFoundError if the log was destroyed.
         """
-        self.check_home()
         table = await self._streams.table()
         return table.infos()
 
@@ -314,13 +313,12 @@ class CloudWriter:
         Twice is allowed. Cancelling the wait does not stop the closing. If the store fulfils no request for
         ``patience_seconds``, it is given up and the appends raise.
         """
-        self.check_home()
         assert self._supervisor is not None
         self._commit_loop.close(WalClosedError("the log is closed"))
         await wait_closed(self._supervisor)
 
-    def check_home(self) -> None:
-        """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
         self._queue.check_home()
 
     def abandon(self, error: WalClosedError) -> None:

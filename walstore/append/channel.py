@@ -284,6 +284,7 @@ class Channel:
         ``runtime/resource.py``."""
         self._closed = error
         self._is_dropped = True
+        self.thread = 0
         self._ready.clear()
         self._builder = BatchBuilder(self.tail)
         self.append_value = self._builder.values.append

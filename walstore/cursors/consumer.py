@@ -29,6 +29,7 @@ from walstore.ports import Clock
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.owned import Owned, checks_itself
 from walstore.runtime.tasks import start_task
 from walstore.validation.arguments import as_seconds
 
@@ -119,6 +120,20 @@ class CursorKeeper:
         if self.failure is not None:
             raise copy_error(self.failure)
 
+    async def commit(self, offset: int | None) -> None:
+        """Move the cursor at a caller's request: to an offset, or to the consumer's position.
+
+        If another handle has moved it, the consumer has ended, as for a commit that nobody requested.
+        """
+        try:
+            if offset is None:
+                await self.save()
+            else:
+                await self.cursor.commit(offset)
+        except CursorMovedError as error:
+            self.failure = error
+            raise
+
     async def save(self) -> None:
         """Move the cursor to the consumer's position; return when that is durable."""
         register = self._register
@@ -197,7 +212,7 @@ class ConsumerLog(Protocol):
         """Makes a reader of durable records: ``reader(start, follow=…)``, optionally with ``stream=…``."""
 
 
-class Consumer(Generic[OutputT]):
+class Consumer(Owned, Generic[OutputT]):
     """Reads records and keeps its place in a cursor. Made by :meth:`walstore.Wal.consumer`.
 
     Use it with ``async with``, and inside that ``async for``, :meth:`fetch` or :meth:`batches`; all
@@ -274,7 +289,6 @@ class Consumer(Generic[OutputT]):
         self._held: int | None = None
 
     async def __aenter__(self) -> Self:
-        self.check_home()
         if self._keeper is not None:
             raise RuntimeError("a consumer can be entered once; make another")
         cursor = await self._cursors.open(
@@ -304,7 +318,6 @@ class Consumer(Generic[OutputT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.check_home()
         keeper = self._keeper
         assert keeper is not None
         await keeper.stop()
@@ -347,6 +360,7 @@ class Consumer(Generic[OutputT]):
     def __aiter__(self) -> Self:
         return self
 
+    @checks_itself
     async def __anext__(self) -> Record:
         if (
             get_ident() != self._thread
@@ -354,11 +368,13 @@ class Consumer(Generic[OutputT]):
             self.check_home()
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
-            reader = self._reader  # raises
+            reader, keeper = self._reader, self._entered()  # the first raises
         if self._undone is not None:
             return await self._next_undone(reader, self._undone)
         self._held = None
         record = await reader.__anext__()
+        if keeper.failure is not None:  # meanwhile
+            keeper.check()
         self._held = record.offset
         return record
 
@@ -375,11 +391,11 @@ class Consumer(Generic[OutputT]):
         max_wait: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; see :meth:`Reader.fetch`."""
-        self.check_home()
         self._check_sequential()
         reader = self._reader
         self._held = None
         batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
+        self._entered().check()
         self._held = batch.start
         return batch
 
@@ -409,7 +425,6 @@ class Consumer(Generic[OutputT]):
         and on cancellation, the other handlers are cancelled and awaited, and the consumer returns to the
         first record that was not processed; those after it are delivered again, done or not.
         """
-        self.check_home()
         reader = self._reader
         undone = self._undone or UndoneRecords(1)
         self._check_not_run(undone)
@@ -443,7 +458,6 @@ class Consumer(Generic[OutputT]):
         Durable when it returns; raises as :meth:`walstore.Cursor.commit`. InvalidSettingsError for a consumer
         with an output: its transactions commit.
         """
-        self.check_home()
         keeper = self._entered()
         keeper.check()
         if self._register is not None:
@@ -452,9 +466,7 @@ class Consumer(Generic[OutputT]):
             )
         if offset is None:
             self._held = None
-            await keeper.save()
-        else:
-            await keeper.cursor.commit(offset)
+        await keeper.commit(offset)
 
     def transaction(
         self, *, durability: AnyDurability | None = None
@@ -495,6 +507,10 @@ class Consumer(Generic[OutputT]):
         """Not for callers: another consumer took over."""
         self._entered().failure = error
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.check_home()
+
     def __repr__(self) -> str:
         where = "not open" if self._open_reader is None else f"at {self._open_reader.position}"
         return f"<Consumer {self.name!r} {where}>"
@@ -522,6 +538,7 @@ class Consumer(Generic[OutputT]):
         await undone.wait_for_room()
         self._entered().check()
         record = await reader.__anext__()
+        self._entered().check()
         undone.add(record.offset)
         return record
 
@@ -541,6 +558,7 @@ class Consumer(Generic[OutputT]):
         self._entered().check()
         self._held = None
         batch = await anext(batches)
+        self._entered().check()
         self._held = batch.start
         return batch
 

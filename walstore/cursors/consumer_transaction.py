@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from walstore.errors import CorruptionError, FencedError, RegisterMismatchError, WalError
 from walstore.records import AnyDurability, Durability
+from walstore.runtime.owned import Owned
 
 
 class OutputTransaction(Protocol):
@@ -183,7 +184,7 @@ class TransactionContext(Protocol):
         """Refuse everything from now on."""
 
 
-class ConsumerTransaction(Generic[OutputT]):
+class ConsumerTransaction(Owned, Generic[OutputT]):
     """A transaction of a consumer's output log; see :meth:`walstore.Consumer.transaction`."""
 
     def __init__(
@@ -202,7 +203,6 @@ class ConsumerTransaction(Generic[OutputT]):
         self._transaction: OutputT | None = None
 
     async def __aenter__(self) -> OutputT:
-        self._place.check_home()
         register = self._register
         self._place.check()
         self._inner = self._output.transaction(
@@ -217,7 +217,6 @@ class ConsumerTransaction(Generic[OutputT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._place.check_home()
         assert self._inner is not None
         assert self._transaction is not None
         if error is not None:
@@ -227,6 +226,10 @@ class ConsumerTransaction(Generic[OutputT]):
                 self._place.on_rollback()
         else:
             await self._commit(self._inner, self._transaction)
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._place.check_home()
 
     async def _commit(
         self, inner: AbstractAsyncContextManager[OutputT], transaction: OutputT

@@ -16,6 +16,7 @@ from walstore.cursors.directory import CursorState, CursorTable
 from walstore.cursors.queue import Act, CursorRequest, RequestQueue
 from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.ports import Clock
+from walstore.runtime.owned import Owned
 from walstore.validation.arguments import as_int
 
 _MICROSECONDS: Final = 1_000_000
@@ -64,7 +65,7 @@ class _Move:
     """Whether this is a rewind, whose position may be below the head."""
 
 
-class Cursor:
+class Cursor(Owned):
     """A named position: the offset of the next record to read. Made by :meth:`walstore.Wal.cursor`.
 
     Retention keeps everything from there on, unless the cursor has a lease that ended. A cursor may
@@ -170,7 +171,6 @@ class Cursor:
         Raises CursorMovedError if another handle committed since, OffsetTrimmedError if the lease had
         ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
         """
-        self._context.check_home()
         if self._seen.lease_us:
             tier_head = self._context.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
@@ -182,7 +182,6 @@ class Cursor:
         this. Raises CursorMovedError if the cursor was deleted, and what :meth:`commit` raises for the
         disk.
         """
-        self._context.check_home()
         await self._perform(self._present)
         return self.position
 
@@ -191,9 +190,12 @@ class Cursor:
 
         Raises CursorMovedError if another handle committed since. The handle cannot be used afterwards.
         """
-        self._context.check_home()
         await self._perform(self._remove)
         self.is_deleted = True
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._context.check_home()
 
     def __repr__(self) -> str:
         return f"<Cursor {self.name!r} at {self.position}>"
@@ -201,7 +203,6 @@ class Cursor:
     # -- on the event loop -------------------------------------------------------------------
 
     def _check(self, given: int) -> int:
-        self._context.check_home()
         offset = as_int(given, "the position of a cursor")
         limits = self._context.limits
         if offset > limits.visible_limit:

@@ -13,9 +13,10 @@ from walstore.cursors.directory import CursorInfo
 from walstore.cursors.store import CursorStore
 from walstore.ports import Clock
 from walstore.records import Start
+from walstore.runtime.owned import Owned
 
 
-class CursorMixin:
+class CursorMixin(Owned):
     """Named cursors, and consumers that keep their position in one. For logs with ``log_id`` and
     ``reader()``."""
 

@@ -150,7 +150,7 @@ class GroupCoordinator:
             )
             found = await self._journal.load(self._cursor.position)
             # Without the journal the log knows the last number.
-            last = self._log.producer(f"group.{self.name}").last_sequence
+            last = await self._log.producer(f"group.{self.name}").last_sequence()
             self._letters = max(found.letters, last)
             position = max(found.position, self._cursor.position)
             now = self._clock.monotonic()
@@ -290,6 +290,12 @@ class GroupCoordinator:
         if state.give_back(offset, deliveries, now, delay_seconds, member=member):
             self._changed.set()
 
+    async def take_back(
+        self, held: Iterable[tuple[int, int]], *, member: bytes | None = None
+    ) -> None:
+        """End leases, by offset and deliveries, on jobs that nobody has seen: they were no deliveries."""
+        self._uncount(self._entered().revoke(held, self._clock.monotonic(), member=member))
+
     async def extend(
         self, offset: int, deliveries: int, *, member: bytes | None = None, via: object = None
     ) -> None:
@@ -393,11 +399,7 @@ class GroupCoordinator:
         try:
             await self._wait_written()
         except (WalError, asyncio.CancelledError):
-            for record, deliveries in taken:
-                state.revoke(record.offset, deliveries, self._clock.monotonic())
-            self._delivered -= len(taken)
-            self._redelivered -= sum(deliveries > 1 for _, deliveries in taken)
-            self._changed.set()
+            await self.take_back([(record.offset, deliveries) for record, deliveries in taken])
             raise
 
     def _seconds_left(self, state: GroupState, deadline: float | None) -> float | None:

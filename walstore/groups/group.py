@@ -11,6 +11,7 @@ from typing import Final, Protocol, Self
 
 from walstore.errors import LeaseExpiredError, WalClosedError, WalError
 from walstore.records import Record
+from walstore.runtime.owned import Owned
 from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
@@ -50,7 +51,7 @@ class GroupBackend(Protocol):
         """Return the group at this moment."""
 
 
-class Job:
+class Job(Owned):
     """A record that one member of a group has for a time, its lease. Has the fields of a :class:`Record`.
 
     End it by one of :meth:`ack`, :meth:`nak` and :meth:`term`. Without that it comes again, to any
@@ -143,6 +144,10 @@ class Job:
         """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
         await self.group.backend.settle((self.record.offset,))
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.group.check_owner()
+
     def __repr__(self) -> str:
         return f"<Job {self.record.offset}, delivery {self.deliveries}>"
 
@@ -160,7 +165,7 @@ def check_jobs(jobs: Iterable[Job]) -> list[Job]:
     return found
 
 
-class Group:
+class Group(Owned):
     """One member of a group. Made by :meth:`walstore.Wal.group`.
 
     Use it with ``async with``, and in that ``async for job in group`` or :meth:`fetch`; several tasks may
@@ -191,7 +196,7 @@ class Group:
         """Return up to ``max_jobs`` jobs, 1 to 10 000, at least one of them if ``max_wait`` is None.
 
         Waits up to ``max_wait`` seconds for the first; then the list is empty. If cancelled, jobs that
-        were about to be returned come again after ``ack_wait_seconds``. Raises WalClosedError, and takes
+        were about to be returned are for the next call of this member. Raises WalClosedError, and takes
         nothing, if the member leaves meanwhile.
         """
         most = as_count(max_jobs, "max_jobs", high=10_000)
@@ -252,15 +257,19 @@ class Group:
         with contextlib.suppress(WalError):  # what it holds comes again after ack_wait_seconds
             await self.backend.leave(self._member)
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`. Before it enters it is nobody's."""
+        if self._guard is not None:
+            self._guard.check()
+
     def __repr__(self) -> str:
         return f"<Group {self.name!r}>"
 
     @property
     def backend(self) -> GroupBackend:
-        """Not for callers: the group, for jobs of this member. WrongLoopError from another event loop."""
-        if self._backend is None or self._guard is None:
+        """Not for callers: the group, for jobs of this member."""
+        if self._backend is None:
             raise WalClosedError("the member is not in its group; use it within 'async with'")
-        self._guard.check()
         return self._backend
 
     def _entered(self) -> GroupBackend:

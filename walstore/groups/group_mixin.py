@@ -26,6 +26,7 @@ from walstore.groups.listing import list_groups
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
+from walstore.runtime.owned import Owned
 from walstore.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.runtime.threads import Lane
 
@@ -72,7 +73,7 @@ async def _blocking(parts: GroupParts, call: Callable[..., _T], *args: object) -
         raise StorageUnavailableError(text, outcome="unknown", retriable=True) from error
 
 
-class GroupMixin:
+class GroupMixin(Owned):
     """Groups of members that share the records of a log between them."""
 
     @abstractmethod

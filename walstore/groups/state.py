@@ -273,13 +273,12 @@ class GroupState:
             self.pass_time(now)
         return True
 
-    def revoke(self, offset: int, deliveries: int, now: float) -> None:
-        """Undo a lease that nobody learned of: it was no delivery."""
-        job = self._leased_job(offset, deliveries)
-        if job is not None:
-            job.deliveries -= 1
-            self._end_lease(job, now)
-            self.pass_time(now)
+    def revoke(
+        self, held: Iterable[tuple[int, int]], now: float, *, member: bytes | None = None
+    ) -> list[tuple[int, int]]:
+        """Undo leases that nobody learned of, by offset and deliveries: as :meth:`lose`."""
+        found = (self._leased_job(*one, member) for one in held)
+        return self._take_back([job for job in found if job is not None], now)
 
     def extend(
         self,

@@ -22,15 +22,17 @@ from walstore.batches.conditions import (
 )
 from walstore.errors import RegisterMismatchError
 from walstore.format.packed import MOST_SEQUENCE
+from walstore.log.last_sequence import LastSequence
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability
+from walstore.runtime.owned import Owned
 from walstore.validation.arguments import as_int
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
 
 
-class Producer:
+class Producer(Owned):
     """Appends with sequence numbers; see :meth:`walstore.Wal.producer`.
 
     Without ``sequence`` an append gets the next number. Pass it, and pass the same one again after a
@@ -45,8 +47,16 @@ class Producer:
         """Name of the producer in the log."""
 
     @property
-    def last_sequence(self) -> int:
-        """Number of its newest append, accepted and maybe not yet durable; 0 before the first."""
+    def last_sequence(self) -> LastSequence:
+        """Returns the number of its newest append, accepted and maybe not yet durable; 0 before the first.
+
+        ``await producer.last_sequence()``, as of a served log. For one more version it is that number, too,
+        with a DeprecationWarning.
+        """
+        return LastSequence(self._last)
+
+    @property
+    def _last(self) -> int:
         window = self._engine.channel.ledger.producers.get(self.id)
         return 0 if window is None else window.last
 
@@ -107,8 +117,12 @@ class Producer:
         """
         return Transaction(self._engine, self._conditions(sequence), self._engine.level(durability))
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._engine.check_home()
+
     def __repr__(self) -> str:
-        return f"<Producer {self.id!r} at {self.last_sequence}>"
+        return f"<Producer {self.id!r} at {self._last}>"
 
     def _conditions(self, sequence: int | None) -> AppendConditions:
         if sequence is not None:
@@ -118,7 +132,7 @@ class Producer:
         return AppendConditions(producer=self.id, sequence=sequence)
 
 
-class Fence:
+class Fence(Owned):
     """Appends for one owner; see :meth:`walstore.Wal.fence`."""
 
     def __init__(self, engine: Engine, owner: str, register: str, token: str) -> None:
@@ -186,6 +200,10 @@ class Fence:
         """Return a transaction that commits only while the fence holds, else FencedError."""
         conditions = self._conditions(expect, update)
         return Transaction(self._engine, conditions, self._engine.level(durability))
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._engine.check_home()
 
     def __repr__(self) -> str:
         return f"<Fence {self.register!r} of {self.owner!r}{'' if self.holds else ', lost'}>"

@@ -128,7 +128,7 @@ class ReadonlyWal(CursorMixin):
         self._ledger = LedgerView(fs, path)
         self._abandoned: WalClosedError | None = None
         self._is_closed = False
-        self._read_guard = ReadGuard(self._check_readable)
+        self._read_guard = ReadGuard(self._check_readable, self._check_home)
         abandon_in_children(self)
 
     # -- looking -----------------------------------------------------------------------------
@@ -335,7 +335,10 @@ class ReadonlyWal(CursorMixin):
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = self._watch.failure = error
-        self._read_guard.thread = 0
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._check_home()
 
     def _check_readable(self) -> None:
         """Refuse records buffered by readers to a wrong thread, and to every caller after closing."""

@@ -21,6 +21,7 @@ from walstore.errors import RecordTooLargeError, WalClosedError, WalError
 from walstore.files.spill import Spill
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_spill
+from walstore.runtime.owned import Owned, checks_itself
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -29,7 +30,7 @@ _LEAST_FRAME_BYTES: Final = 256 << 10
 """Minimum size of a spilled batch: each costs one small write at the commit."""
 
 
-class Transaction:
+class Transaction(Owned):
     """An append being built; see :meth:`walstore.Wal.transaction`. One task at a time, on the event
     loop of the log: from another thread or event loop all methods raise WrongLoopError and change
     nothing.
@@ -71,6 +72,7 @@ class Transaction:
         """Whether the producer had committed it before."""
         return self._conditions.is_duplicate
 
+    @checks_itself
     async def append(
         self,
         value: bytes,
@@ -85,8 +87,9 @@ class Transaction:
         bad arguments and records that are too large, which leaves the transaction as it was, and
         DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
         """
-        # For each record; spilling also checks the loop.
-        if get_ident() != self._engine.channel.thread:
+        channel = self._engine.channel
+        # For each record; getting the running loop takes longer. In this thread no other loop runs then.
+        if get_ident() != channel.thread or not channel.loop.is_running():
             self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
@@ -101,8 +104,6 @@ class Transaction:
             )
         threshold = self._memory_bytes if self._spill is None else self._frame_bytes
         is_full = self._builder.size_bytes + request.size_bytes > threshold
-        if is_full:
-            self._engine.check_home()
         place = self._count
         self._builder.extend(request)
         self._builder.size_bytes += request.size_bytes
@@ -132,7 +133,6 @@ class Transaction:
 
     async def rollback(self) -> None:
         """Drop everything now; leaving the block then does nothing. Twice is allowed."""
-        self._engine.channel.check_loop()
         if not self._is_open:
             return
         self._is_open = False
@@ -141,7 +141,6 @@ class Transaction:
         await self._discard()
 
     async def __aenter__(self) -> Self:
-        self._engine.check_home()
         if self._is_open or self._count or self._failure is not None or self.span is not None:
             raise RuntimeError("a transaction can be entered once; make another")
         if self._engine.is_closing:
@@ -155,7 +154,6 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine.channel.check_loop()
         if not self._is_open:
             if error is None and self._has_failed:
                 assert self._failure is not None
@@ -175,6 +173,10 @@ class Transaction:
                 self._engine.transactions_committed += 1
                 if self._conditions.is_duplicate:
                     await self._discard()
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._engine.check_home()
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from walstore.read.uncommitted import AcceptedSource
 from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.owned import checks_itself
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import (
     CopyStatistics,
@@ -201,6 +202,7 @@ class Wal(CursorMixin, OwnedGroups):
 
     # -- appending ---------------------------------------------------------------------------
 
+    @checks_itself
     async def append(
         self,
         value: bytes,
@@ -606,7 +608,6 @@ class Wal(CursorMixin, OwnedGroups):
         cause chained if the log had failed, since then accepted records may be lost. Open transactions
         can no longer commit.
         """
-        self._engine.check_home()
         self._is_leaving = True  # before members are told that the log is closed
         try:
             await self._close_groups()
@@ -618,6 +619,10 @@ class Wal(CursorMixin, OwnedGroups):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._engine.check_home()
 
     def _group_parts(self) -> GroupParts:
         engine = self._engine

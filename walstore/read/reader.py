@@ -14,8 +14,10 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch, iterate
 from walstore.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
-from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
+from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalClosedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
+from walstore.runtime.owned import Owned, checks_itself
+from walstore.runtime.resource import abandon_in_children
 from walstore.validation.arguments import as_int, as_seconds, as_text
 
 MIB = 1 << 20
@@ -41,14 +43,23 @@ class ReadGuard:
     one repeats the check.
     """
 
-    __slots__ = ("check", "thread")
+    __slots__ = ("__weakref__", "check", "check_owner", "thread")
 
-    def __init__(self, check: Callable[[], None] = _allow) -> None:
+    def __init__(
+        self, check: Callable[[], None] = _allow, check_owner: Callable[[], None] | None = None
+    ) -> None:
         self.check = check
         """Raises WrongLoopError if the caller is not the owner, WalClosedError after closing."""
+        self.check_owner = check if check_owner is None else check_owner
+        """Raises only if the caller is not the owner."""
         self.thread = 0
         """Identity of the thread checked last; 0 makes every thread repeat the check, which closing
         needs."""
+        abandon_in_children(self)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Repeat the check in a child process, whose threads have the same identities."""
+        self.thread = 0
 
 
 class ReadSource(Protocol):
@@ -110,7 +121,7 @@ class LocalSource(Protocol):
         for all of them. None if not; then read them."""
 
 
-class Reader:
+class Reader(Owned):
     """Reads records in offset order, each exactly once, and follows the log with ``follow=True``.
 
     Use it with ``async for``, :meth:`fetch` or :meth:`batches`; all move the same position. ``async
@@ -216,6 +227,7 @@ class Reader:
         As ``start`` of :meth:`walstore.Wal.reader`: reading checks whether the log has that offset.
         ValueError for an invalid place; then the reader stays where it is.
         """
+        self._guard.check_owner()
         self._position, self._time_us = self._resolve(start, "a place to seek")
         self._batches.clear()
         self._records, self._offsets = _NO_RECORDS, _NONE_LEFT
@@ -223,6 +235,7 @@ class Reader:
     def __aiter__(self) -> Self:
         return self
 
+    @checks_itself
     async def __anext__(self) -> Record:
         if get_ident() != self._guard.thread:
             self._guard.check()
@@ -269,8 +282,8 @@ class Reader:
         count = size = 0
         while count < max_records and (not parts or size < max_bytes):
             if not self._batches:
-                if parts and self._lagging is None and self._position >= self._source.limit:
-                    break
+                if parts and self._position >= self._source.limit:
+                    break  # also of a source that lags: what its answer did not contain comes later
                 filling = (
                     self._fill_more(parts)
                     if parts
@@ -308,6 +321,10 @@ class Reader:
             return True
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         return await self._readable(follow=True, deadline=deadline) is not None
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._guard.check_owner()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -347,14 +364,15 @@ class Reader:
         self._position = batch.limit
         return True
 
-    async def _fill_more(self, parts: Sequence[Batch]) -> bool:
+    async def _fill_more(self, parts: list[Batch]) -> bool:
         """Continue a fetch that has gathered ``parts``; False if it should end with them."""
         try:
             return await self._fill(follow=False)
         except WalError:
             return False  # the next call begins there and gets the error again
         except BaseException:
-            self.seek(parts[0].start)  # they were not delivered
+            self._batches = parts[::-1]  # they were not delivered: the next call begins with them
+            self._position = parts[0].start
             raise
 
     async def _next_batch(self) -> Batch | None:

@@ -65,7 +65,7 @@ class TieredSource:
         self._tier = tier
         self._channel = channel
         self._closed: WalError | None = None
-        self.guard = ReadGuard(self.check_open)
+        self.guard = ReadGuard(self.check_open, channel.check_loop)
         """Shared by all readers of the log."""
         # Bytes of the batches that reads returned, by source.
         self.cache_read_bytes = 0

@@ -24,6 +24,7 @@ from walstore.remote.client import Client, Fate
 from walstore.remote.outbox import Outbox
 from walstore.remote.source import LogMirror
 from walstore.remote.transaction import RemoteTransaction
+from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_int
 from walstore.wire.records import pack_values
@@ -122,7 +123,7 @@ def _shared(request: AppendRequest) -> list[Any]:
     return [None if column is None else column[0] for column in columns]
 
 
-class RemoteProducer:
+class RemoteProducer(Owned):
     """Appends with sequence numbers to a served log; as :class:`walstore.Producer`.
 
     An append with a number is sent again when its answer is lost, and is in the log once. Without
@@ -218,6 +219,10 @@ class RemoteProducer:
     def __repr__(self) -> str:
         return f"<RemoteProducer {self.id!r}>"
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._log.client.check_owner()
+
     # -- inside ------------------------------------------------------------------------------
 
     def _begin_session(self) -> None:
@@ -251,7 +256,7 @@ class RemoteProducer:
                 raise
 
 
-class RemoteFence:
+class RemoteFence(Owned):
     """Appends for one owner of a served log; as :class:`walstore.Fence`. Made by :meth:`RemoteWal.fence`."""
 
     def __init__(self, log: RemoteLog, owner: str, register: str, token: str) -> None:
@@ -329,6 +334,10 @@ class RemoteFence:
 
     def __repr__(self) -> str:
         return f"<RemoteFence {self.register!r} of {self.owner!r}{'' if self.holds else ', lost'}>"
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._log.client.check_owner()
 
     def _fenced(self, error: RegisterMismatchError) -> FencedError | RegisterMismatchError:
         """Return the error of a refused append: another owner, or another condition that failed."""

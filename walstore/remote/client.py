@@ -8,6 +8,7 @@ was under way when the server ended the connection for a violation is never repe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ class PendingRequest:
         "fate",
         "future",
         "is_under_way",
+        "is_withdrawn",
         "is_write",
         "kind",
         "may_be_done",
@@ -118,6 +120,8 @@ class PendingRequest:
         """Whether the present connection is to answer it."""
         self.may_be_done = False
         """Whether it was under way on a connection that was lost."""
+        self.is_withdrawn = False
+        """Whether the server was told that nobody waits for it."""
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
 
@@ -213,6 +217,10 @@ class Client:
         if self._is_ending:
             raise WalClosedError(_CLOSED)
 
+    def check_owner(self) -> None:
+        """Raise WrongLoopError for another event loop or thread, WalClosedError in a forked child."""
+        self._guard.check()
+
     @property
     def is_closing(self) -> bool:
         """Whether it was closed, or cannot go on."""
@@ -301,6 +309,25 @@ class Client:
             self._link.send(encode(Kind.CANCEL, request.number, None))
             self._leave_if_answered()
 
+    def forget_soon(self, request: PendingRequest) -> None:
+        """As :meth:`forget`, from any thread: for what is collected there."""
+        if not request.future.done() and not self.is_closing:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                request.future.get_loop().call_soon_threadsafe(self.forget, request)
+
+    def withdraw(self, request: PendingRequest) -> None:
+        """Ask the server not to do a request any more; it must not change the log.
+
+        Its future has its answer nevertheless: the server may have done it, and says so.
+        """
+        if request.number not in self._requests or request.is_withdrawn:
+            return
+        request.is_withdrawn, request.fate = True, Fate.DROPPED
+        if request.is_under_way and self._link is not None:
+            self._link.send(encode(Kind.CANCEL, request.number, None))
+        else:
+            self._lose(request, "the request was cancelled", is_refused=False)
+
     # -- closing -----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
@@ -327,6 +354,8 @@ class Client:
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._failure = error
+        if self._link is not None:
+            self._link.abandon()
 
     def _fail(self, error: WalError) -> None:
         """Refuse everything from now on."""
@@ -539,9 +568,8 @@ class Client:
     # -- answers -----------------------------------------------------------------------------
 
     def _on_message(self, made: Sequence[ServerConnection], message: Message) -> None:
-        is_over = message.kind == Kind.FAILED and not isinstance(message.head, list)
         if self._link in made:
-            self._is_leaving |= is_over or message.kind == Kind.GOODBYE
+            self._is_leaving |= message.kind == Kind.GOODBYE or self._is_turned_away(message)
             if message.kind == Kind.GOODBYE and message.head is MOVES:
                 self._left_epoch = epoch_of(self.welcome)
         if message.kind == Kind.FAILED and message.id == NO_REQUEST:
@@ -549,6 +577,15 @@ class Client:
         elif message.kind != Kind.GOODBYE:
             self._take_answer(message)
         self._leave_if_answered()
+
+    def _is_turned_away(self, message: Message) -> bool:
+        """Whether the server did not take a request, or will not say what became of it: it stops.
+
+        Older servers answer so, too, what was cancelled; that says nothing of them.
+        """
+        request = self._requests.get(message.id)
+        is_over = message.kind == Kind.FAILED and not isinstance(message.head, list)
+        return is_over and request is not None and not request.is_withdrawn
 
     def _leave_if_answered(self) -> None:
         """End a connection whose server takes nothing new, once nothing is under way there.
@@ -565,10 +602,10 @@ class Client:
         request = self._requests.get(message.id)
         if request is None:
             return  # nobody waits for it any more
-        if message.kind == Kind.FAILED and message.head is NOT_BEGUN:
+        if self._is_turned_away(message) and message.head is NOT_BEGUN:
             request.is_under_way = False
             return
-        if message.kind == Kind.FAILED and message.head is UNDECIDED:
+        if self._is_turned_away(message) and message.head is UNDECIDED:
             self._lose(request, "the log moves", is_refused=False)
             return
         del self._requests[message.id]

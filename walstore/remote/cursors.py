@@ -14,12 +14,13 @@ from walstore.cursors.directory import CursorInfo, CursorState, check_name
 from walstore.errors import OutcomeUnknownError, WalError
 from walstore.records import Start
 from walstore.remote.client import Client, Fate
+from walstore.runtime.owned import Owned
 from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, pack_start, unpack_cursor
 from walstore.wire.errors import unpack_error
 
 
-class RemoteCursor:
+class RemoteCursor(Owned):
     """A named position in a served log. Made by :meth:`RemoteWal.cursor`; as :class:`walstore.Cursor`."""
 
     def __init__(self, client: Client, name: str, state: CursorState, writer: bytes) -> None:
@@ -82,6 +83,10 @@ class RemoteCursor:
 
     def __repr__(self) -> str:
         return f"<RemoteCursor {self.name!r} at {self.position}>"
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._client.check_owner()
 
     async def _move(self, verb: str, offset: int | None = None) -> None:
         self._client.check_home()

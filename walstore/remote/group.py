@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
 from walstore.errors import StorageUnavailableError
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
-from walstore.remote.client import Client
+from walstore.remote.client import Answer, Client, Fate
+from walstore.remote.kept_jobs import KeptJobs
 from walstore.runtime.statistics import GroupStatistics
 from walstore.wire.groups import pack_settings, unpack_jobs
 from walstore.wire.message import Kind, ProtocolViolationError
@@ -31,6 +33,9 @@ class RemoteGroup:
         self._group = [name, pack_settings(settings)]
         self._member = b""
         self._most_held = settings.max_ack_pending
+        self._kept = KeptJobs(
+            self._unpack, self._take_back, lease_seconds=settings.ack_wait_seconds
+        )
         self._held: dict[int, int] = {}
         """Deliveries of the jobs that were neither settled nor given back, by offset, oldest lease first."""
 
@@ -46,25 +51,21 @@ class RemoteGroup:
     async def take(
         self, member: bytes, most: int, max_wait: float | None
     ) -> list[tuple[Record, int]]:
-        """Lease jobs to a member. Of jobs whose answer is lost, the first comes again after its lease."""
-        left, self._member = max_wait, member
-        while True:
+        """Lease jobs to a member. Of jobs whose answer is lost, the first comes again after its lease.
+
+        If cancelled, jobs whose answer is under way are for the next call.
+        """
+        self._member = member
+        jobs = await self._kept.take(most, max_wait)
+        left = max_wait
+        while not jobs:
             seconds = _WAIT_SECONDS if left is None else min(left, _WAIT_SECONDS)
             jobs = await self._take(member, most, seconds)
             if left is not None:
                 left -= seconds
-            for record, deliveries in jobs:
-                self._hold(record.offset, deliveries)
-            if jobs or (left is not None and left <= 0):
-                return jobs
-
-    async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
-        arguments = ["take", *self._group, member, most, seconds]
-        request = self._client.send(Kind.CALL, ["group", arguments])
-        try:
-            return unpack_jobs(*await self._client.wait(request))
-        except ProtocolViolationError as error:
-            raise StorageUnavailableError(f"the server sent {error}") from error
+                if left <= 0:
+                    break
+        return jobs
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs durably; sent again if the connection is lost."""
@@ -87,6 +88,7 @@ class RemoteGroup:
 
     async def leave(self, member: bytes) -> None:
         """Give back all that a member holds."""
+        await self._kept.end()
         held, self._held = [list(one) for one in self._held.items()], {}
         for low in range(0, max(len(held), 1), _HELD_AT_ONCE):
             await self._call("leave", member, held[low : low + _HELD_AT_ONCE], is_write=True)
@@ -94,6 +96,37 @@ class RemoteGroup:
     async def statistics(self) -> GroupStatistics:
         """Return the group at this moment."""
         return GroupStatistics(**await self._call("statistics"))
+
+    async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
+        asked = ["group", ["fetch", *self._group, member, most, seconds]]
+        request = self._client.send(Kind.CALL, asked)
+        try:
+            await asyncio.wait(
+                (request.future,)
+            )  # which leaves the future alone if it is cancelled
+        except asyncio.CancelledError:
+            self._client.withdraw(request)
+            self._kept.watch(request.future)
+            raise
+        return self._unpack(request.future.result())
+
+    def _unpack(self, answer: Answer) -> list[tuple[Record, int]]:
+        try:
+            jobs = unpack_jobs(*answer)
+        except ProtocolViolationError as error:
+            raise StorageUnavailableError(f"the server sent {error}") from error
+        for record, deliveries in jobs:
+            self._hold(record.offset, deliveries)
+        return jobs
+
+    def _take_back(self, jobs: Sequence[tuple[Record, int]]) -> None:
+        """Give back jobs that nobody has seen; without waiting, as their leases end in any case."""
+        held = [[record.offset, deliveries] for record, deliveries in jobs]
+        for offset, _ in held:
+            self._held.pop(offset, None)
+        if not self._client.is_closing:
+            asked = ["group", ["take_back", *self._group, self._member, held]]
+            self._client.send(Kind.CALL, asked, fate=Fate.DROPPED, is_write=True)
 
     def _hold(self, offset: int, deliveries: int) -> None:
         """Note a lease that begins now. A group has a limited number; of more, the oldest have ended."""

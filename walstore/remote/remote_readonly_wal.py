@@ -17,6 +17,7 @@ from walstore.remote.client import READ_SERVICE, Client
 from walstore.remote.remote_wal import check_places
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.owned import Owned
 from walstore.runtime.resource import Opening, warn_unclosed
 from walstore.validation.arguments import as_int, as_moment_us
 
@@ -70,7 +71,7 @@ class CopySource(RemoteSource):
         return MOST_OFFSET
 
 
-class RemoteReadonlyWal:
+class RemoteReadonlyWal(Owned):
     """A log in another process, for reading. Made by :func:`walstore.connect_readonly`.
 
     It has the reading methods of :class:`walstore.ReadonlyWal`. ``head`` and the limits are as last heard,
@@ -86,7 +87,7 @@ class RemoteReadonlyWal:
         self.log_id: str = about["log_id"]
         """Identity of the log, 32 hex digits."""
         self._mirror = LogMirror()
-        self._guard = ReadGuard(client.check_home)
+        self._guard = ReadGuard(client.check_home, client.check_owner)
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
 
@@ -160,6 +161,7 @@ class RemoteReadonlyWal:
 
     async def aclose(self) -> None:
         """End the connection. Twice is allowed."""
+        self._guard.thread = 0
         await self.client.aclose()
 
     async def __aenter__(self) -> Self:
@@ -176,6 +178,10 @@ class RemoteReadonlyWal:
     def __repr__(self) -> str:
         seen = self._mirror
         return f"<RemoteReadonlyWal {self.client.address} [{seen.head}, {seen.visible_limit})>"
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.client.check_owner()
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
         # What is replicated stays so in any epoch: no limit goes back.

@@ -187,7 +187,7 @@ class RemoteWal(GroupMixin):
         """Not for callers."""
         self._clock = clock
         self._cursors = RemoteCursors(client)
-        self._guard = ReadGuard(client.check_home)
+        self._guard = ReadGuard(client.check_home, client.check_owner)
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
 
@@ -502,6 +502,7 @@ class RemoteWal(GroupMixin):
         The log stays open at the server. If cancelled, appends on their way end with an unknown outcome.
         Waiting takes no longer than to notice that the connection is lost, and to connect again.
         """
+        self._guard.thread = 0
         self.outbox.flush()
         await self.client.aclose()
 
@@ -518,6 +519,10 @@ class RemoteWal(GroupMixin):
 
     def __repr__(self) -> str:
         return f"<RemoteWal {self.client.address} [{self.head}, {self.tail})>"
+
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self.client.check_owner()
 
     async def _find_group(self, name: str, settings: GroupSettings) -> RemoteGroup:
         self.client.check_home()

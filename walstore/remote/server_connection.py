@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import sys
@@ -158,6 +159,18 @@ class ServerConnection(asyncio.Protocol):
         """End the connection now."""
         if self._transport is not None:
             self._transport.abort()
+
+    def abandon(self) -> None:
+        """Let go of the socket in a child process: else the parent could not end the connection.
+
+        The number of its descriptor stays taken, since the transport will close it.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
 
     def _take(self, message: Message) -> None:
         if self._welcome.done():

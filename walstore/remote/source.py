@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError, StorageUnavailableError
 from walstore.records import Durability
-from walstore.remote.client import Client, Fate
+from walstore.remote.client import Answer, Client, Fate
+from walstore.remote.kept_answer import KeptAnswer
 from walstore.wire.message import Kind, ProtocolViolationError
 from walstore.wire.records import unpack_batches
 
@@ -101,6 +103,9 @@ class RemoteSource:
         # Records that came with the answer to a wait, from the position that was waited for.
         self._arrived: list[Batch] = []
         self._seen_limit = 1
+        # What a cancelled call asked for, for the next one.
+        self._reading, self._searching = KeptAnswer(client), KeptAnswer(client)
+        self._found: tuple[tuple[int, int], int] | None = None
 
     @property
     def head(self) -> int:
@@ -120,10 +125,11 @@ class RemoteSource:
         return max(self._mirror.tail, self._seen_limit)
 
     async def refresh(self) -> None:
-        """Ask for the present limits."""
-        limits, registers = await self._client.call("refresh")
-        self._mirror.hear(limits)
-        self._mirror.registers = registers
+        """Ask for the present limits. If cancelled they are heard nevertheless, when they come."""
+        request = self._client.send(Kind.CALL, ["refresh", []])
+        request.future.add_done_callback(self._refreshed)
+        await asyncio.wait((request.future,))
+        request.future.result()
 
     async def wait_limit(self, limit: int) -> None:
         """Return when the visible limit has reached ``limit``; raises when the log or the client closes."""
@@ -149,17 +155,28 @@ class RemoteSource:
 
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first visible offset at or after a time, or the limit if all are older."""
-        found: int = await self._client.call("offset_at", timestamp_us)
-        self._seen_limit = max(self._seen_limit, found)
-        return found
+        key = timestamp_us, self._mirror.epoch
+        if self._found is None or self._found[0] != key:
+            head = ["offset_at", [timestamp_us]]
+            found, _ = await self._searching.get(key, lambda: self._client.send(Kind.CALL, head))
+            self._found = key, found  # until a read there has its answer
+        self._seen_limit = max(self._seen_limit, self._found[1])
+        return self._found[1]
+
+    def _refreshed(self, answer: asyncio.Future[Answer]) -> None:
+        if answer.exception() is None:
+            limits, self._mirror.registers = answer.result()[0]
+            self._mirror.hear(limits)
 
     async def _request(
         self, position: int, stop: int | None, max_bytes: int, seconds: float
     ) -> list[Batch]:
         head = [position, stop, max_bytes, seconds, self._visibility]
-        request = self._client.send(Kind.READ, head, fate=Fate.REPEATED)
+        key = position, self._mirror.epoch
         try:
-            answer, payload = await self._client.wait(request)
+            answer, payload = await self._reading.get(
+                key, lambda: self._client.send(Kind.READ, head, fate=Fate.REPEATED)
+            )
         except OffsetTrimmedError as error:
             self._mirror.head = max(self._mirror.head, error.head)
             raise
@@ -170,6 +187,7 @@ class RemoteSource:
                 raise StorageUnavailableError("the server's answer to a read is none")
         self._mirror.hear(limits)
         self._seen_limit = max(self._seen_limit, visible)
+        self._found = None
         try:
             return unpack_batches(intervals, payload)
         except ProtocolViolationError as error:

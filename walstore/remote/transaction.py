@@ -24,6 +24,7 @@ from walstore.errors import (
 from walstore.records import AnyDurability
 from walstore.remote.client import Fate
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
 from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
 
@@ -38,7 +39,7 @@ def _same(error: RegisterMismatchError) -> WalError:
     return error
 
 
-class RemoteTransaction:
+class RemoteTransaction(Owned):
     """An append being built; as :class:`walstore.Transaction`. Made by :meth:`RemoteWal.transaction`.
 
     Use it with ``async with``. If the block raises or is cancelled, or the connection is lost before the
@@ -67,6 +68,7 @@ class RemoteTransaction:
         self._count = 0
         self._is_open = False
         self._is_begun = False
+        self._begun_at = log.client.reconnects
         self._failure: WalError | None = None
         self._has_failed = False
         self._span: range | None = None
@@ -154,6 +156,10 @@ class RemoteTransaction:
         finally:
             self._is_open = False
 
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        self._log.client.check_owner()
+
     # -- inside ------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
@@ -162,7 +168,7 @@ class RemoteTransaction:
         if self._values:
             await self._send_part()
         try:
-            start, limit, self._is_duplicate, registers = await self._log.client.call(
+            start, limit, self._is_duplicate, registers = await self._ask(
                 "commit", self._number, self._update, fate=Fate.UNKNOWN, is_write=True
             )
         except RegisterMismatchError as error:
@@ -175,6 +181,7 @@ class RemoteTransaction:
         if not self._is_begun:
             self._is_begun = True
             await self._part("begin", self._number, self._level, self._conditions.packed())
+            self._begun_at = self._log.client.reconnects
 
     async def _send_part(self) -> None:
         await self._begin()
@@ -189,7 +196,7 @@ class RemoteTransaction:
     async def _part(self, *call: Any, payload: list[bytes] | None = None) -> None:
         """Make one call of the transaction; any failure, or cancelling it, rolls the whole back."""
         try:
-            await self._log.client.call(*call, payload=payload or (), fate=Fate.DROPPED)
+            await self._ask(*call, payload=payload or (), fate=Fate.DROPPED)
         except BaseException as error:
             self._has_failed = True
             self._failure = (
@@ -199,6 +206,19 @@ class RemoteTransaction:
             )
             await self.rollback()
             raise
+
+    async def _ask(self, *call: Any, **options: Any) -> Any:
+        """Make a call. A server that does not know the transaction is another one than it was begun at."""
+        client = self._log.client
+        try:
+            return await client.call(*call, **options)
+        except WalClosedError as error:
+            if client.is_closing or client.reconnects == self._begun_at:
+                raise
+            raise StorageUnavailableError(
+                "the connection ended before the commit, and the transaction with it: it was rolled back, "
+                "nothing was written; make it again"
+            ) from error
 
     def _check_open(self) -> None:
         if self._failure is not None:

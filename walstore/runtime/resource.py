@@ -99,14 +99,15 @@ def _log_failure(closing: asyncio.Future[None]) -> None:
 
 
 class LoopGuard:
-    """Remembers the thread and the event loop of an object: those that run when this is made."""
+    """Remembers the process, thread and event loop of an object: those that run when this is made."""
 
-    __slots__ = ("_loop", "_what", "thread")
+    __slots__ = ("_loop", "_process", "_what", "thread")
 
     def __init__(self, what: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """``what`` names the object in errors. ``loop`` defaults to the running event loop."""
         self._what: Final = what
         self._loop: Final = loop or asyncio.get_running_loop()
+        self._process: Final = _process
         self.thread: Final = get_ident()
         """Identity of the thread."""
 
@@ -117,12 +118,16 @@ class LoopGuard:
         An event loop runs in one thread at a time, but may later run in another.
         """
         running = _get_running_loop()
+        if self._process != _process:
+            return False
         if running is None:
             return get_ident() == self.thread and not self._loop.is_closed()
         return running is self._loop
 
     def check(self) -> None:
-        """Raise WrongLoopError for a caller from another thread or event loop."""
+        """Raise WrongLoopError for a caller from another thread or event loop, WalClosedError in a child."""
+        if self._process != _process:
+            raise _of_parent(self._process)
         if not self.is_home:
             raise WrongLoopError(
                 f"the {self._what} belongs to the event loop and thread that opened it; nothing was written: "
@@ -148,11 +153,15 @@ def abandon_in_children(thing: Inherited) -> None:
     _inherited.add(thing)
 
 
+def _of_parent(process: int) -> WalClosedError:
+    return WalClosedError(
+        f"opened in process {process}, of which this process is a fork; open it again here"
+    )
+
+
 def _abandon_all() -> None:
     global _process  # noqa: PLW0603 - there is one process
-    error = WalClosedError(
-        f"opened in process {_process}, of which this process is a fork; open it again here"
-    )
+    error = _of_parent(_process)
     _process = os.getpid()
     for thing in list(_inherited):
         with contextlib.suppress(OSError):  # of closing; the others must still be closed

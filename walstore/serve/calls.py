@@ -126,7 +126,7 @@ async def _fence(wal: Wal, owner: str, register: str) -> str:
 
 
 async def _last_sequence(wal: Wal, producer_id: str) -> int:
-    return wal.producer(producer_id).last_sequence
+    return await wal.producer(producer_id).last_sequence()
 
 
 # -- cursors ---------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ class ClientConnection(asyncio.Protocol):
                 self._figures.requests["read"] += 1
                 self._run(message.id, partial(self._read, message), self._occupy(message))
             case Kind.CANCEL:
-                task = self._tasks.get(message.id)
+                task = self._tasks.pop(message.id, None)
                 if task is not None:
                     task.cancel()
             case Kind.HELLO:
@@ -329,11 +329,15 @@ class ClientConnection(asyncio.Protocol):
             self._tasks[number] = task
 
     def _answered(self, number: int, cost: int, task: asyncio.Task[None]) -> None:
-        """Settle a request. Not part of its task: one that is cancelled before its first step never runs."""
-        if self._tasks.get(number) is task:
+        """Settle a request. Not part of its task: one that is cancelled before its first step never runs.
+
+        Each request has one answer. One that its client cancelled is no longer among the tasks.
+        """
+        is_wanted = self._tasks.get(number) is task
+        if is_wanted:
             del self._tasks[number]
-        if task.cancelled():  # by the client, which wants no answer, or because the server stops
-            self._write(encode(Kind.FAILED, number, NOT_BEGUN))
+        if task.cancelled():  # because the server stops, or by the client
+            self._write(encode(Kind.FAILED, number, NOT_BEGUN if is_wanted else _CANCELLED))
         self._incoming.release(cost)
         self._balance()
 
@@ -545,6 +549,7 @@ class ClientConnection(asyncio.Protocol):
         self._reads_paused = wanted
 
 
+_CANCELLED: Final = pack_error(OutcomeUnknownError("the client cancelled the request"))
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
 
 

@@ -47,7 +47,7 @@ class ServedMembers:
         match verb, arguments:
             case "open", ():
                 return None
-            case "take", (bytes(member), int(most), int() | float() as seconds) if (
+            case "fetch", (bytes(member), int(most), int() | float() as seconds) if (
                 0 < most <= _MOST_JOBS and math.isfinite(seconds)
             ):
                 self._groups[name] = group
@@ -66,6 +66,8 @@ class ServedMembers:
                 int() | float() as seconds,
             ) if seconds >= 0 and math.isfinite(seconds):
                 return await group.give_back(offset, deliveries, float(seconds), member=member)
+            case "take_back", (bytes(member), list(held)):
+                return await group.take_back(unpack_held(held), member=member)
             case "extend", (bytes(member), int(offset), int(deliveries)):
                 self._groups[name] = group
                 return await group.extend(offset, deliveries, member=member, via=self)

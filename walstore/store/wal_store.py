@@ -34,6 +34,7 @@ from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.keyed_locks import KeyedLocks
+from walstore.runtime.owned import Owned
 from walstore.runtime.resource import (
     LoopGuard,
     Opening,
@@ -87,7 +88,7 @@ MakeTier = Callable[[str], Tier | None]
 """Makes the tier of a log from its name; None for a log without one."""
 
 
-class WalStore:
+class WalStore(Owned):
     """Many logs in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
@@ -214,7 +215,7 @@ class WalStore:
         Raises InvalidSettingsError for an invalid name, WalClosedError once the store is closed, and
         what :meth:`walstore.Wal.open` raises. If cancelled, the log stays as it was.
         """
-        self._check_home()
+        self.check_owner()
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -261,7 +262,7 @@ class WalStore:
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
-        self._check_home()
+        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
@@ -276,7 +277,7 @@ class WalStore:
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open outside the store.
         """
-        self._check_home()
+        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             self._check_open()
@@ -324,7 +325,7 @@ class WalStore:
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with notes about the others; every log is closed nevertheless.
         """
-        self._check_home()
+        self.check_owner()
         await wait_closed(await self._begin_to_close())
 
     def __del__(self) -> None:
@@ -346,13 +347,14 @@ class WalStore:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
-    def _check_home(self) -> None:
+    def check_owner(self) -> None:
+        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
         if self._abandoned is not None:
             raise copy_error(self._abandoned)
         self._guard.check()
 
     def _check_open(self) -> None:
-        self._check_home()
+        self.check_owner()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 

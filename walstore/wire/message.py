@@ -54,7 +54,8 @@ class Kind(IntEnum):
     CALL = 4
     """Client: anything else, by the name of a method."""
     CANCEL = 5
-    """Client: the answer with that id is no longer wanted. Has no answer."""
+    """Client: the answer with that id is no longer wanted. The request has one nevertheless: an error,
+    or DONE if it was done before this arrived."""
     DONE = 6
     """Server: the answer of a request that succeeded."""
     FAILED = 7

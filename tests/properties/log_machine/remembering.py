@@ -43,7 +43,7 @@ class Remembering(Running):
         """Append under the next number, or one that was used, is forgotten, or leaves a gap."""
         items = [(value, {}) for value, _ in body]
         producer, last = self.wal.producer(name), self.model.last_sequence(name)
-        assert producer.last_sequence == last
+        assert self.run(producer.last_sequence()) == last
         number = max(1, last + 1 - back) if back else None
 
         async def work() -> range:

@@ -28,19 +28,19 @@ async def wal(log_directory: Path):
 
 async def test_a_repeated_append_returns_the_first_offset(wal) -> None:
     producer = wal.producer("p")
-    assert producer.last_sequence == 0
+    assert await producer.last_sequence() == 0
     assert await producer.append(b"one", sequence=1) == 1
     assert await producer.append_many([b"two", b"three"], sequence=2) == range(2, 4)
     assert await producer.append(b"one", sequence=1) == 1
     assert await producer.append_many([b"other", b"values"], sequence=2) == range(2, 4)
-    assert producer.last_sequence == 2
+    assert await producer.last_sequence() == 2
     assert await read_values(wal) == [b"one", b"two", b"three"]
 
 
 async def test_numbers_are_given_if_the_caller_gives_none(wal) -> None:
     producer = wal.producer("p")
     assert [await producer.append(b"x") for _ in range(3)] == [1, 2, 3]
-    assert producer.last_sequence == wal.producer("p").last_sequence == 3
+    assert await producer.last_sequence() == await wal.producer("p").last_sequence() == 3
     assert await wal.producer("p").append(b"x", sequence=3) == 3
 
 
@@ -74,8 +74,8 @@ async def test_producers_do_not_know_each_other(wal) -> None:
 async def test_the_one_idle_longest_is_forgotten(wal) -> None:
     for name in "abcd":
         await wal.producer(name).append(b"x")
-    assert wal.producer("a").last_sequence == 0
-    assert wal.producer("d").last_sequence == 1
+    assert await wal.producer("a").last_sequence() == 0
+    assert await wal.producer("d").last_sequence() == 1
 
 
 async def test_many_retries_at_once_append_once(wal) -> None:
@@ -108,7 +108,7 @@ async def test_it_is_remembered_across_reopening_and_rotation(
     for opening in range(3):
         async with Wal.open(log_directory, settings=SETTINGS) as wal:
             producer = wal.producer("p")
-            assert producer.last_sequence == opening
+            assert await producer.last_sequence() == opening
             if opening:
                 assert await producer.append(b"again", sequence=opening) == opening
             assert await producer.append(b"x", sequence=opening + 1) == opening + 1
@@ -150,7 +150,7 @@ async def test_a_repeated_transaction_is_dropped(wal, log_directory, *, large: b
 async def test_a_number_can_be_used_up_without_records(wal) -> None:
     async with wal.producer("p").transaction(sequence=1):
         pass
-    assert wal.producer("p").last_sequence == 1
+    assert await wal.producer("p").last_sequence() == 1
     assert await wal.producer("p").append(b"x", sequence=2) == 1
 
 
@@ -194,3 +194,19 @@ def test_whatever_the_order_each_number_is_accepted_once(attempts: list[tuple[st
         ledger.apply(marks)
         accepted.append(tail)
         tail += 1
+
+
+async def test_the_last_sequence_as_a_number_warns(wal: Wal) -> None:
+    """It is called and awaited, as that of a served log; for one more version it is a number, too."""
+    producer = wal.producer("p")
+    await producer.append(b"v", sequence=1)
+    for use in (
+        lambda: producer.last_sequence == 1,
+        lambda: producer.last_sequence + 1 == 2,
+        lambda: f"{producer.last_sequence}" == str(producer.last_sequence) == "1",
+        lambda: producer.last_sequence < 2,
+    ):
+        with pytest.warns(DeprecationWarning, match="await producer.last_sequence"):
+            assert use()
+    assert type(await producer.last_sequence()) is int
+    assert "at 1" in repr(producer)

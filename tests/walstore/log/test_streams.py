@@ -43,7 +43,7 @@ async def test_a_closed_stream_takes_no_more_records(wal) -> None:
         wal.append_nowait(b"2", None, "eu")
     assert await wal.append(b"2", stream="us") == 2
     assert [record.value for record in await read_all(wal)] == [b"1", b"2"]
-    assert wal.producer("p").last_sequence == 0
+    assert await wal.producer("p").last_sequence() == 0
 
 
 async def test_it_can_be_opened_again(wal) -> None:

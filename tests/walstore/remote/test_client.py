@@ -227,3 +227,48 @@ async def test_nothing_new_is_sent_after_a_goodbye(tmp_path: Path) -> None:
         done(*waiting[0])
         assert (await first, await second) == ("done", "done")
         assert client.reconnects == 1
+
+
+async def test_a_server_that_answers_what_was_cancelled_as_not_begun_is_not_left(
+    tmp_path: Path,
+) -> None:
+    """Older servers do: the same nil says that they stop, of a request that was not cancelled."""
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        if message.kind == Kind.CANCEL:
+            failed(NOT_BEGUN)(writer, message)
+        elif message.head[0] != "wait":
+            done(writer, message)
+
+    async with servers(tmp_path / "s", answer, drop), connected(tmp_path / "s") as client:
+        forgotten = client.send(Kind.CALL, ["wait", []])
+        client.forget(forgotten)
+        withdrawn = client.send(Kind.CALL, ["wait", []])
+        client.withdraw(withdrawn)
+        client.withdraw(withdrawn)
+        assert await client.call("a") == "done"
+        await asyncio.wait((withdrawn.future,))
+        assert withdrawn.future.exception() is not None
+        assert await client.call("b") == "done"
+        assert client.reconnects == 0
+
+
+async def test_what_is_withdrawn_may_have_been_done_and_is_not_repeated(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        asked.append(message.kind)
+        if message.kind == Kind.CANCEL:
+            done(writer, message)
+        elif message.head[0] == "drop":
+            drop(writer, message)
+
+    async with servers(tmp_path / "s", answer, done), connected(tmp_path / "s") as client:
+        late, lost = client.send(Kind.CALL, ["a", []]), client.send(Kind.CALL, ["b", []])
+        client.withdraw(late)
+        assert (await late.future)[0] == "done"
+        lost.is_withdrawn, lost.fate = True, Fate.DROPPED  # as if its CANCEL were on the way
+        assert await client.call("drop") == "done"
+        with pytest.raises(StorageUnavailableError):
+            await lost.future
+    assert asked == [Kind.CALL, Kind.CALL, Kind.CANCEL, Kind.CALL]

@@ -311,7 +311,7 @@ async def test_registers_and_producers_are_replicated(cluster: Cluster) -> None:
     await wal.open_stream("s", metadata={"a": "b"})
     await wal.aclose()
     second = await cluster.primary(1)
-    assert second.producer("p").last_sequence == 1
+    assert await second.producer("p").last_sequence() == 1
     assert second.streams()["s"].metadata == {"a": "b"}
     await second.producer("p").append(b"once", sequence=1)
     assert await values(second) == [b"once"]

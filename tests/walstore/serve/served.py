@@ -89,6 +89,10 @@ class Proxy:
         self.path = self.target + ".proxy"
         self.address = f"unix://{self.path}"
         self.holds_answers = False
+        self.keeps_answers = False
+        """Whether answers wait in the proxy until :meth:`release`."""
+        self.kept = asyncio.Event()
+        """Set when an answer waits."""
         self.refuses = False
         self.connections = 0
         self.silenced = 0
@@ -98,6 +102,7 @@ class Proxy:
         self.held = asyncio.Event()
         """Set when an answer is held."""
         self._writers: list[asyncio.StreamWriter] = []
+        self._kept: list[tuple[asyncio.StreamWriter, bytes]] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
@@ -113,6 +118,13 @@ class Proxy:
         for writer in writers:
             writer.transport.abort()
         self.held.clear()
+
+    def release(self) -> None:
+        """Pass on the answers that wait."""
+        kept, self._kept = self._kept, []
+        self.kept.clear()
+        for sink, data in kept:
+            sink.write(data)
 
     def silence(self) -> None:
         """Let all connections die without a word; new ones live."""
@@ -150,6 +162,10 @@ class Proxy:
                     continue
                 if is_answer and self.holds_answers:
                     self.held.set()
+                    continue
+                if is_answer and (self.keeps_answers or self._kept):
+                    self._kept.append((sink, data))
+                    self.kept.set()
                     continue
                 sink.write(data)
                 await sink.drain()

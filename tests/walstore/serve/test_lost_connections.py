@@ -171,6 +171,29 @@ async def test_a_transaction_ends_with_its_connection(
     assert txn.span is not None
 
 
+@pytest.mark.parametrize("step", ["append", "commit"])
+async def test_a_transaction_ends_with_a_server_that_stops_in_order(
+    tmp_path: Path, step: str
+) -> None:
+    """As with a connection that is lost: it can be made again, at the next server."""
+    socket = tmp_path / "s.sock"
+    async with Wal.open(tmp_path / "log") as wal, contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server.open(wal, unix=socket))
+        remote = await stack.enter_async_context(connect(f"unix://{socket}"))
+        with pytest.raises(StorageUnavailableError, match="rolled back") as ended:
+            async with remote.transaction() as txn:
+                await txn.append(b"x" * (1 << 20))
+                await server.aclose()
+                await stack.enter_async_context(Server.open(wal, unix=socket))
+                if step == "append":
+                    with pytest.raises(StorageUnavailableError):
+                        await txn.append(b"y" * (1 << 20))
+        assert (ended.value.outcome, ended.value.retriable) == ("not_written", True)
+        async with remote.transaction() as txn:
+            await txn.append(b"z")
+        assert txn.span == range(1, 2)
+
+
 async def test_a_reader_reads_on(served: Served, proxy: Proxy, remote: RemoteWal) -> None:
     got: list[bytes] = []
 

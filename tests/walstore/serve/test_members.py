@@ -13,7 +13,7 @@ from tests.clocks import SkippingClock
 from tests.local import SMALL
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
-from walstore import LeaseExpiredError, Wal, WalClosedError, connect
+from walstore import LeaseExpiredError, Wal, connect
 from walstore.serve import Server, ServeSettings
 
 pytestmark = pytest.mark.timeout(60)
@@ -93,7 +93,7 @@ async def fetch_and_die(served: Any, most: int, *, begins: int = 0, **options: A
     began so many.
     """
     async with Proxy(served.address) as proxy:
-        remote = await connect(proxy.address)
+        remote = await connect(proxy.address, reconnect_seconds=0.0)
         group = remote.group("g", **options)
         await group.__aenter__()
         jobs: list[Any] = []
@@ -105,7 +105,7 @@ async def fetch_and_die(served: Any, most: int, *, begins: int = 0, **options: A
             await job.ack()
         proxy.refuses = True
         proxy.lose()
-    remote.client.abandon(WalClosedError("killed"))
+    await remote.aclose()
     return jobs
 
 

@@ -1,0 +1,164 @@
+"""A reader: each record once, in order, from where it is told to where it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.contract.faces import Face, on
+from tests.contract.reading import HOUR, caught_up, values
+from walstore import (
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+)
+
+
+@on("opened", "replicated", "served")
+async def test_a_reader_begins_and_ends_where_it_is_told(log: Any) -> None:
+    now_us = int(datetime.now(UTC).timestamp() * 1e6)
+    for number in range(1, 6):
+        await log.append(b"%d" % number, timestamp_us=now_us - HOUR + number)
+    assert await values(log, 3) == [b"3", b"4", b"5"]
+    assert await values(log, 2, stop=4) == [b"2", b"3"]
+    assert await values(log, "latest") == []
+    moment = datetime.fromtimestamp((now_us - HOUR + 4) / 1e6, UTC) - timedelta(microseconds=1)
+    assert len(await values(log, moment)) in (2, 3)  # a float has not all microseconds
+    assert await log.offset_at(now_us - HOUR + 2) == 2
+    assert await log.timestamp_at(2) == now_us - HOUR + 2
+    reader = log.reader()
+    batch = await reader.fetch(max_records=2)
+    assert (batch.start, batch.limit, list(batch.values)) == (1, 3, [b"1", b"2"])
+    assert reader.position == 3
+    reader.seek(5)
+    assert (await anext(reader)).value == b"5"
+    assert reader.is_caught_up
+    assert len(await reader.fetch(max_wait=0)) == 0
+    with pytest.raises(OffsetNotWrittenError):
+        await log.reader(99).fetch(max_wait=0)
+
+
+@on("opened", "replicated", "served")
+async def test_a_reader_follows(log: Any) -> None:
+    reader = log.reader("latest")
+    waiting = asyncio.ensure_future(anext(reader))
+    accepted = asyncio.ensure_future(anext(log.reader("latest", visibility="accepted")))
+    await asyncio.sleep(0)
+    assert await log.append(b"new") == 1
+    assert (await waiting).value == (await accepted).value == b"new"
+    again = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    again.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await again
+    await log.append(b"newer")
+    assert (await anext(reader)).value == b"newer"
+
+
+@on("opened", "replicated", "served")
+async def test_what_was_trimmed_is_gone(log: Any) -> None:
+    await log.append_many([b"a", b"b", b"c"])
+    assert await log.trim(3) == 3
+    assert log.head == 3
+    with pytest.raises(OffsetTrimmedError) as trimmed:
+        await log.reader(1).fetch()
+    assert (trimmed.value.requested, trimmed.value.head) == (1, 3)
+    assert await values(log) == [b"c"]
+
+
+@on("opened", "replicated", "served")
+async def test_which_files_have_which_records(log: Any) -> None:
+    await log.append_many([b"v"] * 3)
+    await log.rotate()
+    await log.append(b"w")
+    asked = log.extents()
+    found = asked if isinstance(asked, tuple) else await asked
+    assert [(one.start, one.limit, one.kind) for one in found.segments] == [
+        (1, 4, "sealed"),
+        (4, 5, "active"),
+    ]
+    assert all((log.path / one.name).stat().st_size for one in found.segments)
+    assert (list(found.stored), found.tier_url) == ([], None)
+
+
+READING = ("opened", "replicated", "served", "readonly", "copied", "stored", "blocking", "distant")
+
+
+@on(*READING)
+async def test_each_record_once_and_in_order(face: Face) -> None:
+    for number in range(0, 20, 4):
+        await face.writer.append_many([b"%d" % at for at in range(number, number + 4)])
+    await caught_up(face.log)
+    assert await values(face.log) == [b"%d" % number for number in range(20)]
+    assert await values(face.log, 18) == [b"17", b"18", b"19"]
+    reader = face.log.reader(3, follow=False, stop=6)
+    batch = await reader.fetch(max_records=2)
+    assert (batch.start, batch.limit, list(batch.values)) == (3, 5, [b"2", b"3"])
+    assert [record.value async for record in reader] == [b"4"]
+    await reader.seek(2) if face.is_blocking else reader.seek(2)
+    assert (await anext(reader)).value == b"1"
+
+
+@on(*READING)
+async def test_a_stream_is_read_alone(face: Face) -> None:
+    for number in range(6):
+        await face.writer.append(b"%d" % number, stream="even" if number % 2 == 0 else "odd")
+    await caught_up(face.log)
+    assert await values(face.log, stream="odd") == [b"1", b"3", b"5"]
+    assert await values(face.log, stream="none") == []
+
+
+@on(*READING)
+async def test_a_reader_that_follows_gets_what_is_appended_later(face: Face) -> None:
+    reader = face.log.reader("earliest", follow=True)
+    waiting = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0)
+    await face.writer.append(b"new")
+    assert (await waiting).value == b"new"
+
+
+@on(
+    *READING,
+    differs={
+        "copied": "O: a copy does not know the end of the log, so a reader beyond it waits",
+    },
+)
+async def test_beyond_the_end_is_an_error(face: Face) -> None:
+    await face.writer.append(b"1")
+    with pytest.raises(OffsetNotWrittenError):
+        await face.log.reader(99).fetch(max_wait=0)
+
+
+@on("opened", "replicated", "served", "readonly", "copied", "stored")
+async def test_a_time_is_an_offset(face: Face) -> None:
+    before_us = int(datetime.now(UTC).timestamp() * 1e6)
+    await face.writer.append_many([b"1", b"2"])
+    await caught_up(face.log)
+    assert await face.log.offset_at(before_us) == 1
+    assert await face.log.offset_at(before_us + HOUR) == 3
+
+
+@on(
+    *READING,
+    differs={
+        "stored": "O: a reader of a CloudLog that does not follow ends where refresh() saw the end"
+    },
+)
+async def test_one_that_does_not_follow_ends_at_the_end_of_now(face: Face) -> None:
+    for number in range(20):
+        await face.writer.append(b"%d" % number)
+        assert len(await values(face.log)) == number + 1
+
+
+@on(
+    *READING,
+    differs={
+        "blocking": "O: a reader for threads has no 'with'",
+        "distant": "O: a reader for threads has no 'with'",
+    },
+)
+async def test_it_may_be_entered(face: Face) -> None:
+    async with face.log.reader(follow=False) as reader:
+        assert [record async for record in reader] == []
