@@ -401,3 +401,15 @@ async def test_which_files_have_which_records(log: Any) -> None:
     ]
     assert all((log.path / one.name).stat().st_size for one in found.segments)
     assert (list(found.stored), found.tier_url) == ([], None)
+
+
+async def test_who_follows_a_closed_stream_goes_on_when_it_is_opened_again(log: Any) -> None:
+    await log.open_stream("s")
+    await log.append(b"1", stream="s")
+    async with log.reader(stream="s") as reader:
+        assert (await anext(reader)).value == b"1"
+        await log.close_stream("s")
+        assert not len(await reader.fetch(max_wait=0))
+        await log.open_stream("s")
+        await log.append(b"2", stream="s")
+        assert (await anext(reader)).value == b"2"
