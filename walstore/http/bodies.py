@@ -12,12 +12,11 @@ from aiohttp import hdrs, web
 from walstore.append.budgets import ChannelBudget
 from walstore.http.content import JSON, decode_body
 from walstore.http.protocol import RefusedError
+from walstore.http.room import Room
 
 if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
 
-_SHORT_BYTES: Final = 64 << 10
-"""A body that takes no more is read at once, so that nobody is kept from a small request."""
 _JSON_COPIES: Final = 3
 """Of a JSON body: as it came, as text, and as its parts."""
 
@@ -39,27 +38,12 @@ class Bodies:
         if not request.can_read_body:
             yield b""
             return
-        is_admitted = asyncio.Event()
-        share = self._budget.share(is_admitted.set)
-        cost = self._cost(request)
-        wanted = min(cost, self._budget.capacity_bytes // 2)  # there is soon room for that
+        room = Room(self._budget, self._settings.body_seconds)
         try:
-            while cost > _SHORT_BYTES and not share.has_room(wanted):
-                is_admitted.clear()
-                share.wait(wanted)
-                await self._wait(is_admitted)
-            share.take(cost)
+            await room.wait(self._cost(request))
             yield await self._read(request)
         finally:
-            share.close()
-
-    async def _wait(self, is_admitted: asyncio.Event) -> None:
-        try:
-            async with asyncio.timeout(self._settings.body_seconds):
-                await is_admitted.wait()
-        except TimeoutError:
-            text = "the requests of all clients take too much; nothing was read; send it again"
-            raise RefusedError(503, text, {"Retry-After": "1", "Connection": "close"}) from None
+            room.close()
 
     def _cost(self, request: web.Request) -> int:
         """Return about what a body takes in memory, before anything is read of it."""

@@ -30,6 +30,7 @@ from walstore.http.protocol import (
     is_true,
     parse_offset,
 )
+from walstore.http.room import Answers
 from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
 
@@ -51,6 +52,7 @@ class Handlers:
         self,
         streams: Streams,
         bodies: Bodies,
+        answers: Answers,
         settings: HttpSettings,
         clock: Clock,
         *,
@@ -59,6 +61,7 @@ class Handlers:
         """``is_private``: shared caches must not keep the content."""
         self._streams = streams
         self._bodies = bodies
+        self._answers = answers
         self._settings = settings
         self._clock = clock
         self._cached = f"{'private' if is_private else 'public'}, {_CACHED}"
@@ -211,23 +214,43 @@ class Handlers:
             return await self._poll(request, stream, start)
         if word == _NOW:
             chunk = StreamChunk((), start, start, is_up_to_date=True, is_closed=stream.is_closed)
-        else:
-            chunk = await stream.read(start, self._settings.read_bytes)
-        answer = self._answer(request, stream, chunk)
-        if word == _NOW:
+            answer = self._answer(request, stream, chunk)
             del answer.headers["ETag"]
-        return answer
+            return answer
+        async with self._answers.read(stream, start) as chunk:
+            return await self._sent(request, self._answer(request, stream, chunk))
 
     async def _poll(self, request: web.Request, stream: Stream, start: int) -> web.Response:
         await stream.wait(start, self._settings.poll_seconds)
-        chunk = await stream.read(start, self._settings.read_bytes)
-        if chunk.values:
-            answer = self._answer(request, stream, chunk)
-        else:
-            answer = web.Response(status=204, headers={"Cache-Control": "no-store"})
-            answer.headers.update(_place(chunk))
-        if not chunk.is_closed:
-            answer.headers[protocol.CURSOR] = self._cursor(request)
+        async with self._answers.read(stream, start) as chunk:
+            if chunk.values:
+                answer = self._answer(request, stream, chunk)
+            else:
+                answer = web.Response(status=204, headers={"Cache-Control": "no-store"})
+                answer.headers.update(_place(chunk))
+            if not chunk.is_closed:
+                answer.headers[protocol.CURSOR] = self._cursor(request)
+            return await self._sent(request, answer)
+
+    async def _sent(self, request: web.Request, answer: web.Response) -> web.Response:
+        """Return an answer once its client has taken it, or nearly all of it.
+
+        One that takes nothing is disconnected if there is no room for others.
+        """
+        await answer.prepare(request)
+        sending = asyncio.get_running_loop().create_task(answer.write_eof())
+        left = -1
+        try:
+            while not sending.done() and request.transport is not None:
+                before, left = left, request.transport.get_write_buffer_size()
+                if left == before and self._answers.is_short:
+                    request.transport.abort()
+                    return answer
+                await asyncio.wait({sending}, timeout=self._settings.body_seconds)
+        finally:
+            sending.cancel()
+        if sending.done():
+            sending.result()
         return answer
 
     def _answer(self, request: web.Request, stream: Stream, chunk: StreamChunk) -> web.Response:
@@ -262,26 +285,35 @@ class Handlers:
         until = self._clock.monotonic() + self._settings.event_seconds
         at, is_first = start, True
         while True:
-            chunk = await stream.read(at, self._settings.read_bytes)
-            if is_first:  # what cannot be read has been refused
-                await answer.prepare(request)
-            if chunk.values or chunk.is_closed or is_first:
-                place = format_offset(chunk.limit)
-                control: dict[str, Any] = {"streamNextOffset": place}
-                if chunk.is_closed:
-                    control["streamClosed"] = True
-                else:
-                    control["streamCursor"] = self._cursor(request)
-                if chunk.is_up_to_date:
-                    control["upToDate"] = True
-                async with asyncio.timeout(self._settings.body_seconds):
-                    event = await self._data(stream, chunk)
-                    await answer.write(event + control_event(control, place))
-            at, is_first = chunk.limit, False
-            left = until - self._clock.monotonic()
-            if chunk.is_closed or left <= 0 or (chunk.is_up_to_date and stream.has_ended):
-                return answer
+            async with self._answers.read(stream, at) as chunk:
+                if is_first:  # what cannot be read has been refused
+                    await answer.prepare(request)
+                if chunk.values or chunk.is_closed or is_first:
+                    await self._send_event(request, answer, stream, chunk)
+                at, is_first = chunk.limit, False
+                left = until - self._clock.monotonic()
+                if chunk.is_closed or left <= 0 or (chunk.is_up_to_date and stream.has_ended):
+                    return answer
             await stream.wait(at, left)
+
+    async def _send_event(
+        self,
+        request: web.Request,
+        answer: web.StreamResponse,
+        stream: Stream,
+        chunk: StreamChunk,
+    ) -> None:
+        place = format_offset(chunk.limit)
+        control: dict[str, Any] = {"streamNextOffset": place}
+        if chunk.is_closed:
+            control["streamClosed"] = True
+        else:
+            control["streamCursor"] = self._cursor(request)
+        if chunk.is_up_to_date:
+            control["upToDate"] = True
+        async with asyncio.timeout(self._settings.body_seconds):
+            event = await self._data(stream, chunk)
+            await answer.write(event + control_event(control, place))
 
     async def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
         if not chunk.values:

@@ -77,7 +77,7 @@ class HttpServer:
         and at ``collections`` by name (:class:`uploader.Collection`, which stay open). ``cluster`` serves all
         logs of the cluster that this member belongs to, with ``logs`` None: requests for a log that another
         machine leads are passed on to the HTTP server of that one, which ``ClusterMember.join(web=)`` names.
-        With ``beside``, a server of the same process, the two share its limit on the bytes of requests.
+        With ``beside``, a server of the same process, the two share its limits on requests and answers.
         Leaving the block stops the server, and leaves ``logs`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
@@ -136,6 +136,8 @@ class HttpServer:
         """As given to :meth:`open`."""
         self.incoming = beside.incoming if beside else ChannelBudget(self.settings.request_bytes)
         """Bytes of the requests in progress."""
+        self.outgoing = beside.outgoing if beside else ChannelBudget(self.settings.answer_bytes)
+        """Bytes of the answers that clients have not taken."""
         self.addresses: list[str] = []
         """Where it is reached, such as ``http://127.0.0.1:7421``."""
         self._logs = logs
@@ -198,6 +200,7 @@ class HttpServer:
         from walstore.http.health import Health
         from walstore.http.pages import Pages
         from walstore.http.proxy import Proxy
+        from walstore.http.room import Answers
 
         cluster = self._logs if isinstance(self._logs, MemberLogs) else None
         if cluster is not None:
@@ -214,6 +217,7 @@ class HttpServer:
             Handlers(
                 self._streams,
                 Bodies(self.settings, self.incoming),
+                Answers(self.outgoing, self.settings.read_bytes, self.settings.body_seconds),
                 self.settings,
                 self._clock,
                 is_private=self._access.needs_token,

@@ -25,6 +25,10 @@ class HttpSettings:
     ``body_seconds``, and are answered with 503 then. With ``beside``, that server's limit is for both."""
     read_bytes: int = MIB
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
+    answer_bytes: int = 64 * MIB
+    """What the answers that clients have not taken may take, 1 MiB to 64 GiB; beyond that, further ones have
+    up to 64 KiB, larger messages wait, and clients that take nothing for ``body_seconds`` are disconnected.
+    With ``beside``, that server's limit is for both."""
     idle_seconds: float = 60.0
     """How long a connection is kept without a whole request head, 0.05 to 86 400."""
     body_seconds: float = 30.0
@@ -40,6 +44,7 @@ class HttpSettings:
         as_count(self.connections, "connections", high=1 << 16)
         as_count(self.body_bytes, "body_bytes", low=1 << 10, high=1 << 30)
         as_count(self.request_bytes, "request_bytes", low=MIB, high=1 << 36)
+        as_count(self.answer_bytes, "answer_bytes", low=MIB, high=1 << 36)
         as_count(self.read_bytes, "read_bytes", low=1 << 10, high=64 * MIB)
         for name, low, high in (
             ("idle_seconds", 0.05, 86_400.0),

@@ -377,7 +377,8 @@ class Wal(CursorMixin, OwnedGroups):
     async def close_stream(self, name: str) -> None:
         """Close a stream: appends to it raise StreamClosedError until it is opened again.
 
-        Its records stay. StreamClosedError if there is no such stream.
+        Its records stay, and readers that follow it wait: it may be opened again. To end them, append a last
+        record that says so. StreamClosedError if there is no such stream.
         """
         closed = (as_text(name, "a stream name"),)
         await self._engine.change(AppendConditions(close_streams=closed))

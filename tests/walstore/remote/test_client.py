@@ -11,12 +11,13 @@ from typing import Any, Final
 import pytest
 
 from tests.waiting import until
-from walstore import OutcomeUnknownError, StorageUnavailableError
+from walstore import LimitExceededError, OutcomeUnknownError, StorageUnavailableError
 from walstore.remote.client import Client, Fate
 from walstore.runtime.clock import SystemClock
 from walstore.wire.address import parse_address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
+    MOST_ANSWER_HEAD_BYTES,
     MOVES,
     NOT_BEGUN,
     PREAMBLE,
@@ -272,3 +273,28 @@ async def test_what_is_withdrawn_may_have_been_done_and_is_not_repeated(tmp_path
         with pytest.raises(StorageUnavailableError):
             await lost.future
     assert asked == [Kind.CALL, Kind.CALL, Kind.CANCEL, Kind.CALL]
+
+
+async def test_an_answer_that_is_too_large_fails_its_call_and_nothing_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    """The connection goes on, with what else is under way; before, it was lost, and all was repeated."""
+    asked: list[Any] = []
+
+    def answer(writer: asyncio.StreamWriter, message: Message) -> None:
+        asked.append(message.head[0])
+        head = bytes(MOST_ANSWER_HEAD_BYTES) if message.head[0] == "large" else "done"
+        writer.write(encode_all(Kind.DONE, message.id, head))
+
+    async with (
+        servers(tmp_path / "s", answer) as greetings,
+        connected(tmp_path / "s") as client,
+    ):
+        large = asyncio.ensure_future(client.call("large"))
+        write = asyncio.ensure_future(client.call("write", is_write=True, fate=Fate.UNKNOWN))
+        with pytest.raises(LimitExceededError, match="answer was not taken") as refused:
+            await large
+        assert refused.value.outcome == "unknown"
+        assert await write == "done"
+        assert await client.call("small") == "done"
+        assert (asked, len(greetings)) == (["large", "write", "small"], 1)
