@@ -289,21 +289,6 @@ async def test_what_is_asked_of_a_log_is_awaited(face: Face) -> None:
 
 
 @on("opened", "replicated", "served")
-async def test_which_files_have_which_records(log: Any) -> None:
-    await log.append_many([b"v"] * 3)
-    await log.rotate()
-    await log.append(b"w")
-    asked = log.extents()
-    found = asked if isinstance(asked, tuple) else await asked
-    assert [(one.start, one.limit, one.kind) for one in found.segments] == [
-        (1, 4, "sealed"),
-        (4, 5, "active"),
-    ]
-    assert all((log.path / one.name).stat().st_size for one in found.segments)
-    assert (list(found.stored), found.tier_url) == ([], None)
-
-
-@on("opened", "replicated", "served")
 async def test_who_follows_a_closed_stream_goes_on_when_it_is_opened_again(log: Any) -> None:
     await log.open_stream("s")
     await log.append(b"1", stream="s")
