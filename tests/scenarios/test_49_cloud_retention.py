@@ -67,7 +67,8 @@ async def test_only_whole_segments_below_the_uploaded_limit_go(log_directory: Pa
     async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
 
         async def watch() -> None:
-            while wal.uploaded_limit < 601:
+            first = 1
+            while wal.uploaded_limit < 601 or first <= 300:
                 first = int(segments(log_directory)[0].stem)
                 seen.append((first, wal.uploaded_limit))
                 await asyncio.sleep(0)
@@ -75,7 +76,7 @@ async def test_only_whole_segments_below_the_uploaded_limit_go(log_directory: Pa
         async with asyncio.TaskGroup() as group:
             group.create_task(watch())
             await fill(wal)
-    assert len({first for first, _ in seen}) > 2
+    assert len({first for first, _ in seen}) > 1
     assert all(first <= uploaded for first, uploaded in seen)
     assert await cloud_values(store.inner) == EXPECTED
 
