@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import pickle
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_values, snapshot
 from tests.local import KIB, SMALL, UnsyncedFileSystem, contents, read_values
-from tests.waiting import until
+from tests.waiting import until, wait_until
 from uploader import CloudLog, CloudWriter, DirtyLog, WriterSettings
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
@@ -457,10 +458,17 @@ def test_S9_the_next_event_loop_of_the_same_thread(log_directory: Path) -> None:
         with pytest.raises(WalError):
             kept[0].append_nowait(b"fourth")
 
+    def is_told() -> bool:
+        kept.clear()
+        gc.collect()  # the log's thread may still be about to let go of it
+        return bool(told.list)
+
     asyncio.run(leave_open())  # cancels the log's tasks, which closes it
     asyncio.run(come_again())
     found = asyncio.run(contents(log_directory))
     assert [record.value for record in found] == [b"first"]
+    with pytest.warns(ResourceWarning, match="its accepted records were written") as told:
+        wait_until(is_told)
 
 
 def test_the_error_crosses_processes() -> None:

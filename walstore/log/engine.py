@@ -61,6 +61,8 @@ class Engine:
     """The implementation of a :class:`walstore.log.wal.Wal`. Belongs to the event loop that opened the
     log."""
 
+    _is_closed_by_caller = False
+
     def __init__(
         self,
         *,
@@ -390,6 +392,7 @@ class Engine:
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.log.wal.Wal.aclose`."""
         self.check_home()
+        self._is_closed_by_caller = True
         self.request_close()
         await wait_closed(self._supervisor)
 
@@ -405,6 +408,7 @@ class Engine:
             except asyncio.CancelledError:
                 is_cancelled = True
         if is_cancelled:
+            self._is_closed_by_caller = True  # no caller ever had it
             self.request_close()
             # No other code knows this log, so nothing else would wait for it.
             await self._wait_for(self._supervisor)
@@ -434,9 +438,14 @@ class Engine:
         self.state.abandon(error)
 
     def __del__(self) -> None:
-        if hasattr(self, "_supervisor") and not self._supervisor.done() and not self._abandoned:
+        if not hasattr(self, "_supervisor") or self._abandoned or self._is_closed_by_caller:
+            return
+        if not self._supervisor.done():
             lost = self.channel.tail - self.state.durable.value
             warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
+        elif self.writer.failure is None:
+            # Its tasks were cancelled, as at the end of asyncio.run: a program may rely on neither.
+            warn_unclosed(f"the log at {self.path}", "; its accepted records were written")
 
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed.

@@ -16,6 +16,7 @@ from tests.local import (
     read_values,
     turns,
 )
+from tests.waiting import wait_until
 from tests.walstore.wals import ACTIVE, TINY
 from walstore import (
     OutcomeUnknownError,
@@ -134,7 +135,16 @@ def test_a_loop_that_ends_without_closing_leaves_a_log_that_opens(log_directory)
         await wal.append(b"kept")
         wal.append_nowait(b"perhaps")
 
-    asyncio.run(forget())
+    def is_told() -> bool:
+        gc.collect()  # the log's thread may still be about to let go of it
+        return bool(told.list)
+
+    def end() -> None:
+        asyncio.run(forget())
+        wait_until(is_told)
+
+    with pytest.warns(ResourceWarning, match="its accepted records were written") as told:
+        end()
     assert open_descriptors(log_directory) == []
     values = [record.value for record in asyncio.run(contents(log_directory))]
     assert values in ([b"kept"], [b"kept", b"perhaps"])
