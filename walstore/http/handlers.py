@@ -249,6 +249,7 @@ class Handlers:
                 await asyncio.wait({sending}, timeout=self._settings.body_seconds)
         finally:
             sending.cancel()
+            sending.add_done_callback(_heed)
         if sending.done():
             sending.result()
         return answer
@@ -368,3 +369,9 @@ def _place(chunk: StreamChunk) -> dict[str, str]:
     if chunk.is_closed:
         found[CLOSED] = "true"
     return found
+
+
+def _heed(sending: asyncio.Task[None]) -> None:
+    """Note the error of a connection that ended while its answer was sent: nobody waits for it."""
+    if not sending.cancelled():
+        sending.exception()
