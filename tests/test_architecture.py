@@ -155,6 +155,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/replication/claim.py LeaderClaim.take": "aclose() ends it",
     "walstore/replication/primary.py Primary.drain": "ended in place",
     "walstore/http/handlers.py Handlers._sent": "ended in place",
+    "walstore/runtime/tasks.py start_task": "its callers have it",
     "walstore/topology/session.py Session.__init__": "aclose() ends it",
     "walstore/serve/client_connection.py ClientConnection._lead_to": "connection_lost() ends it",
     "walstore/serve/client_connection.py ClientConnection._spawn": "the server waits for it when it stops",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import types
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -13,8 +14,22 @@ def start_task(work: Coroutine[Any, Any, _T], *, name: str | None = None) -> asy
     """Start a task of the running event loop; nothing of ``work`` runs before this returns.
 
     For each task whose work looks at the place where its starter puts the task: with
-    ``asyncio.eager_task_factory`` (Python 3.12) the loop's own ``create_task`` runs it up to its first
-    wait, before there is anything to look at, and a task that ends there is kept for one that runs.
-    The loop's task factory does not see these tasks.
+    ``asyncio.eager_task_factory`` (Python 3.12) the loop's ``create_task`` runs it up to its first wait,
+    before there is anything to look at, and a task that ends there is kept for one that runs.
     """
-    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
+    loop = asyncio.get_running_loop()
+    return loop.create_task(work if loop.get_task_factory() is None else _later(work), name=name)
+
+
+async def _later(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        await _next_turn()
+    except BaseException:  # cancelled before it began
+        work.close()
+        raise
+    return await work
+
+
+@types.coroutine
+def _next_turn() -> Generator[None, None, None]:
+    yield
