@@ -524,6 +524,43 @@ async def test_fewer_copies(tmp_path: Path) -> None:
             assert await read(machines) == [b"one", b"two", b"three"]
 
 
+async def test_from_five_copies_to_three_and_back_with_three_machines_in_trouble(
+    tmp_path: Path,
+) -> None:
+    """Two are gone and one does not reach the store of the cluster: the log goes on, the change waits."""
+    async with Machines(tmp_path, size=5) as machines:
+        await machines.apply(replicas=5)
+        leader = await machines.led()
+        async with await machines.connect() as remote:
+            producer = remote.producer("p")
+            await producer.append(b"of five")
+            await until(lambda: len(_present(machines)) == 4)
+            cut, *gone = [one for one in machines.all if one is not leader][:3]
+            cut.keys.cut_off = True
+            for machine in gone:
+                await machine.stop()
+            await producer.append(b"of five, two gone")
+            await machines.apply(replicas=3)
+            await producer.append(b"asked for three")
+            for machine in gone:
+                await machine.start()
+            cut.keys.cut_off = False
+            await until(lambda: len(machines.spec().copies) == 3)
+            await producer.append(b"of three")
+            await machines.apply(replicas=5)
+            await until(lambda: len(machines.spec().copies) == 5)
+            await until(lambda: len(_present(machines)) == 4)
+            await producer.append(b"of five again")
+            leader = await machines.led()
+        other = next(one for one in machines.all if one is not leader)
+        for machine in (leader, other):
+            await machine.stop()
+        await machines.led()
+        assert await read(machines) == [
+            *(b"of five", b"of five, two gone", b"asked for three", b"of three", b"of five again")
+        ]
+
+
 async def test_a_leader_that_loses_its_copies_makes_room(tmp_path: Path) -> None:
     """It has the store, and their machines have; but it does not reach them, and cannot acknowledge."""
     async with Machines(tmp_path) as machines:
