@@ -239,6 +239,12 @@ async def fetch(log: Log, tag: str) -> None:
     log.results = await log.reader.fetch(max_records=3)
 
 
+@case("Reader.wait Reader.fetch")
+async def wait_and_fetch(log: Log, tag: str) -> None:
+    assert await log.reader.wait()
+    log.results = await log.reader.fetch(max_records=3)
+
+
 @case("Reader.__anext__")
 async def anext_of_a_reader(log: Log, tag: str) -> None:
     log.results = [await anext(log.reader)]

@@ -101,7 +101,9 @@ def check_files(directory: Path) -> None:
 
 async def test_the_cache_counts_nothing_for_them(wal: Wal) -> None:
     cache = wal._state.cache
-    assert cache.size_bytes == sum(batch.nbytes for batch in cache._batches if batch is not None)
+    assert cache.size_bytes == sum(
+        batch.cost_bytes for batch in cache._batches if batch is not None
+    )
     assert all(len(batch) for batch in cache._batches if batch is not None)
 
 

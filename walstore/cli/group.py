@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from walstore import GroupInfo, Wal
+from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, format_count, print_json, print_table
@@ -20,6 +21,7 @@ from walstore.files.directory import PROMISE_NAME
 from walstore.files.log_files import LogSnapshot
 from walstore.groups.journal import look_at_journals
 from walstore.groups.listing import list_groups
+from walstore.groups.settings import check_group_name
 from walstore.runtime.clock import SystemClock
 
 GROUP_EXAMPLES = """\b
@@ -52,6 +54,8 @@ def group(
     by the owner of the log: at its address, or in a directory that nobody has open (else exit code 4);
     one in a store by anybody.
     """
+    if delete is not None:
+        _check_name(delete)
     found = run_async(_change(location, delete, is_confirmed=confirm))
     rows = [_fields(one) for one in found]
     for one in found:
@@ -90,6 +94,13 @@ async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> l
     if delete is not None and not is_confirmed:
         _check(delete, [one.name for one in found], location)
     return found
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_group_name(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 async def _delete(log: Any, location: str, name: str | None, *, is_confirmed: bool) -> None:

@@ -129,7 +129,8 @@ class ClientConnection(asyncio.Protocol):
         """Number of the greeting while it is being answered."""
         # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
         self._moves = self._is_leaving = False
-        self.since = owner.monotonic()
+        self.since = self._took_at = owner.monotonic()
+        self._taken_bytes: int | None = None
         """When it last made progress: nothing half received and nothing that the client does not take."""
         self.peer = "a client"
         """Who it is, for people."""
@@ -203,6 +204,13 @@ class ClientConnection(asyncio.Protocol):
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
         is_inside = not self._is_greeted or self._decoder.is_inside
         return is_inside or self._is_leaving or not self._outgoing.is_writable
+
+    def idle_seconds(self, now: float) -> float:
+        """Return for how long the client has taken nothing of what waits for it, as looks at it show."""
+        taken = self._outgoing.taken_bytes
+        if taken is None or taken != self._taken_bytes:
+            self._taken_bytes, self._took_at = taken, now
+        return now - self._took_at
 
     @property
     def used_bytes(self) -> int:

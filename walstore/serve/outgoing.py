@@ -35,6 +35,7 @@ class Outgoing:
         # What is held of the budget: bytes that wait in the transport, and room for an answer being made.
         self._waiting_bytes = self._room_bytes = 0
         self._has_ended = False
+        self._written_bytes = 0
         self._has_taken = asyncio.Event()
         self._has_taken.set()
         self._writable = asyncio.Event()
@@ -50,6 +51,12 @@ class Outgoing:
         """What it takes of the budget."""
         return self._waiting_bytes + self._room_bytes
 
+    @property
+    def taken_bytes(self) -> int | None:
+        """What the client has taken so far; None if nothing waits for it."""
+        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._written_bytes - left if left else None
+
     def begin(self, transport: asyncio.Transport) -> None:
         """Write to a transport."""
         self._transport = transport
@@ -61,6 +68,7 @@ class Outgoing:
         if transport is None or transport.is_closing():
             return
         transport.writelines(pieces)
+        self._written_bytes += size_of(pieces)
         size = transport.get_write_buffer_size()
         self._hold(size if size > SHORT_BYTES else 0, self._room_bytes)
         if size > self._most_bytes:

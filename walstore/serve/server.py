@@ -403,7 +403,10 @@ class Server:
             await self._clock.sleep(min(_SWEEP_SECONDS, stall / 2))
             now = self._clock.monotonic()
             for connection in list(self._connections):
-                if connection.is_stuck and now - connection.since > stall:
+                idle = connection.idle_seconds(now)
+                if idle > stall:
+                    connection.drop(f"it took nothing of its answers for {stall:g} s")
+                elif connection.is_stuck and now - connection.since > stall:
                     connection.drop(f"it left something half done for {stall:g} s")
 
 

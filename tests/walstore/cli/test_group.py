@@ -29,6 +29,9 @@ def test_a_directory(cli: Cli, tmp_path: Path) -> None:
     for more in ((), ("--confirm",)):
         missing = cli("group", tmp_path / "log", "--delete", "none", *more)
         assert (missing.code, "there is no group 'none'" in missing.error) == (3, True)
+    for more in ((), ("--confirm",)):
+        odd = cli("group", tmp_path / "log", "--delete", "../x", *more)
+        assert (odd.code, "does not begin with a dot" in odd.error) == (1, True)
     assert cli("group", tmp_path / "log", "--delete", "workers", "--confirm").code == 0
     empty = cli("group", tmp_path / "log")
     assert (empty.code, "there are no groups" in empty.err, empty.out) == (0, True, b"")

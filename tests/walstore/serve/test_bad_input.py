@@ -270,6 +270,18 @@ async def test_a_client_that_takes_no_answers_is_read_no_more_and_then_dropped(
         assert await remote.append(b"well") == 81
 
 
+async def test_a_client_that_takes_nothing_of_one_answer_is_dropped(tmp_path: Path) -> None:
+    """Though it is far from ``write_buffer_bytes``: a hundred such keep the room for answers from others."""
+    limits = ServeSettings(stall_seconds=RUNS_OUT_SECONDS)
+    async with serving(tmp_path / "log", serve=limits) as served, served.connect() as remote:
+        await served.wal.append(bytes(2 << 20))
+        async with raw(served) as idle:
+            idle.request(Kind.READ, 2, [1, None, 4 << 20, 0, "durable"])
+            await until(lambda: served.server.connections == 2)
+            await until(lambda: served.server.connections == 1)
+        assert await remote.append(b"well") == 2
+
+
 @pytest.mark.slow
 async def test_a_greedy_client_waits_for_its_own_requests(tmp_path: Path) -> None:
     limits = ServeSettings(credit_bytes=1 << 16)
