@@ -54,7 +54,7 @@ def write(suite: Path, name: str, code: str) -> None:
 def run_ci(suite: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.ci", *arguments]
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
     }
     return subprocess.run(

@@ -187,30 +187,33 @@ async def test_what_cannot_be_read_is_listed_with_its_reason(cli: Cli, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o000, 0o100, 0o400])
-def test_a_log_of_somebody_else(tmp_path: Path, mode: int) -> None:
-    """As a user that may not read it, who is nobody if the tests run as root."""
+def test_a_log_of_somebody_else(scratch: Path, mode: int) -> None:
+    """As a user that may not read it, who is nobody if the tests run as root.
+
+    Not below pytest's own directory, which each session of pytest closes to others as it begins.
+    """
     for name in ("mine", "theirs"):
-        asyncio.run(_make(tmp_path / name))
-    for path in (tmp_path, *tmp_path.parents):
+        asyncio.run(_make(scratch / name))
+    for path in (scratch, *scratch.parents):
         if path.stat().st_uid == os.getuid() and path != Path(path.anchor):
             path.chmod(path.stat().st_mode | 0o055)
-    for path in (tmp_path / "mine", *(tmp_path / "mine").iterdir()):
+    for path in (scratch / "mine", *(scratch / "mine").iterdir()):
         path.chmod(0o755)
-    (tmp_path / "theirs").chmod(mode)
+    (scratch / "theirs").chmod(mode)
     try:
         for verb, code in (
-            (("ls", str(tmp_path)), 0),
-            (("ls", str(tmp_path / "theirs")), 1),
-            (("inspect", str(tmp_path / "theirs")), 1),
-            (("top", str(tmp_path / "theirs"), "--count", "1"), 1),
-            (("tail", str(tmp_path / "theirs")), 1),
+            (("ls", str(scratch)), 0),
+            (("ls", str(scratch / "theirs")), 1),
+            (("inspect", str(scratch / "theirs")), 1),
+            (("top", str(scratch / "theirs"), "--count", "1"), 1),
+            (("tail", str(scratch / "theirs")), 1),
         ):
             done = _as_nobody(verb)
             assert done.returncode == code, (verb, done)
             assert "permission denied" in (done.stderr if code else done.stdout).lower(), verb
             assert "Traceback" not in done.stderr
     finally:
-        (tmp_path / "theirs").chmod(0o755)
+        (scratch / "theirs").chmod(0o755)
 
 
 def _as_nobody(verb: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
