@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark_jvm import SparkJvm
+
+# A shell starts its background jobs with Ctrl-C ignored, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What tests start inherits this.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
