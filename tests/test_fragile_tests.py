@@ -34,6 +34,7 @@ LIMITS = [
 SETTINGS = [
     "async def test():\n    await cluster.open(lease_seconds=1)",
     "async def test():\n    await connect(address, connect_seconds=0.1)",
+    "async def test():\n    await connect(address, connect_seconds=0.1, clock=SystemClock())",
     'options = {"lease_seconds": 1, **more}',
     "LEASE_SECONDS = 2.0",
     "REQUEST_SECONDS: Final = 2.0",

@@ -343,13 +343,22 @@ def _is_new_event(function: ast.expr) -> bool:
 
 
 def _names_clock(node: ast.AST) -> bool:
-    """Whether a clock is handed over in it, so that its settings are counted on that."""
+    """Whether another clock than the real one is handed over in it: its settings are counted on that."""
     names: Mapping[type[ast.AST], str] = {ast.Name: "id", ast.arg: "arg", ast.keyword: "arg"}
     return any(
         getattr(part, names.get(type(part), ""), None) in {"clock", "ManualClock"}
         or (isinstance(part, ast.Attribute) and part.attr in {"clock", "ManualClock"})
         for part in ast.walk(node)
+        if not _is_real_clock(part)
     )
+
+
+def _is_real_clock(node: ast.AST) -> bool:
+    """Whether it is the argument ``clock=SystemClock()``."""
+    match node:
+        case ast.keyword(value=ast.Call(func=ast.Name(id="SystemClock"))):
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from walstore import LimitExceededError, OutcomeUnknownError, StorageUnavailableError
+from walstore.ports import Clock
 from walstore.remote.client import Client, Fate
 from walstore.runtime.clock import SystemClock
+from walstore.testing import ManualClock
 from walstore.wire.address import parse_address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
@@ -31,6 +33,7 @@ from walstore.wire.message import (
 
 MOST: Final = 1 << 20
 EPOCH: Final = 7
+CONNECT_SECONDS: Final = 60.0
 Answer = Callable[[asyncio.StreamWriter, Message], None]
 """What a server does with a request."""
 
@@ -99,21 +102,25 @@ def failed(head: object) -> Answer:
 
 @asynccontextmanager
 async def connected(path: Path) -> AsyncIterator[Client]:
-    client = Client(
-        [parse_address(f"unix://{path}")],
-        token=None,
-        tls=None,
-        log=None,
-        connect_seconds=0.1,
-        reconnect_seconds=0.1,
-        clock=SystemClock(),
-        make_tag=lambda: bytes(8),
-    )
+    client = make_client(path, SystemClock())
     await client.connect()
     try:
         yield client
     finally:
         await client.aclose()
+
+
+def make_client(path: Path, clock: Clock) -> Client:
+    return Client(
+        [parse_address(f"unix://{path}")],
+        token=None,
+        tls=None,
+        log=None,
+        connect_seconds=CONNECT_SECONDS,
+        reconnect_seconds=RUNS_OUT_SECONDS,
+        clock=clock,
+        make_tag=lambda: bytes(8),
+    )
 
 
 async def test_why_nobody_lets_it_in_is_said(tmp_path: Path) -> None:
@@ -133,9 +140,14 @@ async def test_why_nobody_lets_it_in_is_said(tmp_path: Path) -> None:
         ended += 1
 
     async with await asyncio.start_unix_server(serve, tmp_path / "s"):
+        clock = ManualClock()
+        connecting = asyncio.ensure_future(make_client(tmp_path / "s", clock).connect())
+        await clock.wait_for_sleepers()
+        clock.advance(CONNECT_SECONDS - RUNS_OUT_SECONDS)
+        await clock.wait_for_sleepers()
+        clock.advance(RUNS_OUT_SECONDS)
         with pytest.raises(StorageUnavailableError, match="nobody leads"):
-            async with connected(tmp_path / "s"):
-                pass
+            await connecting
         assert connections > 1
         await until(lambda: ended == connections)
 
