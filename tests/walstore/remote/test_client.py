@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.local import turns
 from tests.waiting import RUNS_OUT_SECONDS, until
 from walstore import LimitExceededError, OutcomeUnknownError, StorageUnavailableError
 from walstore.ports import Clock
@@ -139,7 +140,7 @@ async def test_why_nobody_lets_it_in_is_said(tmp_path: Path) -> None:
         writer.transport.abort()
         ended += 1
 
-    async with await asyncio.start_unix_server(serve, tmp_path / "s"):
+    async with await asyncio.start_unix_server(serve, tmp_path / "s") as server:
         clock = ManualClock()
         connecting = asyncio.ensure_future(make_client(tmp_path / "s", clock).connect())
         await clock.wait_for_sleepers()
@@ -149,6 +150,8 @@ async def test_why_nobody_lets_it_in_is_said(tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailableError, match="nobody leads"):
             await connecting
         assert connections > 1
+        server.close()
+        await turns()  # what was accepted before begins
         await until(lambda: ended == connections)
 
 
