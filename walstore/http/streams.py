@@ -29,6 +29,8 @@ class Streams:
         self._clock = clock
         self._open: dict[str, Stream] = {}
         self._locks = KeyedLocks(1)
+        self.is_ending = False
+        """Whether the server stops: live readers shall go, also before they have read everything."""
 
     async def find(self, name: str, *, is_use: bool = True) -> Stream:
         """Return a stream. Its time to live begins anew if this is a use.
@@ -72,8 +74,7 @@ class Streams:
             stream = Stream(name, wal, source)
             await stream.create(config, [*first, *values], is_closed=is_closed)
             stream.touched = self._clock.monotonic()
-            self._open[name] = stream
-            return stream, True
+            return self._kept(stream), True
 
     async def delete(self, name: str) -> None:
         """Delete a stream; keep its records while it has forks. RefusedError as :meth:`find`."""
@@ -99,7 +100,8 @@ class Streams:
                 continue  # whoever asks for it is told
 
     def end_all(self) -> None:
-        """Let all live readers look again."""
+        """Let all live readers go, also those of streams that are being opened."""
+        self.is_ending = True
         for stream in self._open.values():
             stream.end()
 
@@ -128,7 +130,13 @@ class Streams:
             if made.source is None or made.source.wal.log_id != made.config.source_id:
                 raise RefusedError(410, "the stream that this is a fork of was removed")
         made.touched = self._clock.monotonic()
-        return self._open.setdefault(name, made)
+        return self._open.get(name) or self._kept(made)
+
+    def _kept(self, stream: Stream) -> Stream:
+        self._open[stream.name] = stream
+        if self.is_ending:
+            stream.end()
+        return stream
 
     def _store(self, why_not: str) -> WalStore | MemberLogs:
         if isinstance(self._logs, Wal):
