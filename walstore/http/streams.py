@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
-from walstore.errors import LogNotFoundError, StorageUnavailableError, WalError
+from walstore.errors import InvalidSettingsError, LogNotFoundError, WalError
 from walstore.http.content import JSON
 from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
@@ -243,7 +243,7 @@ class Streams:
 async def _made(store: WalStore | MemberLogs, name: str) -> Wal:
     try:
         return await store.wal(name)
-    except StorageUnavailableError as error:
+    except InvalidSettingsError as error:
         if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
             raise RefusedError(409, "the name is that of a file of the server's own") from None
         raise
