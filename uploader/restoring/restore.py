@@ -141,7 +141,7 @@ async def restore(
     after ``stop``; those of any other log are open again, without metadata. Registers, producers' windows
     and cursors were never in the store and are not restored.
 
-    Raises LogNotFoundError if there is no log; InvalidSettingsError if the directory is not empty;
+    Raises LogNotFoundError if there is no log; InvalidSettingsError if the directory is not empty, or a file;
     WalLockedError if it is in use; OffsetTrimmedError or OffsetNotWrittenError for a ``stop`` outside the
     log, and the former if records are collected meanwhile; CorruptionError if a fragment is not what was
     put; ContentionError if unpublished fragments cannot be published, because records before them are

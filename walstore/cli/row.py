@@ -17,7 +17,7 @@ from walstore.errors import RecordTooLargeError
 from walstore.records import to_timestamp_us
 from walstore.runtime.clock import SystemClock
 from walstore.validation.arguments import as_text
-from walstore.validation.exact import read_json
+from walstore.validation.exact import read_json, with_digits
 
 Row = tuple[bytes, Mapping[str, Any]]
 """A value, and what its line says of key, stream, headers and timestamp, as an append takes them."""
@@ -62,6 +62,10 @@ class LineParser:
                 f"line {self.line} begins with no time: {text[:60]!r}; that is ISO 8601, or microseconds "
                 "since 1970"
             ) from None
+        try:
+            with_digits(text, 6)  # which fromisoformat would cut
+        except ValueError as error:
+            raise UsageError(f"line {self.line}: {error}: {text[:60]!r}") from None
         return to_timestamp_us(found if found.tzinfo else found.replace(tzinfo=UTC))
 
 

@@ -55,6 +55,8 @@ class Serving(NamedTuple):
         options = {"registry": registry, "collections": shown, "beside": server}
         opened = HttpServer.open(logs, **options, **served, **self.web)
         web = await stack.enter_async_context(opened)
+        # At the same time: the requests in progress of both have --drain-seconds, not one after the other.
+        stack.push_async_callback(_stop, web, server)
         if metrics is not None:
             metrics.watch(server, self.directory.name)
             metrics.watch(web, self.directory.name)
@@ -158,6 +160,10 @@ def replication_to(
     """Return how a log is replicated to nodes that ask for the same token."""
     trust = None if tls is None else ssl.create_default_context()
     return Replication(nodes=addresses, token=token, tls=trust)
+
+
+async def _stop(web: HttpServer, server: Server) -> None:
+    await asyncio.gather(web.aclose(), server.aclose())
 
 
 async def _until_stopped(stop: asyncio.Event, logs: Wal | WalStore) -> None:

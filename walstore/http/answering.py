@@ -7,7 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from aiohttp import hdrs, web
 
@@ -148,11 +148,10 @@ class Answering:
                     return await self._proxy.pass_on(request, *leader)
             return await handler(request)
         except (web.HTTPException, RefusedError, WalError, ValueError) as error:
-            if request.writer.output_size and request.transport is not None:
-                # What was begun cannot be taken back: the client sees that it has no end.
-                request.transport.abort()
-                raise ConnectionResetError from error
-            return _refusal(error)
+            answer = _refusal(error)
+            if request.writer.output_size:
+                cut_off(request)
+            return answer
 
     def _check(self, request: web.Request) -> None:
         """Refuse a request that may not be made, or not now."""
@@ -189,10 +188,27 @@ class _Protocol(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, *args: Any, **named: Any
     ) -> web.StreamResponse:
-        """Answer what is no HTTP, and what failed in an unexpected way."""
+        """Answer what is no HTTP, and what failed in an unexpected way.
+
+        Not that the connection has ended: nobody is there to be answered, and nothing is wrong here.
+        """
+        error = next((one for one in (*args, *named.values()) if isinstance(one, Exception)), None)
+        if isinstance(error, ConnectionError) and _is_gone(request):
+            raise error
         answer = super().handle_error(request, *args, **named)
         self._add_headers(request, answer)
         return answer
+
+
+def cut_off(request: web.Request) -> NoReturn:
+    """End a connection in the middle of an answer: what was begun cannot be taken back, and has no end."""
+    if request.transport is not None:
+        request.transport.abort()
+    raise ConnectionResetError("the answer was cut off")
+
+
+def _is_gone(request: web.BaseRequest) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 async def expected_later(request: web.Request) -> None:

@@ -53,6 +53,12 @@ class Connections:
                 if not guard.requests and guard.idle_since < limit:
                     guard.abort()
 
+    async def end_after(self, seconds: float) -> None:
+        """End all connections once the time is up."""
+        await self._clock.sleep(seconds)
+        for guard in list(self._open.values()):
+            guard.abort()
+
     def joined(self, guard: _Guard, transport: asyncio.BaseTransport) -> bool:
         """Take a connection in; False if there are too many."""
         if len(self._open) >= self._most:

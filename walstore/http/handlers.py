@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from aiohttp import web
 
 from walstore.http import protocol
-from walstore.http.answering import expected_later
+from walstore.http.answering import cut_off, expected_later
 from walstore.http.bodies import Bodies
 from walstore.http.content import (
     JSON,
@@ -293,7 +293,8 @@ class Handlers:
                     await self._send_event(request, answer, stream, chunk)
                 at, is_first = chunk.limit, False
                 left = until - self._clock.monotonic()
-                if chunk.is_closed or left <= 0 or (chunk.is_up_to_date and stream.has_ended):
+                has_ended = stream.has_ended and chunk.is_up_to_date
+                if chunk.is_closed or left <= 0 or has_ended or self._streams.is_ending:
                     return answer
             await stream.wait(at, left)
 
@@ -312,9 +313,12 @@ class Handlers:
             control["streamCursor"] = self._cursor(request)
         if chunk.is_up_to_date:
             control["upToDate"] = True
-        async with asyncio.timeout(self._settings.body_seconds):
-            event = await self._data(stream, chunk)
-            await answer.write(event + control_event(control, place))
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                event = await self._data(stream, chunk)
+                await answer.write(event + control_event(control, place))
+        except TimeoutError:
+            cut_off(request)
 
     async def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
         if not chunk.values:

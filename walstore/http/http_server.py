@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from walstore.serve.server import Server
 
 _SWEEP_SECONDS: Final = 1.0
+_NO_END: Final = 1e9
 _SPARE_CONNECTIONS: Final = 16
 """Connections beyond those that are answered: others are told why, and ``/health`` answers."""
 
@@ -151,6 +152,7 @@ class HttpServer:
         self._proxy: Proxy | None = None
         self._answering: Answering | None = None
         self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
         self._sweeping: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -172,6 +174,8 @@ class HttpServer:
     async def aclose(self) -> None:
         """Stop: refuse new requests, end live readers, and finish the rest within ``drain_seconds``.
 
+        A live reader continues at another server, or at this one later, where it was told that it is. Stop
+        a server that this one is ``beside`` at the same time, or its ``drain_seconds`` come after these.
         Twice is allowed; cancelling the wait does not stop the stopping.
         """
         if self._closing is None:
@@ -227,9 +231,8 @@ class HttpServer:
             Health(lambda: self._is_ready, self._registry),
         ):
             routes.add_to(app)
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, shutdown_timeout=self.settings.drain_seconds
-        )
+        # How long it waits is the matter of _close: aiohttp waits twice, and for ever where 0 is given.
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_NO_END)
         await self._runner.setup()
         assert self._runner.server is not None
         connections = Connections(
@@ -238,7 +241,7 @@ class HttpServer:
             idle_seconds=self.settings.idle_seconds,
             clock=self._clock,
         )
-        self._answering.connections = connections
+        self._answering.connections = self._connections = connections
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(connections, host, port, ssl=tls, backlog=1024)
@@ -266,9 +269,21 @@ class HttpServer:
         if self._proxy is not None:
             self._proxy.end_all()
         if self._runner is not None:
-            await self._runner.cleanup()
+            await self._finish(self._runner)
         if self._proxy is not None:
             await self._proxy.aclose()
+
+    async def _finish(self, runner: web.AppRunner) -> None:
+        """Let the requests in progress end; after ``drain_seconds`` those that did not are cut off."""
+        if self._connections is None:
+            await runner.cleanup()
+            return
+        ending = start_task(self._connections.end_after(self.settings.drain_seconds))
+        try:
+            await runner.cleanup()
+        finally:
+            ending.cancel()
+            await asyncio.wait([ending])
 
     @property
     def _is_ready(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
-from walstore.errors import LogNotFoundError, StorageUnavailableError, WalError
+from walstore.errors import InvalidSettingsError, LogNotFoundError, WalError
 from walstore.http.content import JSON
 from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
@@ -29,6 +29,8 @@ class Streams:
         self._clock = clock
         self._open: dict[str, Stream] = {}
         self._locks = KeyedLocks(1)
+        self.is_ending = False
+        """Whether the server stops: live readers shall go, also before they have read everything."""
 
     async def find(self, name: str, *, is_use: bool = True) -> Stream:
         """Return a stream. Its time to live begins anew if this is a use.
@@ -72,8 +74,7 @@ class Streams:
             stream = Stream(name, wal, source)
             await stream.create(config, [*first, *values], is_closed=is_closed)
             stream.touched = self._clock.monotonic()
-            self._open[name] = stream
-            return stream, True
+            return self._kept(stream), True
 
     async def delete(self, name: str) -> None:
         """Delete a stream; keep its records while it has forks. RefusedError as :meth:`find`."""
@@ -99,7 +100,8 @@ class Streams:
                 continue  # whoever asks for it is told
 
     def end_all(self) -> None:
-        """Let all live readers look again."""
+        """Let all live readers go, also those of streams that are being opened."""
+        self.is_ending = True
         for stream in self._open.values():
             stream.end()
 
@@ -128,7 +130,13 @@ class Streams:
             if made.source is None or made.source.wal.log_id != made.config.source_id:
                 raise RefusedError(410, "the stream that this is a fork of was removed")
         made.touched = self._clock.monotonic()
-        return self._open.setdefault(name, made)
+        return self._open.get(name) or self._kept(made)
+
+    def _kept(self, stream: Stream) -> Stream:
+        self._open[stream.name] = stream
+        if self.is_ending:
+            stream.end()
+        return stream
 
     def _store(self, why_not: str) -> WalStore | MemberLogs:
         if isinstance(self._logs, Wal):
@@ -235,7 +243,7 @@ class Streams:
 async def _made(store: WalStore | MemberLogs, name: str) -> Wal:
     try:
         return await store.wal(name)
-    except StorageUnavailableError as error:
+    except InvalidSettingsError as error:
         if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
             raise RefusedError(409, "the name is that of a file of the server's own") from None
         raise

@@ -97,10 +97,11 @@ class Wal(CursorMixin, OwnedGroups):
         program's appends are acknowledged any more.
 
         Raises TypeError or InvalidSettingsError at once for an invalid path, such as a URL, ``""`` or
-        ``"~/x"``. Opening raises WalLockedError if the log is open elsewhere, CorruptionError if synced
-        records are damaged (then nothing is changed), FormatVersionError for files of a newer version,
-        DiskFullError, StorageUnavailableError for a directory that cannot be written, or with too few copies,
-        and what the tier raises: FencedError if another directory took it over, or another program this log.
+        ``"~/x"``. Opening raises InvalidSettingsError if the path is that of a file, WalLockedError if the
+        log is open elsewhere, CorruptionError if synced records are damaged (then nothing is changed),
+        FormatVersionError for files of a newer version, DiskFullError, StorageUnavailableError for a
+        directory that cannot be written, or with too few copies, and what the tier raises: FencedError if
+        another directory took it over, or another program this log.
         """
         directory = as_directory(path, "Wal.open()")
         checked = _check_settings(settings)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from walstore.errors import (
     DiskFullError,
+    InvalidSettingsError,
     Outcome,
     OutcomeUnknownError,
     StorageUnavailableError,
@@ -85,6 +86,7 @@ def describe_open(cause: Exception, path: Path) -> WalError:
         text = f"the log at {path} cannot be written: {cause.strerror}; check owner and mount"
     elif cause.errno in (errno.ENOTDIR, errno.EEXIST):
         text = f"{path} is not a directory; a log needs one of its own"
+        return _chained(InvalidSettingsError(text), cause)
     else:
         text = f"the log at {path} failed: {cause}"
     return _chained(StorageUnavailableError(text, retriable=False), cause)

@@ -116,8 +116,9 @@ class WalStore(Owned):
         log under its name.
 
         Raises TypeError or InvalidSettingsError at once for an invalid path, such as a URL, ``""`` or
-        ``"~/x"``. Opening raises WalLockedError if the store, or one of its logs on its own, is open
-        elsewhere, DiskFullError, and StorageUnavailableError for a directory that cannot be written.
+        ``"~/x"``. Opening raises InvalidSettingsError if the path is that of a file, WalLockedError if the
+        store, or one of its logs on its own, is open elsewhere, DiskFullError, and StorageUnavailableError
+        for a directory that cannot be written.
         """
         directory = as_directory(path, "WalStore.open()")
 

@@ -357,6 +357,9 @@ def test_numbers_and_times_have_all_their_digits() -> None:
         (wide, "9007199254740993", Decimal(9007199254740993)),
         (pa.float64(), "0.1", 0.1),
         (pa.float64(), '"-Infinity"', -math.inf),
+        (pa.float32(), "0.5", 0.5),
+        (pa.float32(), "0.123456789", 0.12345679104328156),
+        (pa.float32(), '"1e-50"', 0.0),
         (pa.time64("us"), '"12:30:15.000001000"', time(12, 30, 15, 1)),
         (
             pa.timestamp("us"),

@@ -238,6 +238,7 @@ EXACT: list[tuple[pa.Array, pa.DataType, list[Any]]] = [
     (pa.array(["a", "a"], pa.string_view()), pa.string(), ["a", "a"]),
     (pa.array([b"ab"], pa.binary_view()), pa.binary(2), [b"ab"]),
     (pa.array(["a"]).dictionary_encode(), pa.large_string(), ["a"]),
+    (pa.array([0.123456789]), pa.float32(), [0.12345679104328156]),  # the nearest one
 ]
 CHANGED: list[tuple[pa.Array, pa.DataType, str, int]] = [
     (pa.array([5.25, 5.256, 5.257]), PRICE, "5.256", 1),

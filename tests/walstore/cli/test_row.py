@@ -33,6 +33,11 @@ def test_a_line_may_begin_with_a_time_and_a_key() -> None:
         (LineParser(time_delimiter=b" "), b"2023-11-14T23:13:20+01:00 v", (b"v", {"timestamp_us": at})),
         (LineParser(time_delimiter=b"|"), b"2023-11-14 22:13:20|v", (b"v", {"timestamp_us": at})),
         (
+            LineParser(time_delimiter=b" "),
+            b"2023-11-14T22:13:20.000001000Z v",
+            (b"v", {"timestamp_us": at + 1}),
+        ),
+        (
             LineParser(time_delimiter=b" ", key_delimiter=b"="),
             b"%d k=v" % at,
             (b"v", {"timestamp_us": at, "key": b"k"}),
@@ -49,6 +54,9 @@ def test_a_line_that_is_wrong_is_named() -> None:
         (timed, b"v", "line 2 has no time before ' '"),
         (timed, b"soon v", "line 3 begins with no time: 'soon'"),
         (timed, b"\xff v", "line 4 begins with no time"),
+        (timed, b"2023-11-14T22:13:20.123456789Z v", "line 5: the time is finer than 6 digits"),
+        (timed, b"2023-11-14T22:13:20,0000001+01:00 v", "line 6: the time is finer than 6 digits"),
+        (timed, b"20231114T221320.0000001 v", "line 7: the time is finer than 6 digits"),
         (json_parser, b"", "line 1 is no record"),
         (json_parser, b"[]", "not an object"),
         (json_parser, b"{}", "'value' is missing"),

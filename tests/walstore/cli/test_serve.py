@@ -21,7 +21,7 @@ from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
-from walstore import Wal, connect, connect_readonly
+from walstore import Wal, WalError, connect, connect_readonly
 from walstore.topology.documents import LogSpec
 from walstore.topology.memory import MemoryKeyValues
 
@@ -80,6 +80,57 @@ async def test_serves_http_until_it_is_told_to_stop(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
                 await answer.content.read()  # it ends
         assert process.wait(30) == 0
+
+
+async def test_both_protocols_stop_at_once(tmp_path: Path) -> None:
+    """Their clients have the same ``--drain-seconds``, not one after the other; idle readers need none."""
+    socket = tmp_path / "s.sock"
+    arguments = (tmp_path / "logs", "--store", "--http", "127.0.0.1:0", "--unix", socket)
+    with serving(*arguments, "--drain-seconds", 86_400) as (process, said):
+        url = next(one for one in said["addresses"] if one.startswith("http://"))
+        stream = f"{url}/v1/stream/orders"
+        async with (
+            aiohttp.ClientSession(headers={"Content-Type": "text/plain"}) as session,
+            connect(said["addresses"][0], log="orders", reconnect_seconds=0) as remote,
+        ):
+            async with session.put(stream, data=b"v") as answer:
+                assert answer.status == 201
+            own = remote.reader(await remote.append(b"w") + 1)
+            waiting = [
+                asyncio.ensure_future(session.get(f"{stream}?offset=now&live=long-poll")),
+                asyncio.ensure_future(anext(own)),
+            ]
+            host, port = url.removeprefix("http://").split(":")
+            _, half = await asyncio.open_connection(host, int(port))
+            half.write(
+                b"POST /v1/stream/orders HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: text/plain\r\nContent-Length: 9\r\n\r\nhalf"
+            )
+            async with session.get(f"{stream}?offset=now&live=sse") as answer:
+                await answer.content.readuntil(b"\n\n")
+                # Over HTTP there are three, and the one that asks.
+                wanted = (
+                    'http_requests_in_progress{http="logs"} 4',
+                    'server_requests_in_progress{server="logs"} 1',
+                )
+                await in_progress(session, url, *wanted)
+                process.send_signal(signal.SIGTERM)
+                await answer.content.read()  # it ends
+            assert (await waiting[0]).status == 204
+            with pytest.raises(WalError):
+                await waiting[1]
+            assert process.poll() is None  # there is still one who sends something
+            half.close()
+            await half.wait_closed()
+        assert await asyncio.to_thread(process.wait, 30) == 0
+
+
+async def in_progress(session: aiohttp.ClientSession, url: str, *wanted: str) -> None:
+    """Return when so many requests are in progress."""
+    found = ""
+    while not all(f"walstore_{one}.0\n" in found for one in wanted):
+        async with session.get(f"{url}/metrics") as answer:
+            found = await answer.text()
 
 
 @pytest.mark.slow

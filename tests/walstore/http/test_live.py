@@ -9,18 +9,22 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.waiting import until
-from tests.walstore.http.conftest import QUICK, Served, serving
+from tests.cases import case
+from tests.waiting import RUNS_OUT_SECONDS, until
+from tests.walstore.http.conftest import Served, serving
+from tests.walstore.http.test_bodies import slow
 from tests.walstore.http.test_content import read_event
-from walstore import StorageUnavailableError, Wal
+from walstore import Settings, StorageUnavailableError, Wal
 from walstore.http import HttpSettings
 from walstore.http.stream import Stream
+from walstore.testing import ManualClock
 
 TEXT = {"Content_Type": "text/plain"}
 
@@ -198,14 +202,110 @@ async def test_a_client_that_goes_leaves_nothing(served: Served) -> None:
     await until(lambda: not served.server.requests)
 
 
+LONG = HttpSettings(poll_seconds=3600, event_seconds=86_400, drain_seconds=86_400)
+"""A test under these limits ends in time only if nothing waits for readers."""
+
+
 async def test_stopping_ends_live_readers(tmp_path: Path) -> None:
-    async with serving(tmp_path, settings=QUICK) as served:
+    async with serving(tmp_path, settings=LONG) as served:
         await served.send("PUT", "s", b"a", **TEXT)
+        polling = asyncio.ensure_future(served.send("GET", "s", query="?offset=now&live=long-poll"))
         async with events(served, "s") as reader:
             await reader.until_caught_up()
+            await until(lambda: served.server.requests == 2)
             async with asyncio.timeout(30):
                 await served.server.aclose()
                 assert await reader.next() is None
+                assert (await polling)[0] == 204
+
+
+async def test_stopping_ends_readers_that_are_far_behind(tmp_path: Path) -> None:
+    """They have the place at which they continue, and would keep the server for as long as they read."""
+    settings = replace(LONG, read_bytes=1 << 16)
+    async with serving(tmp_path, settings=settings, logs=Settings()) as served:
+        await served.send("PUT", "s", **TEXT)
+        wal = await served.store.wal("s")
+        for _ in range(300):
+            await wal.append(b"x" * (1 << 16), durability="memory")
+        await wal.flush()
+        got = []
+        async with events(served, "s") as reader:
+            got.append(await reader.next())
+            closing = asyncio.ensure_future(served.server.aclose())
+            async with asyncio.timeout(30):
+                while event := await reader.next():
+                    got.append(event)
+                await closing
+    assert len(got) < 300
+    assert got[-1] is not None
+    assert got[-1][0] == "control"
+
+
+async def test_stopping_waits_once_for_readers_that_take_nothing(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with serving(tmp_path, settings=LONG, logs=Settings(), clock=clock) as served:
+        await served.send("PUT", "s", **TEXT)
+        await (await served.store.wal("s")).append(bytes(8 << 20))
+        async with slow(served.server, 2) as clients:
+            for client, query in zip(clients, (b"", b"?offset=-1&live=sse"), strict=True):
+                client.writer.transport.pause_reading()
+                client.send(b"GET /v1/stream/s%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % query)
+            await until(lambda: served.server.requests == 2)
+            await clock.wait_for_sleepers(2)
+            async with asyncio.timeout(30):
+                closing = asyncio.ensure_future(served.server.aclose())
+                await until(lambda: clock.sleepers == 1)  # the sweeps have ended: it is the drain
+                assert served.server.requests == 2
+                clock.advance(LONG.drain_seconds)
+                await closing
+    assert served.server.requests == 0
+
+
+async def test_what_a_client_does_not_take_is_one_line_of_the_log_at_most(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its time is up, it goes, or the server stops while something is sent."""
+    caplog.set_level("DEBUG")
+    for end, seconds in (("time", RUNS_OUT_SECONDS), ("client", 60), ("server", 60)):
+        settings = HttpSettings(body_seconds=seconds, drain_seconds=0)
+        with case(end):
+            async with serving(tmp_path / end, settings=settings, logs=Settings()) as served:
+                await served.send("PUT", "s", **TEXT)
+                await (await served.store.wal("s")).append_many([bytes(1 << 20)] * 20)
+                caplog.clear()
+                async with slow(served.server, 1) as (client,):
+                    client.writer.transport.pause_reading()
+                    client.send(LIVE)
+                    await until(lambda: served.server.outgoing.used_bytes > 0)
+                    if end == "client":
+                        client.writer.transport.abort()
+                    if end == "server":
+                        await served.server.aclose()
+                    await until(lambda: not served.server.requests)
+            told = [one for one in caplog.records if one.name != "asyncio"]
+            assert [one for one in told if one.exc_info is not None] == []
+            assert len(told) <= 1
+
+
+async def test_what_fails_half_way_is_one_line_of_the_log(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StorageUnavailableError("the disk is gone")
+
+    monkeypatch.setattr(Stream, "wait", fail)
+    await served.send("PUT", "s", b"a", **TEXT)
+    async with slow(served.server, 1) as (client,):
+        client.send(LIVE)
+        with contextlib.suppress(ConnectionResetError):
+            await client.reader.read()
+        await until(lambda: not served.server.requests)
+    told = [one for one in caplog.records if one.name != "asyncio"]
+    assert [one.exc_info for one in told] == [None]
+    assert "the disk is gone" in told[0].getMessage()
+
+
+LIVE = b"GET /v1/stream/s?offset=-1&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 TAILS = """

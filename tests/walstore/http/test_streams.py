@@ -35,6 +35,20 @@ async def test_a_stream_is_a_log(served: Served) -> None:
     assert json.loads(await served.content("eu/orders")) == [1, 2, {"a": 3}, 4]
 
 
+async def test_a_stream_that_is_opened_as_the_server_stops_lets_its_readers_go(
+    tmp_path: Path,
+) -> None:
+    async with WalStore.open(tmp_path) as store:
+        streams = Streams(store, ManualClock())
+        config = StreamConfig(content_type="text/plain")
+        await streams.create("old", config, [], is_closed=False)
+        again = Streams(store, ManualClock())
+        again.end_all()
+        assert (await again.find("old")).has_ended
+        new, _ = await again.create("new", config, [], is_closed=False)
+        assert new.has_ended
+
+
 async def test_a_log_is_a_stream(served: Served) -> None:
     wal = await served.store.wal("made elsewhere")
     await wal.append_many([b"a", b"b"])

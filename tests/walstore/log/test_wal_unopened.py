@@ -26,6 +26,7 @@ from walstore import (
     StorageUnavailableError,
     Wal,
     WalLockedError,
+    WalStore,
 )
 
 
@@ -81,10 +82,13 @@ async def test_a_path_that_is_a_file(tmp_path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"hello")
     for place in (path, path / "below"):
-        with pytest.raises(StorageUnavailableError, match="not a directory") as found:
+        with pytest.raises(InvalidSettingsError, match="not a directory") as found:
             await Wal.open(place)
         assert not found.value.retriable
         assert isinstance(found.value.__cause__, OSError)
+        with pytest.raises(InvalidSettingsError, match="not a directory"):
+            await WalStore.open(place)
+    assert path.read_bytes() == b"hello"
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
