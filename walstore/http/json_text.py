@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from walstore.http.protocol import RefusedError
 
 SHORT_CHARS: Final = 8192
-"""Up to this length a text is decoded by one call."""
+"""Up to this length a text is decoded by one call, unless it is deep."""
 MOST_PARTS: Final = 1_000_000
 """Arrays and objects of a long text."""
 _MOST_DEPTH: Final = 1000
@@ -49,6 +49,9 @@ class JsonText:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        # The json module's own limit on depth is another one on each version of Python.
+        may_be_deep = text.count("[") + text.count("{") > _MOST_DEPTH
+        self._is_long = len(text) > SHORT_CHARS or may_be_deep
         self._parts = 0
 
     def after_space(self, at: int) -> int:
@@ -61,7 +64,7 @@ class JsonText:
 
         RefusedError if the values so far have too many parts.
         """
-        if len(self.text) > SHORT_CHARS:
+        if self._is_long:
             return self._long_value_end(at)
         found: tuple[Any, int] = _DECODER.raw_decode(self.text, at)
         return found[1]
