@@ -216,7 +216,6 @@ class WalStore(Owned):
         Raises InvalidSettingsError for an invalid name, WalClosedError once the store is closed, and
         what :meth:`walstore.Wal.open` raises. If cancelled, the log stays as it was.
         """
-        self.check_owner()
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -263,7 +262,6 @@ class WalStore(Owned):
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
-        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
@@ -278,7 +276,6 @@ class WalStore(Owned):
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open outside the store.
         """
-        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             self._check_open()
@@ -326,7 +323,6 @@ class WalStore(Owned):
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with notes about the others; every log is closed nevertheless.
         """
-        self.check_owner()
         await wait_closed(await self._begin_to_close())
 
     def __del__(self) -> None:
@@ -355,7 +351,6 @@ class WalStore(Owned):
         self._guard.check()
 
     def _check_open(self) -> None:
-        self.check_owner()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 
