@@ -37,11 +37,12 @@ from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.runtime.owned import Owned
 from walstore.runtime.resource import (
     LoopGuard,
+    MustClose,
     Opening,
+    Unclosed,
     abandon_in_children,
     log_failure,
     wait_closed,
-    warn_unclosed,
 )
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.tasks import start_task
@@ -88,7 +89,7 @@ MakeTier = Callable[[str], Tier | None]
 """Makes the tier of a log from its name; None for a log without one."""
 
 
-class WalStore(Owned):
+class WalStore(Owned, MustClose):
     """Many logs in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
@@ -325,9 +326,10 @@ class WalStore(Owned):
         """
         await wait_closed(await self._begin_to_close())
 
-    def __del__(self) -> None:
-        if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
-            warn_unclosed(f"the store at {self.path}")
+    def _left_open(self) -> Unclosed | None:
+        if not hasattr(self, "_watching") or self._closing or self._abandoned is not None:
+            return None
+        return Unclosed(f"the store at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self
