@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests import programs
+from uploader import CloudLog, CloudWriter, Collection, Controller
 
 PROGRAM = """
 import asyncio, gc, os, sys, time, warnings
@@ -156,3 +161,84 @@ async def test_a_writer_in_object_storage_warns_and_says_nothing_else(
     lost = f"; {2 if state == 'busy' else 0} accepted records may not be committed"
     advice = "; use 'async with', or await aclose() before its event loop ends"
     assert done.stdout.splitlines() == [f"the writer of {url} was not closed{lost}{advice}"]
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> str:
+    """The URL of a log and, below it, of a collection."""
+    url = (tmp_path / "bucket").as_uri()
+    columns = pa.schema([pa.field("a", pa.int64())])
+
+    async def make() -> None:
+        async with CloudWriter.open(url) as log:
+            await log.append(b"1")
+        async with Collection.open(f"{url}/c", create=True, schema=columns):
+            pass
+
+    asyncio.run(make())
+    return url
+
+
+async def _opened(what: str, url: str) -> Any:
+    if what == "log":
+        return await CloudLog.open(url)
+    return await (Collection if what == "collection" else Controller).open(f"{url}/c")
+
+
+@pytest.mark.parametrize(
+    ("what", "told"), [("log", "log"), ("collection", "collection"), ("controller", "collection")]
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_is_open_in_object_storage_warns(
+    stored: str, what: str, told: str, *, closed: bool
+) -> None:
+    async def use() -> None:
+        opened = await _opened(what, stored)
+        if closed:
+            await opened.aclose()
+            await opened.aclose()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(use())
+        gc.collect()
+    place = stored if what == "log" else f"{stored}/c"
+    wanted = [] if closed else [f"the {told} at {place} was not closed; use 'async with'"]
+    messages = [str(one.message) for one in found if "not closed" in str(one.message)]
+    assert [text.partition(", or")[0] for text in messages] == wanted
+
+
+def test_a_child_process_is_not_told_of_what_its_parent_opened(stored: str) -> None:
+    for what in ("log", "collection"):
+        done = programs.run(CHILD, what, stored, imports=programs.CLOUD)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == ["child 0", "parent 1"]
+
+
+CHILD = """
+import asyncio, gc, os, sys, warnings
+from uploader import CloudLog
+from uploader.versioned.collection import Collection
+
+what, url = sys.argv[1:]
+told = []
+warnings.simplefilter("ignore")
+warnings.simplefilter("always", ResourceWarning)
+warnings.showwarning = lambda message, *_: told.append(str(message))
+
+async def open_it():
+    return await (CloudLog.open(url) if what == "log" else Collection.open(url + "/c"))
+
+loop = asyncio.new_event_loop()
+opened = loop.run_until_complete(open_it())
+child = os.fork()
+opened = None
+gc.collect()
+loop.close()
+gc.collect()
+count = sum(" at " in line and "not closed" in line for line in told)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+print("parent" if child else "child", count, flush=True)
+os._exit(0)
+"""

@@ -78,7 +78,9 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            warnings.filterwarnings("ignore", "the (log|store|reader|writer)", ResourceWarning)
+            warnings.filterwarnings(
+                "ignore", "the (log|store|reader|writer|collection)", ResourceWarning
+            )
             yield
     finally:
         logger.disabled = before

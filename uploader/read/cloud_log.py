@@ -41,7 +41,7 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
-from walstore.runtime.resource import LoopGuard, Opening
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.validation.arguments import as_count, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
@@ -54,7 +54,7 @@ PREFETCH_BYTES = 32 << 20
 """Default memory limit for the fragments fetched ahead for a reader."""
 
 
-class CloudLog(CloudGroups):
+class CloudLog(CloudGroups, MustClose):
     """View of a log in object storage: its records, cursors and groups. Make one with :meth:`open`."""
 
     @classmethod
@@ -374,6 +374,11 @@ class CloudLog(CloudGroups):
             self._home.check()
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_closed", True) or self._home.is_inherited:
+            return None
+        return Unclosed(f"the log at {self.url}")
 
     def _check_readable(self) -> None:
         self.check_open()

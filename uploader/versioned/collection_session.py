@@ -23,13 +23,13 @@ from uploader.versioned.version import MergedBatch
 from walstore.errors import CorruptionError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import LoopGuard
+from walstore.runtime.resource import LoopGuard, MustClose, Unclosed
 from walstore.runtime.threads import Worker
 
 _MICROSECONDS: Final = 1_000_000
 
 
-class CollectionSession:
+class CollectionSession(MustClose):
     """Opens a collection's store and closes it with the last handle that uses it.
 
     Its methods pass on the store's errors, and raise CorruptionError for objects that are damaged.
@@ -57,6 +57,11 @@ class CollectionSession:
         """What closes the readers that are open."""
         self._guard = LoopGuard("collection")
         self._is_closed = False
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_is_closed", True) or self._guard.is_inherited:
+            return None
+        return Unclosed(f"the collection at {self.store.url}")
 
     @property
     def pending(self) -> PendingArea:

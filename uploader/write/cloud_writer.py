@@ -34,12 +34,12 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.metric import Metric
 from walstore.runtime.owned import Owned, checks_itself
-from walstore.runtime.resource import Opening, abandon_in_children, wait_closed, warn_unclosed
+from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.validation.arguments import as_int, as_settings
 
 
-class CloudWriter(Owned):
+class CloudWriter(Owned, MustClose):
     """A log in object storage, for appending. Make one with :meth:`open`.
 
     All methods belong to the event loop that opened it: from another thread or event loop they raise
@@ -326,13 +326,14 @@ class CloudWriter(Owned):
         self._is_abandoned = True
         self._queue.abandon(error)
 
-    def __del__(self) -> None:
+    def _left_open(self) -> Unclosed | None:
         supervisor = getattr(self, "_supervisor", None)
-        if supervisor is not None and not supervisor.done() and not self._is_abandoned:
-            pending = self._queue.waiting_records
-            warn_unclosed(
-                f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
-            )
+        if supervisor is None or supervisor.done() or self._is_abandoned:
+            return None
+        pending = self._queue.waiting_records
+        return Unclosed(
+            f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
+        )
 
     def __repr__(self) -> str:
         return f"<CloudWriter {self.url}>"

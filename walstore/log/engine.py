@@ -45,7 +45,7 @@ from walstore.ports import Clock, FileSystem, Replicator, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.resource import abandon_in_children, wait_closed, warn_unclosed
+from walstore.runtime.resource import MustClose, Unclosed, abandon_in_children, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
@@ -57,7 +57,7 @@ _CLOSINGS: Final = 10
 """How often closing something is retried when it is cancelled."""
 
 
-class Engine:
+class Engine(MustClose):
     """The implementation of a :class:`walstore.log.wal.Wal`. Belongs to the event loop that opened the
     log."""
 
@@ -437,15 +437,17 @@ class Engine:
         self.writer.abandon(error)
         self.state.abandon(error)
 
-    def __del__(self) -> None:
+    def _left_open(self) -> Unclosed | None:
         if not hasattr(self, "_supervisor") or self._abandoned or self._is_closed_by_caller:
-            return
+            return None
+        what = f"the log at {self.path}"
         if not self._supervisor.done():
             lost = self.channel.tail - self.state.durable.value
-            warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
-        elif self.writer.failure is None:
+            return Unclosed(what, f"; {lost} accepted records were not written")
+        if self.writer.failure is None:
             # Its tasks were cancelled, as at the end of asyncio.run: a program may rely on neither.
-            warn_unclosed(f"the log at {self.path}", "; its accepted records were written")
+            return Unclosed(what, "; its accepted records were written")
+        return None
 
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed.

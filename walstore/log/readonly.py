@@ -43,14 +43,14 @@ from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_read
-from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
+from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_directory, as_int, as_moment_us
 
 _T = TypeVar("_T")
 
 
-class ReadonlyWal(CursorMixin):
+class ReadonlyWal(CursorMixin, MustClose):
     """A log in a directory of this machine, open for reading, with or without a running writer.
 
     Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it:
@@ -364,9 +364,10 @@ class ReadonlyWal(CursorMixin):
             )
         return self._cursors, self._clock
 
-    def __del__(self) -> None:
-        if not getattr(self, "_is_closed", True) and self._abandoned is None:
-            warn_unclosed(f"the reader of the log at {self.path}")
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_is_closed", True) or self._abandoned is not None:
+            return None
+        return Unclosed(f"the reader of the log at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self

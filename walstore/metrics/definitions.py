@@ -202,10 +202,13 @@ METRICS: Final = (
         "healed_reads",
         "Reads served from the cloud tier because a segment file is damaged, missing or unreadable.",
     ),
-    _gauge("readers", "Live readers that follow the log."),
+    _gauge(
+        "readers", "Live readers that follow the log; those of clients while they wait for records."
+    ),
     _gauge(
         "reader_lag_records",
-        "Durable records that the slowest live reader has not delivered yet.",
+        "Durable records that the slowest live reader of this process has not delivered yet; clients that "
+        "are to be seen use a consumer, or a cursor.",
         merge=Merge.MAX,
     ),
     _gauge(

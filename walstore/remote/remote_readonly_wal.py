@@ -18,7 +18,7 @@ from walstore.remote.remote_wal import check_places
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.owned import Owned
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import MustClose, Opening, Unclosed
 from walstore.validation.arguments import as_int, as_moment_us
 
 _READ_BYTES = 1 << 20
@@ -71,7 +71,7 @@ class CopySource(RemoteSource):
         return MOST_OFFSET
 
 
-class RemoteReadonlyWal(Owned):
+class RemoteReadonlyWal(Owned, MustClose):
     """A log in another process, for reading. Made by :func:`walstore.connect_readonly`.
 
     It has the reading methods of :class:`walstore.ReadonlyWal`. ``head`` and the limits are as last heard,
@@ -170,10 +170,11 @@ class RemoteReadonlyWal(Owned):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __del__(self) -> None:
+    def _left_open(self) -> Unclosed | None:
         client = getattr(self, "client", None)
-        if client is not None and not client.is_closing:
-            warn_unclosed(f"the connection to {client.address}")
+        if client is None or client.is_closing:
+            return None
+        return Unclosed(f"the connection to {client.address}")
 
     def __repr__(self) -> str:
         seen = self._mirror

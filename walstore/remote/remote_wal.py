@@ -37,7 +37,7 @@ from walstore.remote.server_search import epoch_of
 from walstore.remote.source import LogMirror, RemoteSource
 from walstore.remote.transaction import RemoteTransaction, check_size
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import MustClose, Opening, Unclosed
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics, unpack_statistics
 from walstore.settings import parse_durability
 from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text, as_token
@@ -154,7 +154,7 @@ def _places(address: str | Sequence[str], log: str | None) -> tuple[list[Address
     return places, names.pop() if names else None
 
 
-class RemoteWal(GroupMixin):
+class RemoteWal(GroupMixin, MustClose):
     """A log in another process, over a connection. Made by :func:`walstore.connect`.
 
     It has the methods of :class:`walstore.Wal`, with the same arguments, results and errors. Different is
@@ -512,10 +512,11 @@ class RemoteWal(GroupMixin):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def __del__(self) -> None:
+    def _left_open(self) -> Unclosed | None:
         client = getattr(self, "client", None)
-        if client is not None and not client.is_closing:
-            warn_unclosed(f"the connection to {client.address}")
+        if client is None or client.is_closing:
+            return None
+        return Unclosed(f"the connection to {client.address}")
 
     def __repr__(self) -> str:
         return f"<RemoteWal {self.client.address} [{self.head}, {self.tail})>"

@@ -14,11 +14,12 @@ import contextlib
 import logging
 import os
 import warnings
+from abc import abstractmethod
 from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from walstore.errors import WalClosedError, WrongLoopError
@@ -33,13 +34,35 @@ class _Closeable(Protocol):
 _C = TypeVar("_C", bound=_Closeable)
 
 
-def warn_unclosed(what: str, lost: str = "") -> None:
-    """Warn of an object that is collected and was never closed. Its descriptors are closed with it."""
-    warnings.warn(
-        f"{what} was not closed{lost}; use 'async with', or await aclose() before its event loop ends",
-        ResourceWarning,
-        stacklevel=2,
-    )
+class MustClose:
+    """Base of what a program opens and has to close: a ResourceWarning tells of one that is collected open.
+
+    Its descriptors are closed with it.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _left_open(self) -> Unclosed | None:
+        """Return what is open; None if that is closed, was never made whole, or is the parent process's."""
+
+    def __del__(self) -> None:
+        left = self._left_open()
+        if left is not None:
+            warnings.warn(
+                f"{left.what} was not closed{left.lost}; use 'async with', or await aclose() before its "
+                "event loop ends",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+class Unclosed(NamedTuple):
+    """What a program did not close."""
+
+    what: str
+    lost: str = ""
+    """What became of its records."""
 
 
 class Opening(Generic[_C]):
@@ -110,6 +133,11 @@ class LoopGuard:
         self._process: Final = _process
         self.thread: Final = get_ident()
         """Identity of the thread."""
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that made it."""
+        return self._process != _process
 
     @property
     def is_home(self) -> bool:

@@ -155,9 +155,10 @@ class Statistics:
     """Reads and searches for a time that were served from the cloud tier because a segment file is
     damaged, missing or unreadable. Above 0: run ``walstore verify``, then ``walstore repair --from-tier``."""
     readers: int = 0
-    """Live readers that follow the log."""
+    """Live readers that follow the log; those of clients while they wait for records."""
     reader_lag_records: int = 0
-    """Durable records that the slowest of them has not delivered yet."""
+    """Durable records that the slowest of them has not delivered yet. A client that is behind asks for
+    records when it likes, so the server does not know where its readers are: cursors and consumers tell."""
     cursor_lag_records: Mapping[str, int] = field(default_factory=dict)
     """For each cursor in use, by name: visible records that it has not passed. In use is one with a handle in
     this process, and one that a client of this process's server has opened, until its lease ends or it is

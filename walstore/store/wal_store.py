@@ -37,11 +37,12 @@ from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.runtime.owned import Owned
 from walstore.runtime.resource import (
     LoopGuard,
+    MustClose,
     Opening,
+    Unclosed,
     abandon_in_children,
     log_failure,
     wait_closed,
-    warn_unclosed,
 )
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.tasks import start_task
@@ -88,7 +89,7 @@ MakeTier = Callable[[str], Tier | None]
 """Makes the tier of a log from its name; None for a log without one."""
 
 
-class WalStore(Owned):
+class WalStore(Owned, MustClose):
     """Many logs in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
@@ -216,7 +217,6 @@ class WalStore(Owned):
         Raises InvalidSettingsError for an invalid name, WalClosedError once the store is closed, and
         what :meth:`walstore.Wal.open` raises. If cancelled, the log stays as it was.
         """
-        self.check_owner()
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -263,7 +263,6 @@ class WalStore(Owned):
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
-        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
@@ -278,7 +277,6 @@ class WalStore(Owned):
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open outside the store.
         """
-        self.check_owner()
         directory = directory_of(name)
         async with self._locks.pass_through(directory):
             self._check_open()
@@ -326,12 +324,12 @@ class WalStore(Owned):
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with notes about the others; every log is closed nevertheless.
         """
-        self.check_owner()
         await wait_closed(await self._begin_to_close())
 
-    def __del__(self) -> None:
-        if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
-            warn_unclosed(f"the store at {self.path}")
+    def _left_open(self) -> Unclosed | None:
+        if not hasattr(self, "_watching") or self._closing or self._abandoned is not None:
+            return None
+        return Unclosed(f"the store at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -355,7 +353,6 @@ class WalStore(Owned):
         self._guard.check()
 
     def _check_open(self) -> None:
-        self.check_owner()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 

@@ -235,14 +235,14 @@ async def test_fragments_that_come_late_are_removed_by_calling_again(store, work
 async def test_a_manifest_that_comes_late_makes_no_log(store, worker) -> None:
     """A program asked for it when there was no log yet. Nobody takes it for one, who looks or who follows."""
     await begin(store, worker)
-    following = await cloud_log(store)
-    await destroy(URL, store=store, confirm=True)
-    await store.put_if_absent(layout.MANIFEST, Manifest.initial("w").serialise())
-    for opening in (cloud_log(store), GarbageCollector.open(URL, store=store)):
+    async with cloud_log(store) as following:
+        await destroy(URL, store=store, confirm=True)
+        await store.put_if_absent(layout.MANIFEST, Manifest.initial("w").serialise())
+        for opening in (cloud_log(store), GarbageCollector.open(URL, store=store)):
+            with pytest.raises(LogNotFoundError):
+                await opening
         with pytest.raises(LogNotFoundError):
-            await opening
-    with pytest.raises(LogNotFoundError):
-        await following.refresh()
+            await following.refresh()
     with pytest.raises(LogNotFoundError, match="destroyed"):
         await CloudWriter.open(URL, store=store, retry=FAST)
     assert (await destroy(URL, store=store)).objects == 1

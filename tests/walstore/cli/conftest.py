@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,3 +212,11 @@ def make_newer(path: Path) -> None:
     crc = crc32c(bytes(data[12 : segment.HEADER_BYTES]))
     data[8:12] = crc.to_bytes(4, "little")
     path.write_bytes(data)
+
+
+def run_and_forget(main: Coroutine[Any, Any, None]) -> None:
+    """Run a program that ends without closing what it opened."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(main)
+        gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cases import case
-from tests.walstore.cli.conftest import Cli, make_people, objects
+from tests.walstore.cli.conftest import Cli, make_people, objects, run_and_forget
 from uploader import Collection, Controller
 
 PEOPLE = ("--column", "id:int64", "--column", "name:string:null", "--key", "id", "--kind", "upsert")
@@ -86,7 +85,7 @@ def test_columns_that_make_no_collection(cli: Cli, tmp_path: Path) -> None:
 
 def test_show_tells_what_holds_it_back(cli: Cli, tmp_path: Path) -> None:
     url = (tmp_path / "people").as_uri()
-    asyncio.run(_hold(url))
+    run_and_forget(_hold(url))
     found = cli("collection", "show", url, "--json").json
     assert (found["upper"], found["merged_upper"], found["since"]) == (20, 20, 5)
     assert (found["behind"], found["held_by"]) == (14, ["backup"])

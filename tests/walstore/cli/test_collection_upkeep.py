@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import case
-from tests.walstore.cli.conftest import Cli, objects
+from tests.walstore.cli.conftest import Cli, objects, run_and_forget
 from uploader import Collection, Controller
 from walstore.runtime.clock import SystemClock
 
@@ -95,7 +95,7 @@ async def _leave(url: str) -> None:
 def test_another_controller_at_work(cli: Cli, people: str) -> None:
     """The lease of one whose program has ended; dry runs go on, and do not fence it."""
     asyncio.run(_leave(people))
-    asyncio.run(_control(people))
+    run_and_forget(_control(people))
     verbs = (("compact",), ("gc",), ("expire", "report"))
     before = objects(people)
     for verb, *rest in verbs:
@@ -107,7 +107,7 @@ def test_another_controller_at_work(cli: Cli, people: str) -> None:
     assert objects(people) == before
     for verb, *rest in verbs:
         with case(verb):
-            asyncio.run(_control(people))
+            run_and_forget(_control(people))
             done = cli("collection", verb, people, *rest, "--confirm", "--take-over")
             assert (done.code, done.err) == (0, "")
 

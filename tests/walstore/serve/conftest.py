@@ -10,8 +10,8 @@ import pytest
 
 from tests.clocks import SkippingClock
 from tests.local import SMALL
-from tests.walstore.serve.served import Served, connected, serving
-from walstore import RemoteWal, Wal
+from tests.walstore.serve.served import Proxy, Served, connected, serving
+from walstore import RemoteWal, Wal, connect
 
 
 @pytest.fixture
@@ -40,6 +40,13 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 
 @pytest.fixture
-async def remote(served: Served) -> AsyncIterator[RemoteWal]:
-    async with served.connect() as found:
+async def proxy(served: Served) -> AsyncIterator[Proxy]:
+    """What the client's connections go through: it passes everything on, until it is told otherwise."""
+    async with Proxy(served.address) as found:
+        yield found
+
+
+@pytest.fixture
+async def remote(proxy: Proxy) -> AsyncIterator[RemoteWal]:
+    async with connect(proxy.address) as found:
         yield found

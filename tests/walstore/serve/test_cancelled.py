@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.walstore.serve.served import Proxy, Served, serving
-from walstore import Job, RemoteWal, connect, connect_readonly
+from walstore import Job, RemoteWal, connect_readonly
 from walstore.serve import Server, ServeSettings
 
 TIMES: Final = 10
@@ -20,19 +20,8 @@ TIMES: Final = 10
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """With large answers."""
     async with serving(tmp_path / "log") as found:
-        yield found
-
-
-@pytest.fixture
-async def proxy(served: Served) -> AsyncIterator[Proxy]:
-    async with Proxy(served.address) as found:
-        yield found
-
-
-@pytest.fixture
-async def remote(proxy: Proxy) -> AsyncIterator[RemoteWal]:
-    async with connect(proxy.address) as found:
         yield found
 
 

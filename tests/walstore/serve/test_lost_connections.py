@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,18 +30,6 @@ from walstore.serve import Server
 from walstore.testing import ManualClock
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def proxy(served: Served) -> AsyncIterator[Proxy]:
-    async with Proxy(served.address) as found:
-        yield found
-
-
-@pytest.fixture
-async def remote(proxy: Proxy) -> AsyncIterator[RemoteWal]:
-    async with connect(proxy.address) as found:
-        yield found
 
 
 async def lose_the_answer_of(
