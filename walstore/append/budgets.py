@@ -68,13 +68,13 @@ class ChannelBudget:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         """Bytes accepted and not yet durable, and room leased to logs that are accepting some."""
-        # Waiting shares and their sizes, in the order of their turns.
-        self._queue: OrderedDict[ChannelShare, int] = OrderedDict()
+        # Waiting shares and their sizes, in the order of their turns: those that go first, and the others.
+        self._queues: tuple[OrderedDict[ChannelShare, int], ...] = (OrderedDict(), OrderedDict())
 
     @property
     def waiting(self) -> int:
         """How many logs wait for room."""
-        return len(self._queue)
+        return sum(map(len, self._queues))
 
     def share(self, admit: Callable[[], None]) -> ChannelShare:
         """Return the share of another log. ``admit()`` is called on that log's turn: it takes the room it
@@ -85,21 +85,25 @@ class ChannelBudget:
         """Whether the share with the turn may take this much."""
         return not self.used_bytes or self.used_bytes + size_bytes <= self.capacity_bytes
 
-    def enqueue(self, share: ChannelShare, size_bytes: int) -> None:
-        """Let a share wait for ``size_bytes``; a waiting share keeps its place."""
-        self._queue[share] = size_bytes
+    def enqueue(self, share: ChannelShare, size_bytes: int, *, is_first: bool = False) -> None:
+        """Let a share wait for ``size_bytes``; a waiting share keeps its place.
+
+        With ``is_first`` before all that wait without it.
+        """
+        self._queues[not is_first][share] = size_bytes
 
     def dequeue(self, share: ChannelShare) -> None:
         """Remove a share from the waiting ones."""
-        self._queue.pop(share, None)
+        for queue in self._queues:
+            queue.pop(share, None)
 
     def serve(self) -> None:
         """Give the turn to waiting shares, in order, while there is room for the first."""
-        while self._queue:
-            share, size_bytes = next(iter(self._queue.items()))
+        while queue := self._queues[0] or self._queues[1]:
+            share, size_bytes = next(iter(queue.items()))
             if not self.fits(size_bytes):
                 return
-            del self._queue[share]
+            del queue[share]
             share.take_turn()
 
 
@@ -157,9 +161,12 @@ class ChannelShare:
         self._held_bytes -= size_bytes
         self._budget.used_bytes -= size_bytes
 
-    def wait(self, size_bytes: int) -> None:
-        """Wait for room: ``admit`` is called when there is room and the earlier waiters were served."""
-        self._budget.enqueue(self, size_bytes)
+    def wait(self, size_bytes: int, *, is_first: bool = False) -> None:
+        """Wait for room: ``admit`` is called when there is room and the earlier waiters were served.
+
+        With ``is_first`` before all that wait without it; call :meth:`serve` afterwards.
+        """
+        self._budget.enqueue(self, size_bytes, is_first=is_first)
 
     def leave(self) -> None:
         """Stop waiting."""

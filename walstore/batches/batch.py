@@ -8,11 +8,11 @@ bytes of a local frame; the uploader has one backed by a Parquet fragment. Batch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, repeat, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.batches.column_select import rows_of, split_even
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _T = TypeVar("_T")
+
+_LARGE_BYTES: Final = 8 << 20
+"""A longer frame is unpacked in parts, however few records it has."""
 
 _new_record = cast(Callable[[type[Record], Iterable[object]], Record], tuple.__new__)
 
@@ -92,6 +95,17 @@ class Batch(ABC):
         The values' bytes are shared, not copied. Needs the extra ``cloud`` or ``spark``.
         """
 
+    def first(self, most_bytes: int) -> Batch:
+        """Return the first records that have up to ``most_bytes`` together, and one in any case.
+
+        Shares the bytes.
+        """
+        if self.nbytes <= most_bytes:
+            return self
+        fitting = bisect_right(list(accumulate(self.record_sizes())), most_bytes)
+        count = max(1, fitting)
+        return self if count >= len(self) else self.slice(self.start, self.offsets[count])
+
     def may_hold_stream(self, name: str) -> bool:
         """Return False only if no record of stream ``name`` can be in the batch."""
         return name in self.streams
@@ -119,6 +133,10 @@ class Batch(ABC):
     def _record_columns(self) -> tuple[Sequence[object], ...]:
         """Return the fields of :class:`Record` after the offset, decoded."""
         return self.values, self.keys, self.streams, self.headers, self.timestamps_us
+
+    def record_sizes(self) -> Iterator[int]:
+        """Yield the bytes of each record, in offset order."""
+        return map(_size_of, self.values, self.keys, self.streams, self.headers)
 
     def _check_inside(self, start: int, limit: int) -> None:
         if not self.start <= start <= limit <= self.limit:
@@ -226,6 +244,16 @@ class FrameBatch(Batch):
             self._places = {}
         part._places = self._places
         return part
+
+    def record_sizes(self) -> Iterator[int]:
+        """Yield the bytes of each record, in offset order."""
+        columns = [self._uints_of(ColumnKind.VALUE_LENGTHS, self._low, self._high)]
+        for lengths in (ColumnKind.KEY_LENGTHS, ColumnKind.HEADER_LENGTHS):
+            if self.has(lengths):
+                columns.append(self._uints_of(lengths, self._low, self._high))
+        if self.has(ColumnKind.STREAM_IDS):
+            columns.append([len(name or "") for name in self.streams])
+        return map(sum, zip(*columns, strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -440,7 +468,7 @@ class FrameBatch(Batch):
     @property
     def _is_large(self) -> bool:
         """Whether readers unpack the frame in parts, so that no column is decoded whole for them."""
-        return self.header.count > BATCH_RECORDS
+        return self.header.count > BATCH_RECORDS or self.nbytes > _LARGE_BYTES
 
     def _split_some_values(self) -> list[bytes]:
         begin, lengths = self._place(ColumnKind.VALUE_LENGTHS, sum)
@@ -504,6 +532,13 @@ class FrameBatch(Batch):
 
     def _blob(self, kind: ColumnKind) -> memoryview:
         return self._columns[kind][1]
+
+
+def _size_of(
+    value: bytes, key: bytes | None, stream: str | None, headers: Mapping[str, bytes]
+) -> int:
+    parts = len(value) + len(key or b"") + len(stream or "")
+    return parts + sum(len(name) + len(data) for name, data in headers.items())
 
 
 def _optional_bytes(sizes: Sequence[int]) -> int:

@@ -7,7 +7,8 @@ A selection shares the columns of its source batch, and decodes only the selecte
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from walstore.batches import column_select
@@ -328,6 +329,10 @@ class ConcatBatch(Batch):
     def nbytes(self) -> int:
         """Bytes of all parts."""
         return sum(part.nbytes for part in self._parts)
+
+    def record_sizes(self) -> Iterator[int]:
+        """Yield the bytes of each record, in offset order."""
+        return chain.from_iterable(part.record_sizes() for part in self._parts)
 
     def slice(self, start: int, limit: int) -> Batch:
         """Return the part in ``[start, limit)``, sharing the bytes; ValueError if outside."""

@@ -35,6 +35,7 @@ from walstore.serve.calls import CALLS, describe_readable
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
+from walstore.serve.reading import Reading
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.tunnel import Tunnel, pass_on
@@ -54,14 +55,10 @@ from walstore.wire.message import (
     ProtocolViolationError,
     encode,
 )
-from walstore.wire.records import pack_batch
 
 logger = logging.getLogger("walstore")
 
 Begin = Callable[[], Awaitable[Any]]
-
-_MOST_WAIT_SECONDS: Final = 60.0
-_MOST_READ_RECORDS: Final = 65_536
 
 
 class ConnectionOwner(Protocol):
@@ -71,6 +68,7 @@ class ConnectionOwner(Protocol):
     figures: ServerFigures
     incoming: ChannelBudget
     outgoing: ChannelBudget
+    reading: Reading
     token: str | None
     version: str
 
@@ -145,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._owner.joined(self):
             self._transport.write(PREAMBLE)
             self._refuse(0, StorageUnavailableError("the server has too many connections"))
-            self._transport.close()
+            self._outgoing.close()
             return
         self._transport.write(PREAMBLE)
 
@@ -213,6 +211,11 @@ class ClientConnection(asyncio.Protocol):
         return now - self._took_at
 
     @property
+    def held_bytes(self) -> int:
+        """What its answers take of the room for those of all clients."""
+        return self._outgoing.held_bytes
+
+    @property
     def used_bytes(self) -> int:
         """What its requests in progress take of its credit."""
         return self._incoming.used_bytes
@@ -246,8 +249,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection once what is written has been sent."""
-        if self._transport is not None:
-            self._transport.close()
+        self._outgoing.close()
 
     def _make_room(self, number: int, why: bool | None) -> None:  # noqa: FBT001
         """Let the client look elsewhere with a request: the log is closed here.
@@ -458,36 +460,9 @@ class ClientConnection(asyncio.Protocol):
         self.close()
 
     async def _read(self, message: Message) -> PackedAnswer | PreparedAnswer:
-        """Return records from a position: what there is, or what comes within the time."""
-        match message.head:
-            case [
-                int(position),
-                int() | None as stop,
-                int(most_bytes),
-                int() | float() as wait,
-                str(shown),
-            ]:
-                pass
-            case _:
-                raise ProtocolViolationError("a read that is none")
-        service = self._service
-        assert service is not None
-        if shown not in {"durable", "accepted"}:
-            raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
-        seconds = max(0.0, min(float(wait), _MOST_WAIT_SECONDS))
-        reader = await service.reader(position, stop, shown, seconds)
-        if reader is None or not await reader.wait(seconds):
-            return PackedAnswer([[], *service.limits(shown)], ())
-
-        async def make(room_bytes: int) -> PackedAnswer:
-            reader.seek(position)
-            batch = await reader.fetch(
-                max_records=_MOST_READ_RECORDS, max_bytes=room_bytes, max_wait=0
-            )
-            intervals, frames = pack_batch(batch) if len(batch) else ([], [])
-            return PackedAnswer([intervals, *service.limits(shown)], frames)
-
-        return PreparedAnswer(make, max(1, min(most_bytes, self._owner.settings.read_bytes)))
+        assert self._service is not None
+        most_bytes = self._owner.settings.read_bytes
+        return await self._owner.reading.read(self._service, message, most_bytes)
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -533,7 +508,7 @@ class ClientConnection(asyncio.Protocol):
         logger.warning("%s is disconnected: it sent %s", self.peer, error)
         refusal = OutcomeUnknownError(f"the server ended the connection: it received {error}")
         self._write(encode(Kind.FAILED, NO_REQUEST, pack_error(refusal)))
-        self._transport.close()
+        self._outgoing.close()
 
     # -- budget ------------------------------------------------------------------------------
 

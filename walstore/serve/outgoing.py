@@ -4,11 +4,14 @@ Short ones are written at once: there are as many as requests in progress. All o
 other, each once there is room for it: of this client, which may have taken too little of what it was sent,
 and of the server, whose clients share a budget. So thousands of reads that wait hold nothing, and are served
 in turn as their client takes its answers. A client that has taken nearly all always gets a short answer.
+
+The transport gets no more than a little ahead of what the client takes, so that a large answer is held once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -17,6 +20,10 @@ from walstore.serve.answer import PreparedAnswer, size_of
 
 SHORT_BYTES: Final = 64 << 10
 """An answer of up to so much costs nothing of the budget, nor does what a client has not taken of so much."""
+
+_TAKER_BYTES: Final = 256 << 10
+"""A client that has taken so much gets its large answers before others: more than a socket holds for one that
+takes nothing."""
 
 Pieces = Sequence[bytes | memoryview]
 
@@ -27,11 +34,16 @@ class Outgoing:
     def __init__(self, budget: ChannelBudget, most_bytes: int) -> None:
         """Hold up to ``most_bytes`` that the client has not taken, of what ``budget`` has for all."""
         self._most_bytes = most_bytes
-        self._most_large_bytes = budget.capacity_bytes // 2  # there is soon room for that
+        self._admitting_bytes = budget.capacity_bytes // 2  # there is soon room for that
         self._share = budget.share(self._admit)
         self._admission: tuple[asyncio.Future[None], int] | None = None
         self._transport: asyncio.Transport | None = None
         self._turn = asyncio.Lock()
+        # Of the messages that were written, what the transport has not been given.
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent_bytes = 0
+        # Of the first of their pieces, what it was given: all of it is in memory until its end is sent.
+        self._begun_bytes = 0
         # What is held of the budget: bytes that wait in the transport, and room for an answer being made.
         self._waiting_bytes = self._room_bytes = 0
         self._has_ended = False
@@ -54,8 +66,14 @@ class Outgoing:
     @property
     def taken_bytes(self) -> int | None:
         """What the client has taken so far; None if nothing waits for it."""
-        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        left = self._left_bytes
         return self._written_bytes - left if left else None
+
+    @property
+    def _left_bytes(self) -> int:
+        """What the client has not taken."""
+        transport = self._transport
+        return self._unsent_bytes + (transport.get_write_buffer_size() if transport else 0)
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Write to a transport."""
@@ -63,15 +81,15 @@ class Outgoing:
         transport.set_write_buffer_limits(high=SHORT_BYTES)
 
     def write(self, pieces: Pieces) -> None:
-        """Write a message now."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        """Write a message now, behind those before."""
+        if self._transport is None or self._transport.is_closing():
             return
-        transport.writelines(pieces)
-        self._written_bytes += size_of(pieces)
-        size = transport.get_write_buffer_size()
-        self._hold(size if size > SHORT_BYTES else 0, self._room_bytes)
-        if size > self._most_bytes:
+        size = size_of(pieces)
+        self._written_bytes += size
+        self._unsent.extend(pieces)
+        self._unsent_bytes += size
+        self._send_on()
+        if self._left_bytes > self._most_bytes:
             self._writable.clear()
 
     def pause(self) -> None:
@@ -79,13 +97,24 @@ class Outgoing:
         self._has_taken.clear()
 
     def resume(self) -> None:
-        """The client has taken nearly all."""
+        """The client has taken nearly all that the transport has."""
         self._has_taken.set()
-        self._writable.set()
-        self._hold(0, self._room_bytes)
+        self._send_on()
+        if self._has_taken.is_set():
+            self._writable.set()
+
+    def close(self) -> None:
+        """End the connection once all that is written has been sent."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        while self._unsent:
+            self._transport.write(self._next_unsent())
+        self._transport.close()
 
     def end(self) -> None:
         """The connection is lost: nothing waits for it."""
+        self._unsent.clear()
+        self._unsent_bytes = self._begun_bytes = 0
         self._hold(0, 0)
         self._has_ended = True
         self._share.close()
@@ -126,13 +155,14 @@ class Outgoing:
     async def _wait_large(self, size: int) -> None:
         """Wait for room for an answer that is larger than there was room for, after others that wait so."""
         await self._has_taken.wait()
-        wanted = min(size, self._most_large_bytes)
+        wanted = min(size, self._admitting_bytes)
         if self._share.has_room(wanted) or self._has_ended:
-            self._hold(self._waiting_bytes, wanted)
+            self._hold(self._waiting_bytes, size)
             return
         future = asyncio.get_running_loop().create_future()
-        self._admission = future, wanted
-        self._share.wait(wanted)
+        self._admission = future, size
+        self._share.wait(wanted, is_first=self._written_bytes > _TAKER_BYTES)
+        self._share.serve()
         try:
             await future
         finally:
@@ -148,6 +178,33 @@ class Outgoing:
     def _resolve(self) -> None:
         if self._admission is not None and not self._admission[0].done():
             self._admission[0].set_result(None)
+
+    def _send_on(self) -> None:
+        """Give the transport more until the client has to take some."""
+        transport = self._transport
+        assert transport is not None
+        while self._unsent and self._has_taken.is_set() and not transport.is_closing():
+            transport.write(self._next_unsent())
+        left = self._left_bytes + self._begun_bytes
+        self._hold(left if left > SHORT_BYTES else 0, self._room_bytes)
+
+    def _next_unsent(self) -> bytes | memoryview:
+        """Remove and return what is to be sent next: a part of a piece, or several pieces."""
+        taken: list[bytes | memoryview] = []
+        room = SHORT_BYTES
+        while self._unsent and room:
+            piece = self._unsent.popleft()
+            if len(piece) <= room:
+                self._begun_bytes = 0
+            else:
+                whole = memoryview(piece)
+                piece = whole[:room]
+                self._unsent.appendleft(whole[room:])
+                self._begun_bytes += room
+            taken.append(piece)
+            room -= len(piece)
+        self._unsent_bytes -= SHORT_BYTES - room
+        return taken[0] if len(taken) == 1 else b"".join(taken)
 
     def _hold(self, waiting_bytes: int, room_bytes: int) -> None:
         if self._has_ended:

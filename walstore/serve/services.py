@@ -44,6 +44,10 @@ class Service(Protocol):
     def is_over(self) -> bool:
         """Whether the client has to look elsewhere: the log is replicated, and closed here."""
 
+    @property
+    def log(self) -> object:
+        """The log whose records are read; None if none are."""
+
     def append(self, message: Message) -> Asked:
         """Begin an append; raises what is wrong with it."""
 
@@ -70,6 +74,11 @@ class LogService:
         self._appender = Appender(wal)
         self._transactions = ServedTransactions(wal, settings.transactions)
         self._members = ServedMembers(wal, settings.read_bytes)
+
+    @property
+    def log(self) -> object:
+        """As of :class:`Service`."""
+        return self._wal
 
     @property
     def is_over(self) -> bool:
@@ -129,6 +138,11 @@ class ReadService:
         self._log = log
 
     @property
+    def log(self) -> object:
+        """As of :class:`Service`."""
+        return self._log
+
+    @property
     def is_over(self) -> bool:
         """As of :class:`Service`."""
         log = self._log
@@ -174,6 +188,7 @@ class EmptyService:
     """Nothing: the greeting contains the answer."""
 
     is_over = False
+    log = None
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -201,6 +216,7 @@ class NodeService:
     """The copies of a node, for the primaries of their logs."""
 
     is_over = False
+    log = None
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node = node

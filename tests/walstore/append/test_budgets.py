@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walstore.append.budgets import LEASE_BYTES, CacheBudget, ChannelBudget
+from walstore.append.budgets import LEASE_BYTES, CacheBudget, ChannelBudget, ChannelShare
 
 
 class Holder:
@@ -151,6 +151,23 @@ def test_B3_logs_that_wait_are_served_in_turn_one_group_each() -> None:
         flood.release()
         other.release()
     assert (log.count("flood"), log.count("other"), budget.used_bytes) == (10, 2, 0)
+
+
+def test_B3_who_goes_first_is_served_before_all_who_do_not() -> None:
+    budget = ChannelBudget(100)
+    served: list[str] = []
+
+    def share(name: str) -> ChannelShare:
+        return budget.share(lambda: served.append(name))
+
+    holder = share("holder")
+    holder.take(100)
+    for name, is_first in (("a", False), ("b", True), ("c", False), ("d", True)):
+        share(name).wait(10, is_first=is_first)
+    assert budget.waiting == 4
+    holder.give(100)
+    holder.serve()
+    assert served == ["b", "d", "a", "c"]
 
 
 def test_a_lease_counts_until_it_is_used_or_returned() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.batches.derived import ConcatBatch
 from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind
@@ -54,6 +55,35 @@ def test_slices_hold_their_part(records: list[Record], data: st.DataObject) -> N
     inner = data.draw(st.integers(start, limit))
     assert part.slice(inner, limit).records() == expected[inner - start :]
     assert batch.records() == records
+
+
+@given(record_lists(), st.integers(0, 100))
+def test_the_first_records_of_so_many_bytes(records: list[Record], most_bytes: int) -> None:
+    whole = batch_of(build(records))
+    cut = whole.start + 1
+    parts = [whole.slice(whole.start, cut), whole.slice(cut, whole.limit)]
+    for batch in (whole, ConcatBatch(parts)):
+        found = batch.first(most_bytes).records()
+        assert found == records[: len(found)]
+        assert len(found) == 1 or sum(map(_bytes_of, found)) <= most_bytes
+
+
+def test_the_first_records_are_as_many_as_fit() -> None:
+    batch = batch_of(build(values_only(*[b"x" * 10] * 8))).slice(2, 9)
+    sizes = [len(batch.first(most)) for most in (0, 9, 10, 19, 20, 69, 70, 1000)]
+    assert sizes == [1, 1, 1, 1, 2, 6, 7, 7]
+
+
+def _bytes_of(record: Record) -> int:
+    headers = sum(len(name) + len(value) for name, value in record.headers.items())
+    return len(record.value) + len(record.key or b"") + len(record.stream or "") + headers
+
+
+def test_some_of_a_frame_of_many_bytes_is_unpacked_without_the_rest() -> None:
+    batch = batch_of(build([Record(at, bytes([at]) * (1 << 20)) for at in range(1, 11)]))
+    part = batch.slice(4, 6)
+    assert list(part.values) == [b"\4" * (1 << 20), b"\5" * (1 << 20)]
+    assert not batch.has_decoded_values
 
 
 @pytest.mark.slow

@@ -159,3 +159,22 @@ async def test_requests_of_all_clients_have_a_limit_and_come_to_their_end(tmp_pa
                 assert (await client.answer()).kind == Kind.DONE
             await is_fine(remote)
         served.check()
+
+
+async def test_nobody_holds_all_of_a_large_group_and_who_takes_its_answers_gets_it(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path) as served:
+        async with (
+            connect(f"unix://{served.socket}") as remote,
+            strangers(served, 40, greets=True) as many,
+        ):
+            await remote.append_many([bytes(MIB)] * 60)
+            for client in many:
+                client.writer.transport.pause_reading()
+                for number in range(2, 22):
+                    client.request(Kind.READ, number, [1, None, 64 * MIB, 5, "durable"])
+            async with remote.reader(follow=False) as reader:
+                assert [len(record.value) async for record in reader] == [MIB] * 60
+            await is_fine(remote)
+        served.check()
