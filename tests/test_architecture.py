@@ -144,6 +144,7 @@ TASKS_WITHOUT_A_GROUP = {
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",
     "walstore/cursors/kept_queue.py KeptQueue._follow": "ends with the change; aclose() waits for it",
     "walstore/cursors/queue.py RequestQueue._wake": "ends when the queue is empty; aclose() waits for it",
+    "walstore/http/http_server.py HttpServer._finish": "it waits for it",
     "walstore/http/http_server.py HttpServer._listen": "aclose() ends it",
     "walstore/http/proxy.py Proxy._while": "its block ends it",
     "walstore/http/http_server.py HttpServer.aclose": "the closing itself; aclose() waits for it",

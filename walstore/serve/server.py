@@ -156,8 +156,9 @@ class Server:
         self.incoming = ChannelBudget(most_bytes)
         """Bytes of requests of all clients."""
         self.outgoing = ChannelBudget(self.settings.answer_bytes)
-        self.reading = Reading()
         """Bytes of answers of all clients."""
+        self.reading = Reading()
+        """Reads for all clients."""
         self.figures = ServerFigures()
         """What was counted."""
         self._logs = logs
