@@ -112,10 +112,12 @@ async def test_a_primary_that_was_passed_over_acknowledges_nothing(cluster: Clus
     old = await cluster.primary(0)
     await old.append(b"first")
     new = await cluster.primary(1)
-    with pytest.raises(FencedError) as caught:
+    with pytest.raises((FencedError, WalClosedError)) as caught:
         for _ in range(1000):
             await old.append(b"of the old one")
-    assert caught.value.outcome == "unknown"
+    # It may know before it is asked: what it holds back for a follower is answered, too.
+    fenced = isinstance(caught.value, FencedError)
+    assert caught.value.outcome == ("unknown" if fenced else "not_written")
     with pytest.raises(WalClosedError, match="taken over"):
         await old.append(b"again")
     await new.append(b"second")
