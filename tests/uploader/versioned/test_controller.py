@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import random
 
@@ -189,12 +188,10 @@ async def test_the_newest_controller_fences_the_others():
         pass  # the second one has given up its lease
 
 
-@pytest.mark.filterwarnings("ignore:the collection:ResourceWarning")  # its program has died
 async def test_a_lease_that_ended_need_not_be_taken_over():
     site = Site()
     await fill(site, 1)
     await Controller.open("memory://here", **site.program().options())
-    gc.collect()
     await site.clock.advance(61)
     async with site.program().controller():
         pass
