@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 
 from walstore.append.budgets import ChannelBudget
-from walstore.http.content import JSON, decode_body
+from walstore.batches.cost import RECORD_COST_BYTES
+from walstore.http.content import JSON, MOST_MESSAGES, decode_body, split_body
+from walstore.http.json_text import SHORT_CHARS
 from walstore.http.protocol import RefusedError
 from walstore.http.room import Room
 
 if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
 
+_COPIES: Final = 2
+"""Of a body: as it came, and whole or decoded."""
 _JSON_COPIES: Final = 3
-"""Of a JSON body: as it came, as text, and as its parts."""
+"""Of a JSON body: as it came, as text, and as its messages."""
+_MESSAGE_BYTES: Final = 2 * RECORD_COST_BYTES
+"""What each message takes beside its bytes, with the header that tells how many follow it."""
+_MESSAGES_BYTES: Final = 32 << 20
+"""What the messages of all bodies may take beside their bytes."""
 
 
 class Bodies:
@@ -28,6 +36,8 @@ class Bodies:
         """``budget`` is for all of them, and for whatever else shares it."""
         self._settings = settings
         self._budget = budget
+        # Only whole bodies wait for a part of it, so that each has it soon.
+        self._messages = ChannelBudget(_MESSAGES_BYTES)
 
     @asynccontextmanager
     async def whole(self, request: web.Request) -> AsyncIterator[bytes]:
@@ -45,6 +55,21 @@ class Bodies:
         finally:
             room.close()
 
+    @asynccontextmanager
+    async def messages(self, content_type: str, body: bytes) -> AsyncIterator[list[bytes]]:
+        """Yield the records of a body; what they take beside its bytes is held in the block.
+
+        RefusedError if it is not what its content type says; 503 if there is no room.
+        """
+        room = Room(self._messages, self._settings.body_seconds)
+        try:
+            if body and content_type == JSON:
+                most = min(body.count(b",") + 1, MOST_MESSAGES)
+                await room.wait(most * _MESSAGE_BYTES)
+            yield await _split(content_type, body) if body else []
+        finally:
+            room.close()
+
     def _cost(self, request: web.Request) -> int:
         """Return about what a body takes in memory, before anything is read of it."""
         most = self._settings.body_bytes
@@ -52,7 +77,7 @@ class Bodies:
         cost = most if length is None else length
         if hdrs.CONTENT_ENCODING in request.headers:
             cost += most
-        return cost * _JSON_COPIES if request.content_type == JSON else cost
+        return cost * (_JSON_COPIES if request.content_type == JSON else _COPIES)
 
     async def _read(self, request: web.Request) -> bytes:
         try:
@@ -69,3 +94,10 @@ class Bodies:
         return await asyncio.get_running_loop().run_in_executor(
             None, decode_body, coding, body, self._settings.body_bytes
         )
+
+
+async def _split(content_type: str, body: bytes) -> list[bytes]:
+    """Take a body apart, on another thread if the event loop would stand still for it."""
+    if content_type != JSON or len(body) <= SHORT_CHARS:
+        return split_body(content_type, body)
+    return await asyncio.get_running_loop().run_in_executor(None, split_body, content_type, body)

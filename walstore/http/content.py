@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import zlib
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ _MOST_MEMBERS: Final = 16
 """Of a gzip body: each costs as much as all that follow it."""
 MOST_MESSAGES: Final = 16_384
 """Of one JSON array: each costs as a record, however short it is."""
+_CHECKED_BYTES: Final = 64 << 10
 
 
 def decode_body(coding: str, body: bytes, most_bytes: int) -> bytes:
@@ -57,21 +59,31 @@ def split_body(content_type: str, body: bytes) -> list[bytes]:
     if content_type != JSON:
         return [body] if body else []
     try:
-        text = body.decode()
-        return [part.encode() for part in _messages(text)]
+        _check_utf8(body)
+        # A character for each byte: one that is not ASCII would make each take four. JSON's own are ASCII.
+        return [body[begin:end] for begin, end in _messages(body.decode("latin-1"))]
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, f"the body is not JSON: {error}") from None
 
 
-def _messages(text: str) -> list[str]:
+def _check_utf8(body: bytes) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    for at in range(0, len(body), _CHECKED_BYTES):
+        decoder.decode(view[at : at + _CHECKED_BYTES])
+    decoder.decode(b"", final=True)
+
+
+def _messages(text: str) -> list[tuple[int, int]]:
+    """Return where each message begins and ends."""
     parts = JsonText(text)
     begin = parts.after_space(0)
     if not text.startswith("[", begin):
         end = parts.value_end(begin)
         if parts.after_space(end) != len(text):
-            raise ValueError(f"something follows the value at character {end}")
-        return [text[begin:end]]
-    messages: list[str] = []
+            raise ValueError(f"something follows the value at byte {end}")
+        return [(begin, end)]
+    messages: list[tuple[int, int]] = []
     at = parts.after_space(begin + 1)
     if not text.startswith("]", at):
         while True:
@@ -81,13 +93,13 @@ def _messages(text: str) -> list[str]:
                     413,
                     f"an array has up to {MOST_MESSAGES} elements; send more in several requests",
                 )
-            messages.append(text[at:end])
+            messages.append((at, end))
             at = parts.after_space(end)
             if not text.startswith(",", at):
                 break
             at = parts.after_space(at + 1)
     if not text.startswith("]", at) or parts.after_space(at + 1) != len(text):
-        raise ValueError(f"the array does not end at character {at}")
+        raise ValueError(f"the array does not end at byte {at}")
     return messages
 
 

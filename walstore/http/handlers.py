@@ -13,12 +13,10 @@ from walstore.http import protocol
 from walstore.http.answering import cut_off, expected_later
 from walstore.http.bodies import Bodies
 from walstore.http.content import (
-    JSON,
     control_event,
     data_event,
     is_text,
     join_records,
-    split_body,
 )
 from walstore.http.json_text import SHORT_CHARS
 from walstore.http.protocol import (
@@ -33,6 +31,7 @@ from walstore.http.protocol import (
 from walstore.http.room import Answers
 from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
+from walstore.serve.outgoing import SHORTAGE_SECONDS
 
 if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
@@ -108,12 +107,13 @@ class Handlers:
             if body and not content_type:  # a fork's content type is that of its source
                 found = await self._streams.find(source or "", is_use=False)
                 content_type = found.config.content_type
-            stream, is_new = await self._streams.create(
-                request.match_info["log"],
-                asked,
-                await _split(content_type, body) if body else [],
-                is_closed=is_true(headers.get(CLOSED)),
-            )
+            async with self._bodies.messages(content_type, body) as values:
+                stream, is_new = await self._streams.create(
+                    request.match_info["log"],
+                    asked,
+                    values,
+                    is_closed=is_true(headers.get(CLOSED)),
+                )
         if not is_new and headers.get("If-None-Match", "").strip() == "*":
             raise RefusedError(412, "the stream is there")
         answer = web.Response(status=201 if is_new else 200)
@@ -157,26 +157,27 @@ class Handlers:
     ) -> tuple[Appended, bool]:
         """Append what a body holds; also return whether that was anything."""
         headers = request.headers
-        values: list[bytes] = []
+        kept = b""
         if body:
             if "Content-Type" not in headers:
                 raise RefusedError(400, "a body needs a Content-Type")
             given = protocol.media_type(headers["Content-Type"])
-            if given != stream.config.content_type and not stream.is_closed:
-                raise RefusedError(409, f"the stream has {stream.config.content_type}")
             if given == stream.config.content_type:
-                values = await _split(given, body)
-        if not values and not is_last and not (body and stream.is_closed):
-            raise RefusedError(400, "there is nothing to append")
-        done = await stream.append(
-            values,
-            sequence=sequence,
-            producer=producer,
-            is_last=is_last,
-            durability=headers.get(protocol.DURABILITY),
-            is_empty=not body,
-        )
-        return done, bool(values)
+                kept = body
+            elif not stream.is_closed:
+                raise RefusedError(409, f"the stream has {stream.config.content_type}")
+        async with self._bodies.messages(stream.config.content_type, kept) as values:
+            if not values and not is_last and not (body and stream.is_closed):
+                raise RefusedError(400, "there is nothing to append")
+            done = await stream.append(
+                values,
+                sequence=sequence,
+                producer=producer,
+                is_last=is_last,
+                durability=headers.get(protocol.DURABILITY),
+                is_empty=not body,
+            )
+            return done, bool(values)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         await self._streams.delete(request.match_info["log"])
@@ -246,7 +247,8 @@ class Handlers:
                 if left == before and self._answers.is_short:
                     request.transport.abort()
                     return answer
-                await asyncio.wait({sending}, timeout=self._settings.body_seconds)
+                patience = min(self._settings.body_seconds, SHORTAGE_SECONDS)
+                await asyncio.wait({sending}, timeout=patience)
         finally:
             sending.cancel()
             sending.add_done_callback(_heed)
@@ -332,12 +334,6 @@ class Handlers:
     def _cursor(self, request: web.Request) -> str:
         jitter = 1 + secrets.randbelow(protocol.MOST_JITTER)
         return protocol.cursor(self._clock.now_us() / 1e6, request.query.get("cursor"), jitter)
-
-
-async def _split(content_type: str, body: bytes) -> list[bytes]:
-    """Take a body apart, on another thread if that takes long."""
-    size = len(body) if content_type == JSON else 0
-    return await _maybe_on_thread(size, split_body, content_type, body)
 
 
 async def _maybe_on_thread(size: int, call: Callable[..., _T], *args: Any) -> _T:

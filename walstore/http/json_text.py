@@ -91,7 +91,7 @@ class JsonText:
                     at = self._next_value(self.after_space(at + 1), awaited[-1])
                     break
                 if not text.startswith(awaited[-1], at):
-                    raise ValueError(f"',' or '{awaited[-1]}' is missing at character {at}")
+                    raise ValueError(f"',' or '{awaited[-1]}' is missing at byte {at}")
                 awaited.pop()
                 at += 1
             else:
@@ -114,10 +114,10 @@ class JsonText:
         if awaited == "]":
             return at
         if not text.startswith('"', at):
-            raise ValueError(f"the name of a member is missing at character {at}")
+            raise ValueError(f"the name of a member is missing at byte {at}")
         at = self.after_space(self._string_end(at))
         if not text.startswith(":", at):
-            raise ValueError(f"':' is missing at character {at}")
+            raise ValueError(f"':' is missing at byte {at}")
         return self.after_space(at + 1)
 
     def _plain_end(self, at: int) -> int:
@@ -125,7 +125,7 @@ class JsonText:
             return self._string_end(at)
         found = _SCALAR.match(self.text, at)
         if found is None:
-            raise ValueError(f"a value is missing at character {at}")
+            raise ValueError(f"a value is missing at byte {at}")
         return found.end()
 
     def _string_end(self, begin: int) -> int:
@@ -133,5 +133,5 @@ class JsonText:
         while found := _STRING_PART.match(self.text, at):
             at = found.end()
         if not self.text.startswith('"', at):
-            raise ValueError(f"the string at character {begin} does not end, or not as it must")
+            raise ValueError(f"the string at byte {begin} does not end, or not as it must")
         return at + 1

@@ -13,8 +13,8 @@ from walstore.http.stream import Stream, StreamChunk
 
 SHORT_BYTES: Final = 64 << 10
 """What takes no more never waits, so that nobody is kept from a small request or answer."""
-_COPIES: Final = 2
-"""Of an answer: records, and what is made of them."""
+_COPIES: Final = 3
+"""Of an answer: records, what is made of them, and what waits for the client."""
 
 
 class Room:

@@ -21,13 +21,14 @@ class HttpSettings:
     body_bytes: int = 16 * MIB
     """Largest body of a request, 1 KiB to 1 GiB; a larger one is answered with 413."""
     request_bytes: int = 128 * MIB
-    """What the bodies of all requests in progress may take, 1 MiB to 64 GiB; further large ones wait for
-    ``body_seconds``, and are answered with 503 then. With ``beside``, that server's limit is for both."""
+    """What the bodies of all requests in progress may take, each two or three times its length, 1 MiB to
+    64 GiB; further large ones wait for ``body_seconds``, and are answered with 503 then. With ``beside``,
+    that server's limit is for both."""
     read_bytes: int = MIB
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
     answer_bytes: int = 64 * MIB
     """What the answers that clients have not taken may take, 1 MiB to 64 GiB; beyond that, further ones have
-    up to 64 KiB, larger messages wait, and clients that take nothing for ``body_seconds`` are disconnected.
+    up to 64 KiB, larger messages wait, and clients that take nothing for 5 s, or ``body_seconds``, go.
     With ``beside``, that server's limit is for both."""
     idle_seconds: float = 60.0
     """How long a connection is kept without a whole request head, 0.05 to 86 400."""

@@ -278,7 +278,7 @@ class Stream:
             )
             if not len(batch):
                 break
-            for value in batch.values:
+            for value in batch.first(most_bytes - size).values:
                 at += 1
                 size += len(value)
                 values.append(value)

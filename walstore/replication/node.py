@@ -33,6 +33,7 @@ from walstore.runtime.resource import Opening
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
+from walstore.wire.arguments import check_arguments
 
 SERVICE: Final = "replication"
 """What a primary asks a server for."""
@@ -108,6 +109,8 @@ class ReplicaNode:
         handler = VERBS.get(verb) if isinstance(verb, str) else None
         if handler is None:
             raise ValueError(f"a node has no call {str(verb)[:100]!r}")
+        checked = _begin_write if handler is _write else handler
+        check_arguments(str(verb), checked, arguments, after=2)
         known = self._held.get(check_log_name(name))
         if handler is _write and known is not None:
             return _begin_write(known, payload, *arguments)

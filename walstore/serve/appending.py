@@ -43,7 +43,9 @@ class Appender:
             case [str() | None as durability, bytes(sizes), options]:
                 values = unpack_values(sizes, message.payload)
             case _:
-                raise ProtocolViolationError("an append that is none")
+                raise ProtocolViolationError(
+                    "an append that is none: its head is durability or nil, sizes, options or nil"
+                )
         rows = None if options is None else list(unpack_options(options, len(values)))
         level = self._wal.level(durability)  # type: ignore[arg-type]
         outcomes: list[int | WalError] = []
@@ -103,13 +105,15 @@ class Appender:
         each = [one if isinstance(one, int) else pack_error(one) for one in outcomes]
         return [0, len(outcomes), each]
 
-    def _append_group(self, payload: memoryview, *arguments: Any) -> Awaitable[list[Any]]:
+    def _append_group(
+        self, payload: memoryview, durability: Any, sizes: Any, options: Any, conditions: Any
+    ) -> Awaitable[list[Any]]:
         """Append a group under its conditions, in its turn; return its offsets and the registers.
 
         Raises what :meth:`walstore.Wal.append_many` or :meth:`walstore.Producer.append_many` raises.
         """
         self._waiting += 1  # now, not when its task begins: what arrives meanwhile comes later
-        return self._append_group_later(payload, arguments)
+        return self._append_group_later(payload, (durability, sizes, options, conditions))
 
     async def _append_group_later(
         self, payload: memoryview, arguments: tuple[Any, ...]
@@ -137,7 +141,10 @@ class Appender:
             ]:
                 pass
             case _:
-                raise ProtocolViolationError("a group that is none")
+                raise ProtocolViolationError(
+                    "a group that is none: its options are key, stream, headers and time, its conditions "
+                    "expected offset, expected registers, update, producer and number"
+                )
         level = self._wal.level(durability)
         shared: dict[str, Any] = {
             "key": key,

@@ -324,7 +324,9 @@ class ClientConnection(asyncio.Protocol):
                 case [str(name), list(arguments)]:
                     asked = service.call(message, name, arguments)
                 case _:
-                    raise ProtocolViolationError("a call that is none")
+                    raise ProtocolViolationError(
+                        "a call that is none: its head is name and arguments"
+                    )
         except (WalError, ValueError, TypeError) as error:
             self._refuse(message.id, error)
             return

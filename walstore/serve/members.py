@@ -75,4 +75,6 @@ class ServedMembers:
                 return await group.leave(member, unpack_held(held))
             case "statistics", ():
                 return dataclasses.asdict(await group.statistics())
-        raise ProtocolViolationError(f"no call of a group: {verb!r}")
+        raise ProtocolViolationError(
+            f"no call of a group, or not the arguments of that one: {verb!r:.100}"
+        )

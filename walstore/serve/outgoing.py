@@ -21,6 +21,8 @@ from walstore.serve.answer import PreparedAnswer, size_of
 SHORT_BYTES: Final = 64 << 10
 """An answer of up to so much costs nothing of the budget, nor does what a client has not taken of so much."""
 
+SHORTAGE_SECONDS: Final = 5.0
+"""How long a client may take nothing of its answers while others wait for the room that they take."""
 _TAKER_BYTES: Final = 256 << 10
 """A client that has taken so much gets its large answers before others: more than a socket holds for one that
 takes nothing."""

@@ -57,7 +57,9 @@ class Reading:
             ]:
                 pass
             case _:
-                raise ProtocolViolationError("a read that is none")
+                raise ProtocolViolationError(
+                    "a read that is none: its head is position, stop or nil, bytes, seconds and visibility"
+                )
         if shown not in {"durable", "accepted"}:
             raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
         seconds = max(0.0, min(float(wait), _MOST_WAIT_SECONDS))

@@ -36,6 +36,7 @@ from walstore.runtime.resource import Opening, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
+from walstore.serve.outgoing import SHORTAGE_SECONDS
 from walstore.serve.reading import Reading
 from walstore.serve.settings import ServeSettings
 from walstore.store.wal_store import WalStore
@@ -45,8 +46,6 @@ from walstore.wire.address import Address, check_socket_path, is_loopback, parse
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 1.0
-_SHORTAGE_SECONDS: Final = 5.0
-"""How long a client may take nothing of its answers while others wait for the room that they take."""
 _ACCEPT_TURNS: Final = 5
 """Turns of the event loop after which a connection that was being accepted is refused and closed."""
 _BACKLOG: Final = 1024
@@ -412,9 +411,9 @@ class Server:
                 idle = connection.idle_seconds(now)
                 if idle > stall:
                     connection.drop(f"it took nothing of its answers for {stall:g} s")
-                elif idle > _SHORTAGE_SECONDS and self.outgoing.waiting and connection.held_bytes:
+                elif idle > SHORTAGE_SECONDS and self.outgoing.waiting and connection.held_bytes:
                     connection.drop(
-                        f"it took nothing of its answers for {_SHORTAGE_SECONDS:g} s, and others wait "
+                        f"it took nothing of its answers for {SHORTAGE_SECONDS:g} s, and others wait "
                         "for the room that they take"
                     )
                 elif connection.is_stuck and now - connection.since > stall:

@@ -20,6 +20,7 @@ from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, limits
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transactions import ServedTransactions
+from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
 
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
@@ -93,17 +94,21 @@ class LogService:
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`."""
         if name in self._appender.calls:
-            begun = self._appender.calls[name](message.payload, *arguments)
+            append = self._appender.calls[name]
+            check_arguments(name, append, arguments, after=1)
+            begun = append(message.payload, *arguments)
             return Asked(lambda: begun, name, is_kept=True)
         if name in self._transactions.calls:
-            begin = partial(self._transactions.calls[name], message.payload, *arguments)
-            return Asked(begin, name, is_kept=True)
+            change = self._transactions.calls[name]
+            check_arguments(name, change, arguments, after=1)
+            return Asked(partial(change, message.payload, *arguments), name, is_kept=True)
         if name in self._members.calls:
+            check_arguments(name, self._members.calls[name], arguments, after=0)
             return Asked(partial(self._members.calls[name], *arguments), name)
-        if name in LISTINGS:
-            return Asked(partial(_in_turn, partial(CALLS[name], self._wal, *arguments)), name)
         if name in CALLS:
-            return Asked(partial(CALLS[name], self._wal, *arguments), name)
+            check_arguments(name, CALLS[name], arguments, after=1)
+            begin = partial(CALLS[name], self._wal, *arguments)
+            return Asked(partial(_in_turn, begin) if name in LISTINGS else begin, name)
         raise ValueError(f"the server has no call {name[:100]!r}")
 
     async def reader(
@@ -157,6 +162,7 @@ class ReadService:
         """As of :class:`Service`."""
         if name not in READ_CALLS:
             raise AccessDeniedError(_ONLY_READS)
+        check_arguments(name, READ_CALLS[name], arguments, after=1)
         return Asked(partial(READ_CALLS[name], self._log, *arguments), name)
 
     async def reader(

@@ -27,8 +27,7 @@ class ServeSettings:
     """The same of all clients together, bodies over HTTP included, 1 MiB to 64 GiB: a large message waits for
     room, small ones do not. At least ``message_bytes`` and 16 MiB."""
     read_bytes: int = MIB
-    """Records or jobs of one answer, 1 KiB to 64 MiB; a larger record is sent alone, a larger group in
-    parts."""
+    """Records or jobs of one answer, 1 KiB to 64 MiB; a larger record goes alone, a large group in parts."""
     write_buffer_bytes: int = 4 * MIB
     """Answers that a client has not taken, 64 KiB to 1 GiB; beyond that it is not read from."""
     answer_bytes: int = 64 * MIB

@@ -56,6 +56,7 @@ class ServedTransactions:
                 pass
             case _:
                 raise ProtocolViolationError("conditions that are none")
+        _check_number(number)
         if number in self._open:
             raise ProtocolViolationError(f"a second transaction {number}")
         if len(self._open) >= self._most:
@@ -112,13 +113,20 @@ class ServedTransactions:
         return [span.start, span.stop, one.transaction.is_duplicate, dict(self._wal.registers)]
 
     async def _rollback(self, payload: memoryview, number: int) -> None:
+        _check_number(number)
         one = self._open.pop(number, None)
         if one is not None:
             async with one.turn:
                 await one.transaction.rollback()
 
     def _find(self, number: int) -> _Open:
+        _check_number(number)
         found = self._open.get(number)
         if found is None:
             raise WalClosedError("the transaction was rolled back")
         return found
+
+
+def _check_number(number: object) -> None:
+    if type(number) is not int:
+        raise ProtocolViolationError("a number of a transaction that is none")

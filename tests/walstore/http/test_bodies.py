@@ -14,12 +14,14 @@ import pytest
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.http.conftest import Served, serving
 from walstore import Settings, Wal
+from walstore.append.budgets import ChannelBudget
 from walstore.http import HttpServer, HttpSettings
+from walstore.http.bodies import Bodies
 from walstore.serve import Server
 
 pytestmark = pytest.mark.timeout(60)
 MIB = 1 << 20
-LIMITS = HttpSettings(request_bytes=MIB, body_bytes=600_000, body_seconds=60, drain_seconds=60)
+LIMITS = HttpSettings(request_bytes=MIB, body_bytes=400_000, body_seconds=60, drain_seconds=60)
 TEXT = {"Content_Type": "text/plain"}
 
 
@@ -109,7 +111,7 @@ async def test_who_is_gone_holds_no_room(tmp_path: Path) -> None:
 
 
 async def test_who_waits_too_long_is_told_to_come_again(tmp_path: Path) -> None:
-    limits = HttpSettings(request_bytes=MIB, body_bytes=600_000, body_seconds=RUNS_OUT_SECONDS)
+    limits = HttpSettings(request_bytes=MIB, body_bytes=400_000, body_seconds=RUNS_OUT_SECONDS)
     async with serving(tmp_path, settings=limits) as served, slow(served.server, 5) as clients:
         await served.send("PUT", "s", **TEXT)
         for client in clients:
@@ -125,3 +127,28 @@ async def test_two_servers_of_one_process_have_one_limit(tmp_path: Path) -> None
         HttpServer.open(wal, "127.0.0.1:0", beside=server) as web,
     ):
         assert web.incoming is server.incoming
+
+
+async def test_what_short_messages_take_beside_their_bytes_has_a_limit_over_all_bodies() -> None:
+    budget = ChannelBudget(128 * MIB)
+    bodies = Bodies(HttpSettings(body_seconds=60), budget)
+    body = b"[" + b",".join([b"1"] * 16_384) + b"]"
+    inside, may_end = 0, asyncio.Event()
+
+    async def hold() -> None:
+        nonlocal inside
+        async with bodies.messages("application/json", body) as messages:
+            assert len(messages) == 16_384
+            inside += 1
+            await may_end.wait()
+            inside -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(hold())
+        await until(lambda: inside == 4)
+        async with bodies.messages("application/json", b"[1,2]") as few:
+            assert few == [b"1", b"2"]  # little never waits
+        assert inside == 4
+        may_end.set()
+    assert inside == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import tracemalloc
 import zlib
 
 import pytest
@@ -50,6 +51,23 @@ def test_text_is_kept_as_it_came() -> None:
         (b"[ ]", []),
     ):
         assert split_body(JSON, body) == messages
+
+
+def test_messages_are_taken_apart_whatever_their_letters() -> None:
+    values = ['"é"', '{"ключ":"😀"}', '["\u2028\x85\xa0", 1]']
+    for text in (f"[{','.join(values)}]", f" [ {' , '.join(values)} ] " + " " * 9000):
+        assert split_body(JSON, text.encode()) == [value.encode() for value in values]
+    assert split_body(JSON, '"😀"'.encode()) == ['"😀"'.encode()]
+
+
+def test_one_letter_does_not_make_a_body_take_four_times_as_much() -> None:
+    body = ('["😀","' + "a" * (4 << 20) + '"]').encode()
+    tracemalloc.start()
+    try:
+        assert len(split_body(JSON, body)) == 2
+        assert tracemalloc.get_traced_memory()[1] < 2.2 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_no_json_is_refused() -> None:

@@ -35,6 +35,7 @@ from walstore import (
     connect,
 )
 from walstore.serve import Server, ServeSettings
+from walstore.serve.calls import CALLS
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, Message, encode
 
@@ -130,6 +131,38 @@ async def outcome(asking: Awaitable[object]) -> Exception:
     with pytest.raises((WalError, ValueError)) as caught:
         await asking
     return caught.value
+
+
+async def test_refusals_name_what_the_protocol_has_and_nothing_of_the_program(
+    served: Served,
+) -> None:
+    transactions = ("begin", "add", "commit", "rollback")
+    requests: list[tuple[Kind, Any]] = [
+        (Kind.CALL, [name, arguments])
+        for name in (*CALLS, "append_group", "group", *transactions)
+        for arguments in ([], [None] * 9, ["fetch", "g", None, {}, 1], [{}, [], 1], [[], {}])
+        if name != "wait_durable"
+    ]
+    requests += [(Kind.APPEND, [1]), (Kind.APPEND, None), (Kind.READ, [1]), (Kind.CALL, {})]
+    async with raw(served) as client:
+        for number, (kind, head) in enumerate(requests, 2):
+            with case(head):
+                client.request(kind, number, head)
+                answer = await client.answer()
+                if answer.kind == Kind.FAILED:
+                    said = str(unpack_error(answer.head))
+                    for word in (
+                        "()",
+                        " _",
+                        "._",
+                        "positional",
+                        "unhashable",
+                        "object",
+                        "attribute",
+                    ):
+                        assert word not in said, said
+        client.request(Kind.CALL, 1000, ["fence", ["me"]])
+        assert "it takes owner, register" in str(unpack_error((await client.answer()).head))
 
 
 async def test_requests_that_make_no_sense_are_refused_one_by_one(served: Served) -> None:

@@ -9,12 +9,14 @@ from walstore.wire.errors import pack_error, unpack_error
 from walstore.wire.message import (
     GREETING_BYTES,
     HEADER,
+    MOST_HEAD_CONTAINERS,
     PREAMBLE,
     Decoder,
     Kind,
     ProtocolViolationError,
     encode,
 )
+from walstore.wire.records import pack_options
 
 MOST = 1 << 20
 
@@ -75,6 +77,28 @@ def test_a_head_of_millions_of_parts_is_refused(part: bytes) -> None:
     decoder = Decoder(most_bytes=32 << 20)
     with pytest.raises(ProtocolViolationError, match="not msgpack"):
         decoder.feed(PREAMBLE + whole)
+
+
+@pytest.mark.parametrize("part", [b"\x90", b"\x80", b"\x92\x01\x01"])
+def test_a_head_has_fewer_arrays_and_maps_than_elements(part: bytes) -> None:
+    """Each takes as long as twenty elements, and nobody else is served meanwhile."""
+    for count, is_taken in ((MOST_HEAD_CONTAINERS - 2, True), (MOST_HEAD_CONTAINERS + 1, False)):
+        head = b"\xdd" + count.to_bytes(4, "big") + part * count
+        data = PREAMBLE + HEADER.pack(HEADER.size - 4 + len(head), 1, len(head), Kind.CALL) + head
+        decoder = Decoder(most_bytes=32 << 20)
+        if is_taken:
+            assert len(decoder.feed(data)[0].head) == count
+        else:
+            with pytest.raises(ProtocolViolationError, match="arrays and maps"):
+                decoder.feed(data)
+
+
+def test_the_largest_heads_of_a_client_are_taken() -> None:
+    jobs = ["group", ["leave", "jobs", {}, b"member", [[1 << 40, 1]] * 10_000]]
+    rows = [(b"key", "stream", b"\x80", 1 << 50)] * 65_536
+    for head in (jobs, [None, bytes(4 * 65_536), pack_options(rows)]):
+        decoder = Decoder(most_bytes=16 << 20)
+        assert decoder.feed(PREAMBLE + said(Kind.CALL, 1, head))[0].head[:1] == head[:1]
 
 
 def test_what_an_error_says_has_a_limit() -> None:
