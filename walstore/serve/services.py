@@ -65,9 +65,9 @@ class Service(Protocol):
 class LogService:
     """All that a program with the log open may do, except closing it."""
 
-    def __init__(self, wal: Wal, settings: ServeSettings) -> None:
+    def __init__(self, wal: Wal, settings: ServeSettings, again: int = 0) -> None:
         self._wal = wal
-        self._appender = Appender(wal)
+        self._appender = Appender(wal, again)
         self._transactions = ServedTransactions(wal, settings.transactions)
         self._members = ServedMembers(wal, settings.read_bytes)
 
@@ -84,7 +84,7 @@ class LogService:
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`."""
         if name in self._appender.calls:
-            begun = self._appender.calls[name](message.payload, *arguments)
+            begun = self._appender.calls[name](message, *arguments)
             return Asked(lambda: begun, name, is_kept=True)
         if name in self._transactions.calls:
             begin = partial(self._transactions.calls[name], message.payload, *arguments)
