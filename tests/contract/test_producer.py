@@ -9,9 +9,7 @@ import pytest
 
 from tests.contract.faces import Face, on
 from tests.contract.reading import values
-from walstore import (
-    SequenceMismatchError,
-)
+from walstore import OutcomeUnknownError, SequenceMismatchError
 
 
 @on("opened", "replicated", "served")
@@ -57,3 +55,21 @@ async def test_an_append_that_was_cancelled_is_repeated_with_its_number(face: Fa
         await asyncio.wait((dropped,))
         assert await producer.append(b"%d" % number, sequence=number) == number
     assert await values(face.log) == [b"%d" % number for number in range(1, 21)]
+
+
+@on("opened", "replicated", "served")
+async def test_an_append_repeated_when_its_producer_is_forgotten_has_an_unknown_outcome(
+    log: Any,
+) -> None:
+    await log.producer("p").append(b"a", sequence=1)
+    assert await log.producer("p").append(b"a", sequence=1, repeated=True) == 1
+    others = [log.producer(f"other {number}") for number in range(1024)]
+    await asyncio.gather(*(one.append(b"other", sequence=1, durability="memory") for one in others))
+    with pytest.raises(OutcomeUnknownError, match="forgotten"):
+        await log.producer("p").append(b"a", sequence=1, repeated=True)
+    with pytest.raises(OutcomeUnknownError, match="forgotten"):
+        async with log.producer("p").transaction(sequence=1, repeated=True) as txn:
+            await txn.append(b"a")
+    with pytest.raises(ValueError, match="needs the sequence"):
+        await log.producer("p").append(b"a", repeated=True)
+    assert (await values(log)).count(b"a") == 1

@@ -16,11 +16,13 @@ from walstore.errors import (
     InvalidSettingsError,
     LimitExceededError,
     OffsetMismatchError,
+    OutcomeUnknownError,
     RegisterMismatchError,
     SequenceMismatchError,
     StreamClosedError,
 )
 from walstore.format.ledger import Ledger, Marks, ProducerRun, StreamInfo
+from walstore.format.packed import MOST_SEQUENCE
 from walstore.validation.arguments import as_int, as_mapping, as_text
 
 MAX_NAME_CHARS: Final = 256
@@ -99,6 +101,8 @@ class AppendConditions:
     producer: str | None = None
     sequence: int | None = None
     """Sequence number of the producer's append; None for the next."""
+    is_repeated: bool = False
+    """Whether the append may have been accepted before, with this number."""
     open_streams: Mapping[str, Mapping[str, str]] | None = None
     """Streams to open, with their metadata."""
     close_streams: Iterable[str] = ()
@@ -161,6 +165,11 @@ class AppendConditions:
     def _check_sequence(self, producer: str, ledger: Ledger) -> bool:
         """Set or check the sequence number; True if it was appended before."""
         window = ledger.producers.get(producer)
+        if window is None and self.is_repeated and ledger.may_have_forgotten:
+            raise OutcomeUnknownError(
+                f"producer {producer!r} may be forgotten for newer ones (max_producers), so sequence "
+                f"{self.sequence} may or may not be in the log; read before submitting it again"
+            )
         last = window.last if window is not None else 0
         if self.sequence is None:
             self.sequence = last + 1
@@ -304,6 +313,18 @@ def check_name(name: object, what: str) -> str:
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise ValueError(f"{what} must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}")
     return name
+
+
+def check_sequence(sequence: object, *, repeated: bool) -> int | None:
+    """Return the number of a producer's append, None for the next; TypeError or ValueError."""
+    if sequence is None:
+        if repeated:
+            raise ValueError("repeated needs the sequence of the first time")
+        return None
+    number = as_int(sequence, "sequence")
+    if not 1 <= number <= MOST_SEQUENCE:
+        raise ValueError(f"sequence must be 1 to 2**63 - 1, not {number}")
+    return number
 
 
 def check_metadata(metadata: object) -> dict[str, str]:

@@ -266,6 +266,11 @@ class Ledger:
         """Whether it has no content."""
         return not (self.registers or self.producers or self.streams or self.head)
 
+    @property
+    def may_have_forgotten(self) -> bool:
+        """Whether a producer that is not there may have been: it remembers as many as it can."""
+        return len(self.producers) >= self._max_producers
+
     def growth(self, marks: Marks) -> int:
         """Return by how many bytes the changes of one append would grow the ledger; possibly negative."""
         grown = self._texts_growth(marks)

@@ -18,15 +18,14 @@ from walstore.batches.conditions import (
     Expected,
     check_name,
     check_register,
+    check_sequence,
     make_conditions,
 )
 from walstore.errors import RegisterMismatchError
-from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.last_sequence import LastSequence
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability
 from walstore.runtime.owned import Owned
-from walstore.validation.arguments import as_int
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -65,6 +64,7 @@ class Producer(Owned):
         value: bytes,
         *,
         sequence: int | None = None,
+        repeated: bool = False,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -75,6 +75,7 @@ class Producer(Owned):
         span = await self.append_many(
             (value,),
             sequence=sequence,
+            repeated=repeated,
             key=key,
             stream=stream,
             headers=headers,
@@ -88,6 +89,7 @@ class Producer(Owned):
         values: Iterable[bytes],
         *,
         sequence: int | None = None,
+        repeated: bool = False,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -99,8 +101,12 @@ class Producer(Owned):
         With a number used before nothing is appended, whatever the values, and the original offsets are
         returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
         leaves a gap, or is older than the log remembers. Otherwise as :meth:`walstore.Wal.append_many`.
+
+        ``repeated=True`` says that this number may have been appended before. If the log may have forgotten
+        the producer for newer ones, OutcomeUnknownError then, and nothing is appended; without it, the number
+        1 of a forgotten producer is appended again.
         """
-        conditions = self._conditions(sequence)
+        conditions = self._conditions(sequence, repeated=repeated)
         return await self._engine.append_group(
             values, key, stream, headers, timestamp_us, durability, conditions
         )
@@ -109,13 +115,18 @@ class Producer(Owned):
         self,
         *,
         sequence: int | None = None,
+        repeated: bool = False,
         durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction that commits once with its number; see :meth:`walstore.Wal.transaction`.
 
         A transaction committed before is dropped at its commit and gets the original ``span``.
         """
-        return Transaction(self._engine, self._conditions(sequence), self._engine.level(durability))
+        return Transaction(
+            self._engine,
+            self._conditions(sequence, repeated=repeated),
+            self._engine.level(durability),
+        )
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
@@ -124,12 +135,9 @@ class Producer(Owned):
     def __repr__(self) -> str:
         return f"<Producer {self.id!r} at {self._last}>"
 
-    def _conditions(self, sequence: int | None) -> AppendConditions:
-        if sequence is not None:
-            sequence = as_int(sequence, "sequence")
-            if not 1 <= sequence <= MOST_SEQUENCE:
-                raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
-        return AppendConditions(producer=self.id, sequence=sequence)
+    def _conditions(self, sequence: int | None, *, repeated: bool) -> AppendConditions:
+        sequence = check_sequence(sequence, repeated=repeated)
+        return AppendConditions(producer=self.id, sequence=sequence, is_repeated=repeated)
 
 
 class Fence(Owned):

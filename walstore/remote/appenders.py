@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
-from walstore.batches.conditions import MAX_NAME_CHARS, Expected, make_conditions
+from walstore.batches.conditions import MAX_NAME_CHARS, Expected, check_sequence, make_conditions
 from walstore.errors import (
     FencedError,
     OutcomeUnknownError,
@@ -18,7 +18,6 @@ from walstore.errors import (
     SequenceMismatchError,
     WalError,
 )
-from walstore.format.packed import MOST_SEQUENCE
 from walstore.records import AnyDurability
 from walstore.remote.client import Client, Fate
 from walstore.remote.outbox import Outbox
@@ -26,7 +25,6 @@ from walstore.remote.source import LogMirror
 from walstore.remote.transaction import RemoteTransaction
 from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
-from walstore.validation.arguments import as_int
 from walstore.wire.records import pack_values
 from walstore.wire.registers import pack_expected
 
@@ -37,7 +35,7 @@ _NAME_CHARS: Final = MAX_NAME_CHARS - 1 - 2 * TAG_BYTES
 class Conditions:
     """The conditions of a group or transaction, as they travel."""
 
-    __slots__ = ("expect", "expect_offset", "producer", "sequence", "update")
+    __slots__ = ("expect", "expect_offset", "is_repeated", "producer", "sequence", "update")
 
     def __init__(
         self,
@@ -47,6 +45,7 @@ class Conditions:
         *,
         producer: str | None = None,
         sequence: int | None = None,
+        repeated: bool = False,
     ) -> None:
         """Check and copy the conditions; TypeError or ValueError."""
         checked = make_conditions(expect_offset, expect, update)
@@ -54,16 +53,18 @@ class Conditions:
         self.expect = None if checked.expect is None else dict(checked.expect)
         self.update = checked.update
         self.producer = producer
-        self.sequence = sequence
+        self.sequence = check_sequence(sequence, repeated=repeated)
+        self.is_repeated = repeated
 
     def packed(self) -> list[Any]:
-        """Return them as values of msgpack."""
+        """Return them as values of msgpack. Older servers refuse the last one, which is there if need be."""
         return [
             self.expect_offset,
             pack_expected(self.expect),
             self.update,
             self.producer,
             self.sequence,
+            *([True] if self.is_repeated else []),
         ]
 
 
@@ -148,6 +149,7 @@ class RemoteProducer(Owned):
         value: bytes,
         *,
         sequence: int | None = None,
+        repeated: bool = False,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -158,6 +160,7 @@ class RemoteProducer(Owned):
         span = await self.append_many(
             (value,),
             sequence=sequence,
+            repeated=repeated,
             key=key,
             stream=stream,
             headers=headers,
@@ -171,6 +174,7 @@ class RemoteProducer(Owned):
         values: Iterable[bytes],
         *,
         sequence: int | None = None,
+        repeated: bool = False,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -182,10 +186,7 @@ class RemoteProducer(Owned):
         Without ``sequence``, an append that is refused takes no part: later ones that are on their way are
         sent again with other numbers, and may then come after one that was called still later.
         """
-        if sequence is not None:
-            sequence = as_int(sequence, "sequence")
-            if not 1 <= sequence <= MOST_SEQUENCE:
-                raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
+        given = Conditions(producer=self.id, sequence=sequence, repeated=repeated)
         append = functools.partial(
             append_group,
             self._log,
@@ -198,17 +199,21 @@ class RemoteProducer(Owned):
         )
         async with self._room:
             if sequence is not None:
-                return await append(conditions=Conditions(producer=self.id, sequence=sequence))
+                return await append(conditions=given)
             return await self._append_next(append)
 
     def transaction(
-        self, *, sequence: int | None = None, durability: AnyDurability | None = None
+        self,
+        *,
+        sequence: int | None = None,
+        repeated: bool = False,
+        durability: AnyDurability | None = None,
     ) -> RemoteTransaction:
         """Return a transaction that commits once with its number; see :meth:`walstore.Producer.transaction`.
 
         Without ``sequence`` it gets the next number of the producer at the commit.
         """
-        conditions = Conditions(producer=self.id, sequence=sequence)
+        conditions = Conditions(producer=self.id, sequence=sequence, repeated=repeated)
         return RemoteTransaction(self._log, conditions, durability)
 
     async def last_sequence(self) -> int:

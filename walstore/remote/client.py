@@ -124,6 +124,11 @@ class PendingRequest:
         """Whether the server was told that nobody waits for it."""
         self.future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
+    @property
+    def is_sent_write(self) -> bool:
+        """Whether it may have changed the log."""
+        return self.is_write and (self.is_under_way or self.may_be_done)
+
 
 class Client:
     """The requests of one client. Belongs to the event loop that made it."""
@@ -396,6 +401,9 @@ class Client:
             service=self._service,
             is_direct=len(self._addresses) > 1,
             after=after,
+            again=max(
+                (one.number for one in self._requests.values() if one.is_sent_write), default=0
+            ),
         )
         made.append(link)
         server = FoundServer(address, link, welcome)
@@ -551,7 +559,7 @@ class Client:
     def _lost(self, request: PendingRequest, why: str, cause: WalError | None) -> WalError:
         """Return the error of a request that gets no answer."""
         error: WalError
-        if request.is_write and (request.is_under_way or request.may_be_done):
+        if request.is_sent_write:
             error = OutcomeUnknownError(
                 f"the connection was lost before the answer, so it may or may not have happened ({why}); "
                 "read before submitting anything again, or use a producer"

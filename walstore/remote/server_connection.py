@@ -107,6 +107,7 @@ class ServerConnection(asyncio.Protocol):
         *,
         is_direct: bool,
         after: int,
+        again: int,
     ) -> dict[str, Any]:
         """Introduce this client and return what the server says of itself and of the log.
 
@@ -119,6 +120,8 @@ class ServerConnection(asyncio.Protocol):
             greeting["direct"] = True
         if after:
             greeting["after"] = after
+        if again:
+            greeting["again"] = again
         message = encode(Kind.HELLO, _GREETING, greeting)
         if len(message[0]) > GREETING_BYTES:
             if len(token or "") > _MOST_TOKEN_CHARS:
@@ -214,11 +217,13 @@ async def connect_to(
     service: str | None = None,
     is_direct: bool = False,
     after: int = 0,
+    again: int = 0,
 ) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
 
     ``service`` asks for something else than a log, ``is_direct`` for a server that has the log itself,
-    and ``after`` for a log of a later epoch.
+    and ``after`` for a log of a later epoch. ``again`` is the highest number of a write that may have been
+    sent before.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
@@ -239,7 +244,10 @@ async def connect_to(
                 )
             else:
                 _, link = await loop.create_connection(make, address.host, address.port)
-            return link, await link.greet(token, log, service, is_direct=is_direct, after=after)
+            welcome = await link.greet(
+                token, log, service, is_direct=is_direct, after=after, again=again
+            )
+            return link, welcome
     except BaseException as error:
         if link is not None:
             link.abort()

@@ -22,9 +22,10 @@ from walstore.wire.registers import unpack_expected
 class Appender:
     """Accepts the appends of one connection."""
 
-    def __init__(self, wal: Wal) -> None:
-        """Append to ``wal``."""
+    def __init__(self, wal: Wal, again: int = 0) -> None:
+        """Append to ``wal``; requests with numbers up to ``again`` may have been sent before."""
         self._wal = wal
+        self._again = again
         self._turn = asyncio.Lock()
         # How many requests have not been accepted yet; a later one may be accepted at once only at 0.
         self._waiting = 0
@@ -106,21 +107,19 @@ class Appender:
         return [0, len(outcomes), each]
 
     def _append_group(
-        self, payload: memoryview, durability: Any, sizes: Any, options: Any, conditions: Any
+        self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
     ) -> Awaitable[list[Any]]:
         """Append a group under its conditions, in its turn; return its offsets and the registers.
 
         Raises what :meth:`walstore.Wal.append_many` or :meth:`walstore.Producer.append_many` raises.
         """
         self._waiting += 1  # now, not when its task begins: what arrives meanwhile comes later
-        return self._append_group_later(payload, (durability, sizes, options, conditions))
+        return self._append_group_later(message, (durability, sizes, options, conditions))
 
-    async def _append_group_later(
-        self, payload: memoryview, arguments: tuple[Any, ...]
-    ) -> list[Any]:
+    async def _append_group_later(self, message: Message, arguments: tuple[Any, ...]) -> list[Any]:
         try:
             async with self._turn:
-                level, span = await self._accept_group(payload, *arguments)
+                level, span = await self._accept_group(message, *arguments)
         finally:
             self._waiting -= 1
         if level is not Durability.MEMORY:
@@ -128,9 +127,9 @@ class Appender:
         return [span.start, span.stop, dict(self._wal.registers)]
 
     async def _accept_group(
-        self, payload: memoryview, durability: Any, sizes: Any, options: Any, conditions: Any
+        self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
     ) -> tuple[Durability, range]:
-        values = unpack_values(sizes, payload)
+        values = unpack_values(sizes, message.payload)
         match options, conditions:
             case [key, stream, headers, timestamp_us], [
                 expect_offset,
@@ -138,6 +137,7 @@ class Appender:
                 update,
                 producer,
                 number,
+                *repeated,
             ]:
                 pass
             case _:
@@ -155,7 +155,10 @@ class Appender:
         }
         if producer is not None:
             return level, await self._wal.producer(producer).append_many(
-                values, sequence=number, **shared
+                values,
+                sequence=number,
+                repeated=repeated == [True] or (number is not None and message.id <= self._again),
+                **shared,
             )
         return level, await self._wal.append_many(
             values,

@@ -400,9 +400,11 @@ class ClientConnection(asyncio.Protocol):
         name = head.get("log")
         if name is not None and not isinstance(name, str):
             raise ProtocolViolationError("a name of a log that is none")
-        after = head.get("after", 0)
+        after, again = head.get("after", 0), head.get("again", 0)
         if type(after) is not int or after < 0:
             raise ProtocolViolationError("an epoch that is none")
+        if type(again) is not int or again < 0:
+            raise ProtocolViolationError("a number of a request that is none")
         settings = self._owner.settings
         welcome = {
             "version": VERSION,
@@ -424,7 +426,7 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None
-        self._service = LogService(wal, settings)
+        self._service = LogService(wal, settings, again)
         return {**welcome, "log": await CALLS["describe"](wal)}
 
     def _go_on(self) -> None:

@@ -70,9 +70,9 @@ class Service(Protocol):
 class LogService:
     """All that a program with the log open may do, except closing it."""
 
-    def __init__(self, wal: Wal, settings: ServeSettings) -> None:
+    def __init__(self, wal: Wal, settings: ServeSettings, again: int = 0) -> None:
         self._wal = wal
-        self._appender = Appender(wal)
+        self._appender = Appender(wal, again)
         self._transactions = ServedTransactions(wal, settings.transactions)
         self._members = ServedMembers(wal, settings.read_bytes)
 
@@ -96,7 +96,7 @@ class LogService:
         if name in self._appender.calls:
             append = self._appender.calls[name]
             check_arguments(name, append, arguments, after=1)
-            begun = append(message.payload, *arguments)
+            begun = append(message, *arguments)
             return Asked(lambda: begun, name, is_kept=True)
         if name in self._transactions.calls:
             change = self._transactions.calls[name]

@@ -52,7 +52,7 @@ class ServedTransactions:
         self, payload: memoryview, number: int, durability: Any, conditions: Any
     ) -> None:
         match conditions:
-            case [expect_offset, expect, update, producer, sequence]:
+            case [expect_offset, expect, update, producer, sequence, *repeated]:
                 pass
             case _:
                 raise ProtocolViolationError("conditions that are none")
@@ -65,7 +65,7 @@ class ServedTransactions:
             )
         if producer is not None:
             made = self._wal.producer(producer).transaction(
-                sequence=sequence, durability=durability
+                sequence=sequence, repeated=repeated == [True], durability=durability
             )
         else:
             made = self._wal.transaction(

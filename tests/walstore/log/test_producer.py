@@ -78,6 +78,25 @@ async def test_the_one_idle_longest_is_forgotten(wal) -> None:
     assert await wal.producer("d").last_sequence() == 1
 
 
+async def test_a_repeated_append_is_not_made_if_its_producer_may_be_forgotten(wal) -> None:
+    for name in "abcd":
+        await wal.producer(name).append(b"x", sequence=1)
+    for name in "ae":  # was forgotten, and was never there: nobody can tell
+        with pytest.raises(OutcomeUnknownError, match="forgotten"):
+            await wal.producer(name).append(b"x", sequence=1, repeated=True)
+        with pytest.raises(OutcomeUnknownError, match="forgotten"):
+            async with wal.producer(name).transaction(sequence=1, repeated=True) as transaction:
+                await transaction.append(b"x")
+    assert await wal.producer("b").append(b"x", sequence=1, repeated=True) == 2
+    assert wal.tail == 5
+
+
+async def test_a_repeated_append_is_made_if_the_log_never_forgot_a_producer(wal) -> None:
+    for name in "ab":
+        assert await wal.producer(name).append(b"x", sequence=1, repeated=True)
+    assert wal.tail == 3
+
+
 async def test_many_retries_at_once_append_once(wal) -> None:
     producer = wal.producer("p")
     offsets = await asyncio.gather(*(producer.append(b"x", sequence=1) for _ in range(50)))

@@ -123,6 +123,40 @@ async def test_a_session_that_the_log_forgot_begins_anew(tmp_path: Path) -> None
         assert [await mine.append(b"3"), await mine.append(b"4")] == [5, 6]
 
 
+async def test_a_first_append_of_a_session_that_the_log_may_have_forgotten_is_not_made_twice(
+    served: Served, proxy: Proxy, remote: RemoteWal
+) -> None:
+    producer, mine = remote.producer("p"), remote.producer("mine")
+    await until(lambda: remote.is_connected)
+    proxy.holds_answers = True
+    first = asyncio.ensure_future(producer.append(b"first"))
+    await proxy.held.wait()
+    for number in range(1024):  # as many as it remembers: max_producers
+        await served.wal.producer(f"other {number}").append(b"other", durability="memory")
+    proxy.holds_answers = False
+    proxy.lose()
+    with pytest.raises(OutcomeUnknownError, match="forgotten"):
+        await first
+    assert (await read_values(served.wal)).count(b"first") == 1
+    # What was not sent before is a first sending, and goes on.
+    assert await mine.append(b"mine") == 1026
+    assert await producer.append(b"second") == 1027
+
+
+async def test_an_append_that_waited_for_a_connection_was_not_sent_before(tmp_path: Path) -> None:
+    small = SMALL.replace(max_producers=1)
+    async with (
+        serving(tmp_path / "log", small) as served,
+        Proxy(served.address) as proxy,
+        connect(proxy.address) as remote,
+    ):
+        await served.wal.producer("other").append(b"other")
+        await until(lambda: remote.is_connected)
+        proxy.lose()
+        await until(lambda: not remote.is_connected)
+        assert await remote.producer("p").append(b"first") == 2
+
+
 async def test_two_clients_with_the_same_producer_lose_nothing(served: Served) -> None:
     async with served.connect() as one, served.connect() as two:
         mine, yours = one.producer("p"), two.producer("p")
