@@ -22,6 +22,7 @@ from walstore.cli.serving import (
 )
 from walstore.files.locks import STORE_NAME
 from walstore.http import HttpSettings
+from walstore.runtime.memory import return_large_blocks
 from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
 
@@ -165,6 +166,7 @@ def serve(
     A token that clients must give is taken from the environment, WALSTORE_TOKEN.
     """
     directory = to_directory(path, "serve")
+    return_large_blocks()
     _check_options(
         has_certificate=tls_cert is not None,
         is_complete=(tls_cert is None) is (tls_key is None),
