@@ -104,7 +104,8 @@ class Settings:
 
     channel_bytes: int = size(
         64 * MIB,
-        """Maximum bytes accepted and not yet on disk; above it 'append' waits and 'append_nowait'
+        """Maximum bytes accepted and not yet on disk, with what Python needs for them: 56 bytes a record,
+        and 48 for each of key, stream, time and headers. Above it 'append' waits and 'append_nowait'
         raises WouldBlock. At least max_record_bytes.""",
         low=1,
         high=1 * GIB,
@@ -112,8 +113,8 @@ class Settings:
 
     transaction_memory_bytes: int = size(
         8 * MIB,
-        """Size up to which a transaction is kept in memory and committed as one batch; a larger one is
-        written to a file of its own. At most channel_bytes are kept in memory.""",
+        """Size, counted as for channel_bytes, up to which a transaction is kept in memory and committed as
+        one batch; a larger one is written to a file of its own. At most channel_bytes are kept in memory.""",
         low=1,
     )
 
@@ -179,7 +180,7 @@ class Settings:
     )
 
     max_append_bytes_per_second: int | None = optional_size(
-        """Bytes that the log accepts in a second, counted as for channel_bytes; above it 'append' waits, in
+        """Bytes that the log accepts in a second, and 8 for each record; above it 'append' waits, in
         turn, and 'append_nowait' raises WouldBlock. What was not used is kept for one second, and an append
         may be larger than the rate: the next one waits the longer. None for no limit.""",
         low=1,

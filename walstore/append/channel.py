@@ -6,7 +6,8 @@ Everything here belongs to the event loop; nothing blocks, and only room is awai
 
 Invariants (tests/walstore/append/test_channel.py)
   C1  Offsets leave ``take`` in order and without gaps.
-  C2  Accepted and not released bytes stay within the budget, except for one group larger than it.
+  C2  What accepted and not released records take in memory stays within the budget, except for one group
+      larger than it.
   C3  Room is given in the order of the callers' requests; ``put`` never overtakes a waiting caller. Only
       what has no records overtakes callers that wait for the log's rate, of which it takes nothing.
   C4  Conditions are checked when a request is accepted, against everything accepted before it; a
@@ -23,13 +24,16 @@ from threading import get_ident
 
 from walstore.append.append_rate import AppendRate
 from walstore.append.budgets import ChannelBudget
+from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import (
     BATCH_RECORDS,
     RECORD_OVERHEAD_BYTES,
+    RECORD_ROOM_BYTES,
     AppendRequest,
     BatchBuilder,
 )
 from walstore.batches.conditions import CONDITIONS_BYTES, check_room, stream_marks
+from walstore.batches.cost import PART_COST_BYTES
 from walstore.errors import (
     OffsetNotWrittenError,
     RecordTooLargeError,
@@ -58,6 +62,7 @@ class Channel:
         "_closed",
         "_errors",
         "_filling",
+        "_folded",
         "_guard",
         "_is_dropped",
         "_max_record_bytes",
@@ -118,7 +123,8 @@ class Channel:
         self.tail = next_offset
         """Next offset to be assigned."""
         self._released = next_offset
-        self._used_bytes = 0  # of closed builders, waiting or being written
+        self._used_bytes = 0  # held by closed builders, waiting or being written
+        self._folded = 0  # records of the open builder that are counted in its sizes
         self._ready: deque[BatchBuilder] = deque()
         self._taken: deque[BatchBuilder] = deque()  # being written
         self._admissions = Admissions(
@@ -134,7 +140,7 @@ class Channel:
         self.is_alert = True
         """Whether the next record has to call note_record()."""
         self.room = self._room_given = 0
-        """Bytes that may be taken without checking any limit; 0 whenever a check is needed."""
+        """Memory that may be taken without checking any limit; 0 whenever a check is needed."""
         self._share = None if budget is None else budget.share(self._admissions.admit)
         """This log's share of the store's budget."""
         self._begin_builder()
@@ -144,11 +150,9 @@ class Channel:
     def put_alert(self, value: bytes) -> int:
         """As the fast path, for a record that has to call note_record(); raises in a wrong thread."""
         self.check_loop()
-        room = self.room - len(value) - RECORD_OVERHEAD_BYTES
+        room = self.room - len(value) - RECORD_ROOM_BYTES
         if room < 0:
-            return self.put(
-                AppendRequest((value,), None, None, None, None, len(value) + RECORD_OVERHEAD_BYTES)
-            )
+            return self.put(make_record(value, None, None, None, None))
         self.room = room
         self.append_value(value)
         self.tail += 1
@@ -229,7 +233,7 @@ class Channel:
 
     def release(self, builders: list[BatchBuilder]) -> None:
         """Release the room of builders that are on disk, and admit the callers waiting for it."""
-        released_bytes = sum(builder.size_bytes for builder in builders)
+        released_bytes = sum(builder.held_bytes for builder in builders)
         self._used_bytes -= released_bytes
         for _ in builders:
             self._taken.popleft()
@@ -298,7 +302,7 @@ class Channel:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Bytes and records accepted and not yet on disk."""
+        """Memory and number of the records accepted and not yet on disk."""
         return self._waiting_bytes(), self.tail - self._released
 
     @property
@@ -407,7 +411,7 @@ class Channel:
             return True
         records = self.tail - self._released + request.count
         return (
-            waiting + request.size_bytes <= self._bytes_budget and records <= self._records_budget
+            waiting + request.held_bytes <= self._bytes_budget and records <= self._records_budget
         )
 
     def _may_enter(self, request: AppendRequest) -> bool:
@@ -420,7 +424,7 @@ class Channel:
         elif self._admissions.waiting:
             return False
         share = self._share
-        return self._has_room(request) and (share is None or share.has_room(request.size_bytes))
+        return self._has_room(request) and (share is None or share.has_room(request.held_bytes))
 
     def _waits_for_rate(self, request: AppendRequest) -> bool:
         if self._rate is None:
@@ -441,15 +445,14 @@ class Channel:
                 assert conditions.span is not None
                 return conditions.span.start
         offset = self.tail
-        open_bytes = self._builder.size_bytes + self._room_given - self.room
+        self._fold_room()
         is_full = (
-            open_bytes + request.size_bytes > self._batch_bytes
+            self._builder.size_bytes + request.size_bytes > self._batch_bytes
             or len(self._builder.values) + len(request.values) > BATCH_RECORDS
         )
         if not self._builder.is_empty and (is_full or request.spill is not None):
             self._close_builder()
             self._begin_builder()
-        self._fold_room()
         if self._builder.accepted_at is None:
             self._builder.accepted_at = self._monotonic()
         if marks is not None:
@@ -458,8 +461,10 @@ class Channel:
             self._builder.spill = request.spill
         elif request.values:
             self._builder.extend(request)
+            self._folded = len(self._builder.values)
         self._builder.size_bytes += request.size_bytes
-        self._take(request.size_bytes, _paid_bytes(request))
+        self._builder.held_bytes += request.held_bytes
+        self._take(request.held_bytes, _paid_bytes(request))
         self.tail = offset + request.count
         if request.spill is not None:
             self._close_builder()
@@ -500,6 +505,7 @@ class Channel:
             self._builder.marks = Marks()
         self._builder.marks.merge(marks)
         self._builder.size_bytes += CONDITIONS_BYTES
+        self._builder.held_bytes += CONDITIONS_BYTES
         if self._share is not None:
             self._share.take(CONDITIONS_BYTES)
 
@@ -512,8 +518,8 @@ class Channel:
             assert self._rate is not None
             self._rate.want()
             return False
-        if self._share is not None and not self._share.has_room(request.size_bytes):
-            self._share.wait(request.size_bytes)
+        if self._share is not None and not self._share.has_room(request.held_bytes):
+            self._share.wait(request.held_bytes)
             return False
         return True
 
@@ -525,6 +531,7 @@ class Channel:
     def _begin_builder(self) -> None:
         self._builder = BatchBuilder(self.tail)
         self.append_value = self._builder.values.append
+        self._folded = 0
         self.is_alert = True
         self.room = self._room_given = 0
         self._set_room()
@@ -532,24 +539,28 @@ class Channel:
     def _close_builder(self) -> None:
         self._fold_room()
         self._builder.pad()
-        self._used_bytes += self._builder.size_bytes
+        self._used_bytes += self._builder.held_bytes
         self._ready.append(self._builder)
         if self._filling is not None:
             _finish(self._filling)
 
     def _fold_room(self) -> None:
-        """Add the room taken by the fast path to the open builder's size."""
+        """Add the room taken by the fast path, for records of a value alone, to the open builder's sizes."""
         taken = self._room_given - self.room
         if not taken:
             return
-        self._builder.size_bytes += taken
+        builder = self._builder
+        size_bytes = taken - PART_COST_BYTES * (len(builder.values) - self._folded)
+        self._folded = len(builder.values)
+        builder.size_bytes += size_bytes
+        builder.held_bytes += taken
         self._room_given = self.room
-        self._take(taken, taken)
+        self._take(taken, size_bytes)
 
-    def _take(self, size_bytes: int, paid_bytes: int) -> None:
+    def _take(self, held_bytes: int, paid_bytes: int) -> None:
         """Take what was accepted of the store's budget, and of the log's rate."""
         if self._share is not None:
-            self._share.take(size_bytes)
+            self._share.take(held_bytes)
         if self._rate is not None:
             self._rate.take(paid_bytes)
 
@@ -561,16 +572,17 @@ class Channel:
             share.end_lease()
             self.room = self._room_given = 0
             return
-        room = (
-            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._builder.size_bytes
+        room = min(
+            self._batch_bytes - self._builder.size_bytes,
+            self._bytes_budget - self._used_bytes - self._builder.held_bytes,
         )
         # Within this room no record can be too large and there cannot be too many.
         records = min(
             self._records_budget - (self.tail - self._released),
             BATCH_RECORDS - len(self._builder.values),
         )
-        largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
-        room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
+        largest = self._max_record_bytes + RECORD_ROOM_BYTES
+        room = min(room, records * RECORD_ROOM_BYTES, largest)
         if self._rate is not None:
             room = min(room, int(self._rate.credit_bytes))
         is_watched = self._admissions.waiting or self.accepted.has_waiters
@@ -593,7 +605,7 @@ class Channel:
         return error
 
     def _waiting_bytes(self) -> int:
-        return self._used_bytes + self._builder.size_bytes + self._room_given - self.room
+        return self._used_bytes + self._builder.held_bytes + self._room_given - self.room
 
     def note_record(self) -> None:
         """Record when the open builder got its first record, and wake the writer if it sleeps."""

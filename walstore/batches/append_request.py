@@ -15,6 +15,7 @@ import msgpack
 
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.batches.conditions import AppendConditions, check_name
+from walstore.batches.cost import PART_COST_BYTES
 from walstore.errors import RecordTooLargeError
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_bytes, as_int, as_mapping, as_text
 
@@ -34,7 +35,9 @@ class _Options(NamedTuple):
     headers: bytes | None
     timestamp_us: int | None
     size_bytes: int
-    """Budget of a record in addition to its value."""
+    """Of each record, in addition to its value."""
+    cost_bytes: int
+    """What they take in memory in addition to that, once for all records."""
 
 
 def make_record(
@@ -130,26 +133,30 @@ def _options(
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
 ) -> _Options:
-    size = RECORD_OVERHEAD_BYTES
+    size, cost = RECORD_OVERHEAD_BYTES, 0
     if key is not None:
         key = as_bytes(key, "a key")
         size += len(key)
+        cost = PART_COST_BYTES
     if stream is not None:
         stream = as_text(stream, "stream")
         if not stream:
             raise ValueError("a stream name must not be empty; leave stream out instead")
         check_name(stream, "stream")
         size += len(stream.encode())
+        cost += PART_COST_BYTES
     packed = None
     if headers is not None:
         packed = pack_headers(headers)
         packed = None if packed == _NO_HEADERS else packed
         size += len(packed or b"")
+        cost += PART_COST_BYTES
     if timestamp_us is not None:
         timestamp_us = as_int(timestamp_us, "timestamp_us")
         if not 0 <= timestamp_us <= MAX_TIMESTAMP_US:
             raise ValueError(f"timestamp_us must be 0 to 2**63 - 1, not {timestamp_us}")
-    return _Options(key, stream, packed, timestamp_us, size)
+        cost += PART_COST_BYTES
+    return _Options(key, stream, packed, timestamp_us, size, cost)
 
 
 _NO_HEADERS: Final = pack_headers({})
@@ -184,13 +191,16 @@ def _group(
     if not rows:
         raise ValueError("an atomic group needs at least one value")
 
-    key, stream, headers, timestamp_us, size = options
+    key, stream, headers, timestamp_us, size, cost = options
+    size = value_bytes + size * rows
     return AppendRequest(
         values,
         None if key is None else [key] * rows,
         None if stream is None else [stream] * rows,
         None if headers is None else [headers] * rows,
         None if timestamp_us is None else [timestamp_us] * rows,
-        value_bytes + size * rows,
+        size,
         conditions,
+        None,
+        size + PART_COST_BYTES * rows + cost,
     )

@@ -16,6 +16,8 @@ BATCH_COST_BYTES: Final = 800
 """Of a batch of records in the bytes of a frame, in addition to those and the next."""
 COLUMN_COST_BYTES: Final = 350
 """Of each of its columns."""
+PART_COST_BYTES: Final = 48
+"""Of each value, key, stream, time or headers in a batch that is being built, in addition to its bytes."""
 
 
 def cost_of(record: Record) -> int:

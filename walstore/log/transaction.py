@@ -102,11 +102,14 @@ class Transaction(Owned):
                 size_bytes=request.size_bytes - RECORD_OVERHEAD_BYTES,
                 limit_bytes=limit,
             )
-        threshold = self._memory_bytes if self._spill is None else self._frame_bytes
-        is_full = self._builder.size_bytes + request.size_bytes > threshold
-        place = self._count
-        self._builder.extend(request)
-        self._builder.size_bytes += request.size_bytes
+        builder, place = self._builder, self._count
+        builder.extend(request)
+        builder.size_bytes += request.size_bytes
+        builder.held_bytes += request.held_bytes
+        if self._spill is None:
+            is_full = builder.held_bytes > self._memory_bytes
+        else:
+            is_full = builder.size_bytes > self._frame_bytes
         self._count = place + 1
         if is_full:
             try:
@@ -198,6 +201,7 @@ class Transaction(Owned):
                 builder.timestamps_us,
                 builder.size_bytes,
                 self._conditions,
+                held_bytes=builder.held_bytes,
             )
         await self._engine.submit(request, self._level)
 

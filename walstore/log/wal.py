@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Self
 
 from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
+from walstore.batches.batch_builder import RECORD_ROOM_BYTES
 from walstore.batches.conditions import (
     AppendConditions,
     Expected,
@@ -306,7 +306,7 @@ class Wal(CursorMixin, OwnedGroups):
             channel = self._channel
             if channel.is_alert or get_ident() != channel.thread:
                 return channel.put_alert(value)
-            room = channel.room - len(value) - RECORD_OVERHEAD_BYTES
+            room = channel.room - len(value) - RECORD_ROOM_BYTES
             if room < 0:
                 return channel.put(make_record(value, None, None, None, None))
             channel.room = room

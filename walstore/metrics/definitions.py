@@ -165,7 +165,7 @@ METRICS: Final = (
         "Records accepted and not yet synced.",
         lambda statistics: {(): max(statistics.tail - statistics.durable_limit, 0)},
     ),
-    _gauge("waiting_bytes", "Bytes accepted and not yet written."),
+    _gauge("waiting_bytes", "Bytes accepted and not yet written, with what Python needs for them."),
     _gauge(
         "durable_lag_seconds",
         "Time since the oldest record not yet synced was accepted; 0 if there is none.",

@@ -114,7 +114,7 @@ class Statistics:
     recovery_truncated_bytes: int = 0
     """Bytes of an unfinished batch, or seal, that were cut off when the log was opened."""
     waiting_bytes: int
-    """Bytes accepted and not yet written."""
+    """Bytes accepted and not yet written, with what Python needs for them."""
     waiting_records: int
     """Records accepted and not yet written."""
     durable_lag_seconds: float = 0.0

@@ -298,7 +298,7 @@ async def test_offsets_that_nobody_has_cannot_be_waited_for(wal) -> None:
 
 async def test_a_full_channel_makes_append_wait_in_turn_and_nowait_raise(wal, faulty) -> None:
     with faulty.hold("datasync", name=ACTIVE) as hold:
-        full = asyncio.create_task(wal.append(b"x" * 992))
+        full = asyncio.create_task(wal.append(b"x" * 944))
         await hold.wait_entered()
         with pytest.raises(WouldBlock):
             wal.append_nowait(b"")
