@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.faces import Face, on
 from tests.contract.reading import values
+from tests.local import turns
 from walstore import (
     Consumer,
     CursorMovedError,
@@ -101,3 +102,23 @@ async def test_a_consumer_with_its_output_in_the_log(log: Any) -> None:
                 total += int(record.value)
                 await txn.append(b"%d" % total, stream="out")
     assert await values(log, stream="out") == [b"1", b"3"]
+
+
+@on("opened", "replicated", "served")
+async def test_a_consumer_whose_commit_was_cancelled_goes_on(log: Any) -> None:
+    """Whether the commit is in the log or not: each record has its output once, in order."""
+    await log.append_many([b"%d" % number for number in range(60)], stream="in")
+    async with log.consumer("copy", stream="in", follow=False, output=log) as consumer:
+
+        async def copy() -> None:
+            async for record in consumer:
+                async with consumer.transaction() as txn:
+                    await txn.append(record.value, stream="out")
+
+        for number in range(60):
+            copying = asyncio.create_task(copy())
+            await turns(number)
+            copying.cancel()
+            await asyncio.wait((copying,))
+        await copy()
+    assert await values(log, stream="out") == [b"%d" % number for number in range(60)]

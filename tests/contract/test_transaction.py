@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.faces import Face, on
 from tests.contract.reading import values
+from tests.local import turns
 from walstore import (
     RecordTooLargeError,
     RegisterMismatchError,
@@ -95,3 +96,25 @@ async def test_one_that_is_cancelled_rolls_back_alone(face: Face) -> None:
         await kept.append(b"too")
     assert kept.span == range(1, 3)
     assert await values(face.log) == [b"kept", b"too"]
+
+
+@on("opened", "replicated", "served")
+async def test_a_commit_that_is_cancelled_says_whether_it_is_in_the_log(face: Face) -> None:
+    """Whenever that is; so a program knows whether to make the transaction again."""
+    written: list[bytes] = []
+    for number in range(60):
+        value = b"%d" % number
+        transaction = face.log.transaction()
+
+        async def write(transaction: Any = transaction, value: bytes = value) -> None:
+            async with transaction:
+                await transaction.append(value)
+
+        writing = asyncio.create_task(write())
+        await turns(number)
+        writing.cancel()
+        await asyncio.wait((writing,))
+        if transaction.span is not None:
+            written.append(value)
+    await face.log.append(b"last")
+    assert await values(face.log) == [*written, b"last"]

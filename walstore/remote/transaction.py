@@ -6,10 +6,11 @@ connection is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
@@ -22,14 +23,17 @@ from walstore.errors import (
     WalError,
 )
 from walstore.records import AnyDurability
-from walstore.remote.client import Fate
+from walstore.remote.client import Answer, Fate
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
+from walstore.wire.message import Kind
 from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
 
 if TYPE_CHECKING:
     from walstore.remote.appenders import Conditions, RemoteLog
+
+_T = TypeVar("_T")
 
 _PART_BYTES: Final = 1 << 20
 _numbers = count(1)
@@ -45,6 +49,9 @@ class RemoteTransaction(Owned):
     Use it with ``async with``. If the block raises or is cancelled, or the connection is lost before the
     commit, everything is rolled back. If the connection is lost during the commit, OutcomeUnknownError; with
     a producer, the transaction may be made again with the same number.
+
+    A commit that is cancelled waits for its answer, so that ``span`` says whether the transaction is in the
+    log. Cancelled again, or if the connection is lost meanwhile, nobody knows.
     """
 
     def __init__(
@@ -76,7 +83,7 @@ class RemoteTransaction(Owned):
 
     @property
     def span(self) -> range | None:
-        """Offsets of the records once they are committed; None before; as there."""
+        """Offsets of the records once they are committed, as there; None before, and if nobody knows."""
         return self._span
 
     @property
@@ -167,12 +174,21 @@ class RemoteTransaction(Owned):
         await self._begin()
         if self._values:
             await self._send_part()
+        call = ["commit", [self._number, self._update]]
+        request = self._log.client.send(Kind.CALL, call, fate=Fate.UNKNOWN, is_write=True)
         try:
-            start, limit, self._is_duplicate, registers = await self._ask(
-                "commit", self._number, self._update, fate=Fate.UNKNOWN, is_write=True
-            )
+            answer = await self._same_server(asyncio.shield(request.future))
         except RegisterMismatchError as error:
             raise self._refused(error) from None
+        except asyncio.CancelledError:
+            await asyncio.wait((request.future,))
+            if not request.future.cancelled() and request.future.exception() is None:
+                self._note_committed(request.future.result())
+            raise
+        self._note_committed(answer)
+
+    def _note_committed(self, answer: Answer) -> None:
+        start, limit, self._is_duplicate, registers = answer[0]
         self._span = range(start, limit)
         self._log.mirror.registers = registers
         self._log.mirror.note_appended(limit, self._level)
@@ -196,7 +212,9 @@ class RemoteTransaction(Owned):
     async def _part(self, *call: Any, payload: list[bytes] | None = None) -> None:
         """Make one call of the transaction; any failure, or cancelling it, rolls the whole back."""
         try:
-            await self._ask(*call, payload=payload or (), fate=Fate.DROPPED)
+            await self._same_server(
+                self._log.client.call(*call, payload=payload or (), fate=Fate.DROPPED)
+            )
         except BaseException as error:
             self._has_failed = True
             self._failure = (
@@ -207,11 +225,11 @@ class RemoteTransaction(Owned):
             await self.rollback()
             raise
 
-    async def _ask(self, *call: Any, **options: Any) -> Any:
-        """Make a call. A server that does not know the transaction is another one than it was begun at."""
+    async def _same_server(self, answer: Awaitable[_T]) -> _T:
+        """Await an answer. A server that does not know the transaction is another than it was begun at."""
         client = self._log.client
         try:
-            return await client.call(*call, **options)
+            return await answer
         except WalClosedError as error:
             if client.is_closing or client.reconnects == self._begun_at:
                 raise

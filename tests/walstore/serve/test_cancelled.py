@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.local import turns
 from tests.walstore.serve.served import Proxy, Served, serving
-from walstore import Job, RemoteWal, connect_readonly
+from walstore import Job, RemoteWal, connect, connect_readonly
 from walstore.serve import Server, ServeSettings
 
 TIMES: Final = 10
@@ -239,3 +240,54 @@ async def test_a_server_that_stops_is_left_in_spite_of_what_was_cancelled(tmp_pa
         assert await remote.append(b"v") == 1
         assert (await anext(reader)).value == b"v"
         assert (await group.fetch())[0].value == b"v"
+
+
+async def test_a_cancelled_commit_waits_for_its_answer_until_it_is_cancelled_again(
+    served: Served, proxy: Proxy
+) -> None:
+    async with connect(proxy.address) as remote:
+        for is_answered in (True, False):
+            transaction = remote.transaction()
+
+            async def write(transaction: Any = transaction) -> None:
+                async with transaction:
+                    await transaction.append(bytes(1 << 20))  # so that it is begun
+                    proxy.keeps_answers = True
+
+            writing = asyncio.ensure_future(write())
+            await asyncio.wait_for(proxy.kept.wait(), 60)
+            writing.cancel()
+            await turns()
+            assert not writing.done()
+            proxy.keeps_answers = False
+            if is_answered:
+                proxy.release()
+            else:
+                writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            assert (transaction.span is not None) == is_answered
+            proxy.release()
+        assert await remote.append(b"v") == 3
+
+
+async def test_a_cancelled_commit_whose_connection_is_lost_ends(
+    served: Served, proxy: Proxy
+) -> None:
+    async with connect(proxy.address) as remote:
+        transaction = remote.transaction()
+
+        async def write() -> None:
+            async with transaction:
+                await transaction.append(bytes(1 << 20))
+                proxy.keeps_answers = True
+
+        writing = asyncio.ensure_future(write())
+        await asyncio.wait_for(proxy.kept.wait(), 60)
+        writing.cancel()
+        await turns()
+        proxy.keeps_answers = False
+        proxy.lose()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert transaction.span is None
