@@ -71,22 +71,6 @@ async def test_what_a_member_leaves_behind_comes_at_once_and_what_it_did_does_no
         await job.ack()
 
 
-@on("opened", "replicated", "served", "stored", "blocking", "distant")
-async def test_what_a_member_had_not_begun_when_it_left_was_no_delivery(face: Face) -> None:
-    """It takes its jobs in their order, so it has begun the first, and what it says it has."""
-    await face.writer.append_many([b"1", b"2", b"3", b"4"])
-    async with face.log.group("g", **LONG) as group:
-        done, _, _, begun = await fetched(group, 4)
-        await done.ack()
-        await begun.in_progress()
-        assert (await group.statistics()).delivered == 4
-    async with face.log.group("g", **LONG) as group:
-        again = sorted(await fetched(group, 3), key=lambda job: job.value)
-        assert [(job.value, job.deliveries) for job in again] == [(b"2", 2), (b"3", 1), (b"4", 2)]
-        statistics = await group.statistics()
-        assert (statistics.delivered, statistics.redelivered) == (6, 2)
-
-
 @on(*WITH_GROUPS)
 async def test_it_is_deleted_with_all_that_it_remembers(face: Face) -> None:
     await face.writer.append(b"1")
@@ -133,3 +117,19 @@ async def test_what_is_no_job_is_refused(face: Face) -> None:
             await group.backend.settle((99,))
     with pytest.raises(WalClosedError):
         await group.fetch()
+
+
+@on("opened", "replicated", "served", "blocking", "distant")
+async def test_what_a_member_had_not_begun_when_it_left_was_no_delivery(face: Face) -> None:
+    """It takes its jobs in their order, so it has begun the first, and what it says it has."""
+    await face.writer.append_many([b"1", b"2", b"3", b"4"])
+    async with face.log.group("g", **LONG) as group:
+        done, _, _, begun = await fetched(group, 4)
+        await done.ack()
+        await begun.in_progress()
+        assert (await group.statistics()).delivered == 4
+    async with face.log.group("g", **LONG) as group:
+        again = sorted(await fetched(group, 3), key=lambda job: job.value)
+        assert [(job.value, job.deliveries) for job in again] == [(b"2", 2), (b"3", 1), (b"4", 2)]
+        statistics = await group.statistics()
+        assert (statistics.delivered, statistics.redelivered) == (6, 2)

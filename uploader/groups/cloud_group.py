@@ -34,7 +34,6 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import not_begun
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
@@ -214,9 +213,6 @@ class CloudGroup:
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
-        leased = self._known.leased.get(offset)
-        if leased is not None and leased.deliveries == deliveries:
-            leased.is_begun = True
         if not await self._ask(lambda turn: turn.extend(offset, deliveries)):
             raise LeaseExpiredError(
                 f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
@@ -224,29 +220,22 @@ class CloudGroup:
             )
 
     async def leave(self, member: bytes) -> None:
-        """Give back at once all that a member holds; it waits for jobs no longer.
-
-        What it had not begun was no delivery: that goes into the same swap.
-        """
+        """Give back at once all that a member holds; it waits for jobs no longer."""
         for taker in self._takers:
             if taker.member == member and not taker.future.done():
                 taker.future.set_exception(
                     WalClosedError(f"the member has left the group {self.name!r}")
                 )
-        held = [one for one in self._known.leased.values() if one.member == member]
+        leased = self._known.leased
+        held = [(at, one.deliveries) for at, one in leased.items() if one.member == member]
         if self._failure is not None or self._known.made is None or not held:
             return
-        undone = not_begun(held)
 
         def give_all(turn: GroupTurn) -> None:
-            for one in undone:
-                turn.revoke(one.record.offset, one.deliveries)
-            for one in set(held).difference(undone):
-                turn.give_back(one.record.offset, one.deliveries, 0)
+            for offset, deliveries in held:
+                turn.give_back(offset, deliveries, 0)
 
         await self._ask(give_all)
-        self._delivered -= len(undone)
-        self._redelivered -= sum(one.deliveries > 1 for one in undone)
 
     async def statistics(self) -> GroupStatistics:
         """Return the group as the store has it now."""

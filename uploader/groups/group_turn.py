@@ -90,7 +90,7 @@ class GroupTurn:
             self._put(offset, row._replace(is_leased=False, wait_ms=delay_ms))
 
     def revoke(self, offset: int, deliveries: int) -> None:
-        """Undo a lease that no member learned of, or began: it was no delivery."""
+        """Undo a lease that no member learned of: it was no delivery."""
         row = self._leased(offset, deliveries)
         if row is not None:
             undone = row._replace(deliveries=deliveries - 1, is_leased=False, wait_ms=0)

@@ -18,15 +18,13 @@ from walstore.errors import WalClosedError
 from walstore.records import Record
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class LeasedJob:
     """A lease that this process has."""
 
     record: Record
     deliveries: int
     member: bytes = b""
-    is_begun: bool = False
-    """Whether the member said so, by extending the lease."""
 
 
 class KnownGroup:
@@ -39,7 +37,7 @@ class KnownGroup:
         self.made: str | None = None
         """Which group it is, once that is settled: one made later under this name is another group."""
         self.leased: dict[int, LeasedJob] = {}
-        """The leases of this process by offset, oldest first; what the document has no longer is gone."""
+        """The leases of this process by offset; those that the document has no longer are gone."""
         self.sight = Sight()
         """When each lease was seen first."""
         self._place = place
