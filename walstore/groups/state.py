@@ -340,8 +340,9 @@ class GroupState:
             elif self._is_held_unread(offset, deliveries):
                 self._leased_until[offset] = now
         not_begun = _not_begun([job for job in given if job.member])
+        undone = set(not_begun)
         for job in given:
-            if job not in not_begun:
+            if job not in undone:
                 self._end_lease(job, now)
         return self._take_back(not_begun, now)
 

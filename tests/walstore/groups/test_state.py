@@ -95,6 +95,16 @@ def test_giving_back_extending_and_leaving() -> None:
     assert taken(state, 17.0) == (1, 3)
 
 
+def test_a_member_may_leave_with_very_many_jobs() -> None:
+    """Each is looked at once: with one pass for each of them this would take minutes."""
+    many = 100_000
+    state = make(count=many)
+    for _ in range(many):
+        taken(state)
+    assert len(state.leave(b"a", 1.0)) == many - 1  # it has begun the first
+    assert (state.leased, taken(state, 1.0), taken(state, 1.0)) == (0, (1, 2), (2, 1))
+
+
 def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
     """Then the leases say of no member that they are its own."""
     state = make(
