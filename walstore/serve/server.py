@@ -410,7 +410,9 @@ class Server:
             for connection in list(self._connections):
                 idle = connection.idle_seconds(now)
                 if idle > stall:
-                    connection.drop(f"it took nothing, or next to nothing, of its answers for {stall:g} s")
+                    connection.drop(
+                        f"it took nothing, or next to nothing, of its answers for {stall:g} s"
+                    )
                 elif idle > SHORTAGE_SECONDS and self.outgoing.waiting and connection.held_bytes:
                     connection.drop(
                         f"it took next to nothing of its answers for {SHORTAGE_SECONDS:g} s; others wait "
