@@ -498,9 +498,9 @@ class GroupCoordinator:
     async def _bury_again(self, found: Remembered) -> None:
         """Append the letters again whose jobs a crash left unsettled; their numbers keep them single."""
         assert self._state is not None
-        for offset, number in sorted(found.buried.items(), key=lambda pair: pair[1]):
-            if found.is_settled(offset) or offset < self._state.position:
-                continue
+        left = [at for at in found.unsettled(found.buried) if at >= self._state.position]
+        for offset in sorted(left, key=found.buried.__getitem__):
+            number = found.buried[offset]
             async with self._log.reader(offset, stop=offset + 1, follow=False) as reader:
                 async for record in reader:
                     await self._bury_one(record, found.deliveries.get(offset, 0), number)

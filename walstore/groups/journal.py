@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -105,9 +107,13 @@ class Remembered:
                 return False
         return True
 
-    def is_settled(self, offset: int) -> bool:
-        """Whether an entry settles an offset."""
-        return offset < self.position or any(low <= offset < high for low, high in self.settled)
+    def unsettled(self, offsets: Iterable[int]) -> list[int]:
+        """Return those of the offsets that no entry settles."""
+        ranges = sorted(self.settled)
+        starts = [low for low, _ in ranges]
+        # How far those reach that begin at or below an offset.
+        limits = list(accumulate((high for _, high in ranges), max, initial=self.position))
+        return [offset for offset in offsets if limits[bisect_right(starts, offset)] <= offset]
 
     def entries(self) -> list[bytes]:
         """Return it as entries."""

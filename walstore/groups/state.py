@@ -100,7 +100,7 @@ class GroupState:
         self._moments: list[tuple[float, int]] = []
         self._due: deque[int] = deque()
         # With order by key: what waits behind an outstanding job of the same key.
-        self._behind: dict[bytes, deque[int]] = {}
+        self._behind: dict[bytes, OrderedDict[int, None]] = {}
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class GroupState:
         if self._is_ordered and record.key is not None:
             behind = self._behind.get(record.key)
             if behind is not None:
-                behind.append(offset)
+                behind[offset] = None
                 return
-            self._behind[record.key] = deque()
+            self._behind[record.key] = OrderedDict()
         if until is not None:
             job.is_leased = job.is_away = True
             self.leased += 1
@@ -234,19 +234,17 @@ class GroupState:
         key = job.record.key
         if self._is_ordered and key is not None:
             behind = self._behind[key]
-            if (
-                offset in behind
-            ):  # settled before its turn, by an acknowledgement from before a restart
-                behind.remove(offset)
+            if offset in behind:  # before its turn, by an acknowledgement from before a restart
+                del behind[offset]
             elif behind:
                 self._release_first(behind)
             else:
                 del self._behind[key]
         return True
 
-    def _release_first(self, behind: deque[int]) -> None:
+    def _release_first(self, behind: OrderedDict[int, None]) -> None:
         """Make the next job of a key available."""
-        job = self._outstanding[behind.popleft()]
+        job = self._outstanding[behind.popitem(last=False)[0]]
         if self._is_spent(job):
             self.dead.append((job.record, job.deliveries))
         else:

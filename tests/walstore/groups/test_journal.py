@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.cases import case
+from tests.effort import first_seed
 from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
 from walstore.files.posix import PosixFileSystem
 from walstore.groups.journal import (
@@ -56,14 +58,31 @@ def test_the_format_is_as_ever() -> None:
         letters=7,
         end=len(FILE),
     )
-    assert [found.is_settled(offset) for offset in (2, 3, 5, 7, 8)] == [
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
+    assert found.unsettled((2, 3, 5, 7, 8)) == [3, 8]
     assert list(found.settled_offsets()) == [5, 6, 7]
+
+
+def test_what_is_settled_by_ranges_in_any_order_that_overlap() -> None:
+    random = Random(first_seed("ranges"))
+    for _ in range(200):
+        found = Remembered(position=random.randrange(10))
+        for _ in range(random.randrange(6)):
+            low = random.randrange(30)
+            found.settled.append((low, low + 1 + random.randrange(8)))
+        left = [
+            offset
+            for offset in range(40)
+            if offset >= found.position and offset not in found.settled_offsets()
+        ]
+        assert found.unsettled(range(40)) == left
+
+
+def test_very_many_dead_letters_are_looked_up_at_once() -> None:
+    """With one pass over all that is settled for each of them this would take minutes."""
+    many = 100_000
+    settled = [(2 * number, 2 * number + 1) for number in range(many)]
+    found = Remembered(settled=settled)
+    assert found.unsettled(range(2 * many)) == list(range(1, 2 * many, 2))
 
 
 def test_it_ends_at_the_first_damaged_entry() -> None:

@@ -105,6 +105,15 @@ def test_a_member_may_leave_with_very_many_jobs() -> None:
     assert (state.leased, taken(state, 1.0), taken(state, 1.0)) == (0, (1, 2), (2, 1))
 
 
+def test_very_many_jobs_of_one_key() -> None:
+    """With a search among all that wait for each of them this would take minutes."""
+    many = 100_000
+    state = make(keys="a" * many, is_ordered=True)
+    for offset in range(1, many + 1):
+        assert taken(state) == (offset, 1)
+        assert state.settle(offset)
+
+
 def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
     """Then the leases say of no member that they are its own."""
     state = make(
