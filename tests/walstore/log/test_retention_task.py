@@ -92,11 +92,13 @@ async def test_a_segment_goes_when_its_newest_record_expires(log_directory, cloc
     async with opened(log_directory, AGED, clock) as wal:
         await fill(wal, FULL - 1)
         clock.advance(600)
-        await fill(wal, 2)
+        await fill(wal, 1)
+        clock.advance(1)
+        await fill(wal, 1)  # in the next segment: it goes later
         ((_, limit),) = spans(wal)
         await clock.wait_for_sleepers()
         assert clock.sleepers == 1
-        clock.advance(HOUR - 1e-6)
+        clock.advance(HOUR - 1 - 1e-6)
         await turns(50)
         assert wal.head == 1
         clock.advance(1e-6)

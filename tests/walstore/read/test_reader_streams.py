@@ -474,6 +474,8 @@ async def test_streams_of_a_real_log(log_directory) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         for n in range(600):
             wal.append_nowait(b"%04d" % n * 100, stream=f"s{n % 7}" if n % 8 else None)
+            if n % 300 == 0:
+                await wal.flush()
         await wal.flush()
         assert len(wal._state.segments) > 3
         everything = [record async for record in wal.reader(follow=False)]
