@@ -6,6 +6,7 @@ Invariants (tests/walstore/append/test_budgets.py)
   B2  Bytes accepted by all channels and not yet durable stay within the budget, except for one larger
       group, which is accepted when nothing else is pending.
   B3  Logs that wait for room are served in turn, one group each, and no log overtakes them.
+  B4  With room kept for those that are first, others never take it; of these the newest is served first.
 """
 
 from __future__ import annotations
@@ -64,8 +65,11 @@ class CacheBudget:
 class ChannelBudget:
     """Bytes that the channels of many logs may hold together: accepted and not yet durable."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, *, first_bytes: int = 0) -> None:
+        """Keep ``first_bytes`` of it for those that are first. Who just came then does not wait for many who
+        came before and keep what they got."""
         self.capacity_bytes = capacity_bytes
+        self._first_bytes = first_bytes
         self.used_bytes = 0
         """Bytes accepted and not yet durable, and room leased to logs that are accepting some."""
         # Waiting shares and their sizes, in the order of their turns: those that go first, and the others.
@@ -81,9 +85,10 @@ class ChannelBudget:
         waited for, and waits again if it needs more."""
         return ChannelShare(self, admit)
 
-    def fits(self, size_bytes: int) -> bool:
+    def fits(self, size_bytes: int, *, is_first: bool = False) -> bool:
         """Whether the share with the turn may take this much."""
-        return not self.used_bytes or self.used_bytes + size_bytes <= self.capacity_bytes
+        most = self.capacity_bytes - (0 if is_first else self._first_bytes)
+        return not self.used_bytes or self.used_bytes + size_bytes <= most
 
     def enqueue(self, share: ChannelShare, size_bytes: int, *, is_first: bool = False) -> None:
         """Let a share wait for ``size_bytes``; a waiting share keeps its place.
@@ -99,9 +104,14 @@ class ChannelBudget:
 
     def serve(self) -> None:
         """Give the turn to waiting shares, in order, while there is room for the first."""
-        while queue := self._queues[0] or self._queues[1]:
-            share, size_bytes = next(iter(queue.items()))
-            if not self.fits(size_bytes):
+        first, others = self._queues
+        while queue := first or others:
+            is_first = queue is first
+            newest_first = self._first_bytes and not is_first
+            share, size_bytes = next(
+                reversed(queue.items()) if newest_first else iter(queue.items())
+            )
+            if not self.fits(size_bytes, is_first=is_first):
                 return
             del queue[share]
             share.take_turn()
@@ -119,11 +129,11 @@ class ChannelShare:
         self._held_bytes = 0  # taken and not returned
         self._lease_bytes = 0  # promised and not yet taken
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_room(self, size_bytes: int, *, is_first: bool = False) -> bool:
         """Whether this much may be taken now without overtaking another log."""
         budget = self._budget
         if self._has_turn or not budget.waiting:
-            return budget.fits(size_bytes - self._lease_bytes) or (
+            return budget.fits(size_bytes - self._lease_bytes, is_first=is_first) or (
                 budget.used_bytes == self._lease_bytes
             )
         return False
@@ -190,3 +200,8 @@ class ChannelShare:
             self._admit()
         finally:
             self._has_turn = False
+
+
+def answer_budget(capacity_bytes: int) -> ChannelBudget:
+    """Return the budget of answers of a server: half of it is only for clients that take theirs."""
+    return ChannelBudget(capacity_bytes, first_bytes=capacity_bytes // 2)

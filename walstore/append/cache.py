@@ -87,6 +87,14 @@ class Cache:
                 self._budget.touch(self)
         return found
 
+    def has(self, position: int) -> bool:
+        """Whether :meth:`read` returns anything."""
+        first = bisect_right(self._starts, position, self._gone) - 1
+        if first < self._gone:
+            return False
+        batch = self._batches[first]
+        return batch is not None and position < batch.limit
+
     def evict_oldest(self) -> int:
         """Evict the oldest batch, of which there must be one, and return its size."""
         oldest = self._batches[self._gone]

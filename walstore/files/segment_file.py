@@ -121,6 +121,20 @@ def read_batches(
         )
 
 
+def stored_bytes(fs: FileSystem, source: Segment, position: int) -> int:
+    """Return what the batch at an offset takes once it is read, of which only the header is read here.
+
+    0 if there is none: reading it raises the right error. Raises as :func:`read_batches`.
+    """
+    with contextlib.closing(fs.open(source.path, "r")) as file:
+        at = load_index(file, source).locate(position)
+        while header := peek_frame(file, at):
+            if position < header.limit:
+                return header.length + (header.body_bytes if header.codec else 0)
+            at += max(header.length, frame.HEADER_BYTES)
+    return 0
+
+
 def find_offset(
     fs: FileSystem, segments: Sequence[Segment], timestamp_us: int, limit: int
 ) -> int | None:

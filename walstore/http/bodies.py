@@ -14,7 +14,8 @@ from walstore.batches.cost import RECORD_COST_BYTES
 from walstore.http.content import JSON, MOST_MESSAGES, decode_body, split_body
 from walstore.http.json_text import SHORT_CHARS
 from walstore.http.protocol import RefusedError
-from walstore.http.room import Room
+from walstore.serve.outgoing import SHORT_BYTES
+from walstore.serve.room import Room
 
 if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
@@ -48,9 +49,9 @@ class Bodies:
         if not request.can_read_body:
             yield b""
             return
-        room = Room(self._budget, self._settings.body_seconds)
+        room = Room(self._budget)
         try:
-            await room.wait(self._cost(request))
+            await self._wait(room, self._cost(request))
             yield await self._read(request)
         finally:
             room.close()
@@ -61,14 +62,26 @@ class Bodies:
 
         RefusedError if it is not what its content type says; 503 if there is no room.
         """
-        room = Room(self._messages, self._settings.body_seconds)
+        room = Room(self._messages)
         try:
             if body and content_type == JSON:
                 most = min(body.count(b",") + 1, MOST_MESSAGES)
-                await room.wait(most * _MESSAGE_BYTES)
+                await self._wait(room, most * _MESSAGE_BYTES)
             yield await _split(content_type, body) if body else []
         finally:
             room.close()
+
+    async def _wait(self, room: Room, size_bytes: int) -> None:
+        """Hold room for a body once there is some; little never waits."""
+        if size_bytes <= SHORT_BYTES:
+            room.hold(size_bytes)
+            return
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                await room.wait(size_bytes)
+        except TimeoutError:
+            text = "what all clients send is too much; send the request again"
+            raise RefusedError(503, text, {"Retry-After": "1", "Connection": "close"}) from None
 
     def _cost(self, request: web.Request) -> int:
         """Return about what a body takes in memory, before anything is read of it."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from walstore.ports import Clock
+from walstore.serve.outgoing import limit_ahead
 
 _SWEEP_SECONDS: Final = 1.0
 
@@ -87,6 +88,7 @@ class _Guard(asyncio.Protocol):
         self._transport = transport
         self._is_in = self._owner.joined(self, transport)
         if self._is_in:
+            limit_ahead(transport)
             self._inner.connection_made(transport)
         else:
             self._transport.abort()

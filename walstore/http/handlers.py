@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
 from walstore.http import protocol
-from walstore.http.answering import cut_off, expected_later
+from walstore.http.answering import expected_later
+from walstore.http.answers import Answers
 from walstore.http.bodies import Bodies
 from walstore.http.content import (
     control_event,
@@ -28,10 +30,8 @@ from walstore.http.protocol import (
     is_true,
     parse_offset,
 )
-from walstore.http.room import Answers
 from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
-from walstore.serve.outgoing import SHORTAGE_SECONDS
 
 if TYPE_CHECKING:
     from walstore.http.settings import HttpSettings
@@ -215,62 +215,47 @@ class Handlers:
             return await self._poll(request, stream, start)
         if word == _NOW:
             chunk = StreamChunk((), start, start, is_up_to_date=True, is_closed=stream.is_closed)
-            answer = self._answer(request, stream, chunk)
+            nothing = await _joined(stream, chunk)
+            answer = self._answer(request, stream, chunk, len(nothing))
             del answer.headers["ETag"]
+            if answer.status == 200:
+                await answer.prepare(request)
+                await answer.write(nothing)
             return answer
-        async with self._answers.read(stream, start) as chunk:
-            return await self._sent(request, self._answer(request, stream, chunk))
+        begin = partial(self._answer, request, stream)
+        return (await self._answers.send(request, stream, start, begin, _joined))[0]
 
-    async def _poll(self, request: web.Request, stream: Stream, start: int) -> web.Response:
+    async def _poll(self, request: web.Request, stream: Stream, start: int) -> web.StreamResponse:
         await stream.wait(start, self._settings.poll_seconds)
-        async with self._answers.read(stream, start) as chunk:
-            if chunk.values:
-                answer = self._answer(request, stream, chunk)
+
+        def begin(chunk: StreamChunk, size_bytes: int) -> web.StreamResponse:
+            if chunk.is_empty:
+                answer: web.StreamResponse = web.Response(status=204)
+                answer.headers.update({"Cache-Control": "no-store", **_place(chunk)})
             else:
-                answer = web.Response(status=204, headers={"Cache-Control": "no-store"})
-                answer.headers.update(_place(chunk))
+                answer = self._answer(request, stream, chunk, size_bytes)
             if not chunk.is_closed:
                 answer.headers[protocol.CURSOR] = self._cursor(request)
-            return await self._sent(request, answer)
+            return answer
 
-    async def _sent(self, request: web.Request, answer: web.Response) -> web.Response:
-        """Return an answer once its client has taken it, or nearly all of it.
+        return (await self._answers.send(request, stream, start, begin, _joined))[0]
 
-        One that takes nothing is disconnected if there is no room for others.
-        """
-        await answer.prepare(request)
-        sending = asyncio.get_running_loop().create_task(answer.write_eof())
-        left = -1
-        try:
-            while not sending.done() and request.transport is not None:
-                before, left = left, request.transport.get_write_buffer_size()
-                if left == before and self._answers.is_short:
-                    request.transport.abort()
-                    return answer
-                patience = min(self._settings.body_seconds, SHORTAGE_SECONDS)
-                await asyncio.wait({sending}, timeout=patience)
-        finally:
-            sending.cancel()
-            sending.add_done_callback(_heed)
-        if sending.done():
-            sending.result()
-        return answer
-
-    def _answer(self, request: web.Request, stream: Stream, chunk: StreamChunk) -> web.Response:
+    def _answer(
+        self, request: web.Request, stream: Stream, chunk: StreamChunk, size_bytes: int
+    ) -> web.StreamResponse:
         tag = f'"{stream.wal.log_id}:{chunk.start}:{chunk.limit}{":c" if chunk.is_closed else ""}"'
         headers = {
             "ETag": tag,
             # Nothing was found: that may change at any moment.
-            "Cache-Control": self._cached if chunk.values else "no-store",
+            "Cache-Control": "no-store" if chunk.is_empty else self._cached,
             **_place(chunk),
         }
         if protocol.is_match(request.headers.getall("If-None-Match", ()), tag):
             return web.Response(status=304, headers=headers)
-        content_type = stream.config.content_type
-        return web.Response(
-            body=join_records(content_type, chunk.values),
-            headers={**headers, "Content-Type": content_type},
-        )
+        headers["Content-Type"] = stream.config.content_type
+        answer = web.StreamResponse(headers=headers)
+        answer.content_length = size_bytes
+        return answer
 
     async def _send_events(
         self, request: web.Request, stream: Stream, start: int
@@ -287,26 +272,24 @@ class Handlers:
             answer.headers[protocol.SSE_ENCODING] = "base64"
         until = self._clock.monotonic() + self._settings.event_seconds
         at, is_first = start, True
+
+        def end(chunk: StreamChunk) -> bytes:
+            is_news = is_first or not chunk.is_empty or chunk.is_closed
+            return self._control(request, chunk) if is_news else b""
+
         while True:
-            async with self._answers.read(stream, at) as chunk:
-                if is_first:  # what cannot be read has been refused
-                    await answer.prepare(request)
-                if chunk.values or chunk.is_closed or is_first:
-                    await self._send_event(request, answer, stream, chunk)
-                at, is_first = chunk.limit, False
-                left = until - self._clock.monotonic()
-                has_ended = stream.has_ended and chunk.is_up_to_date
-                if chunk.is_closed or left <= 0 or has_ended or self._streams.is_ending:
-                    return answer
+            # What cannot be read is refused before the answer begins.
+            _, chunk = await self._answers.send(
+                request, stream, at, lambda *_: answer, self._data, end
+            )
+            at, is_first = chunk.limit, False
+            left = until - self._clock.monotonic()
+            has_ended = stream.has_ended and chunk.is_up_to_date
+            if chunk.is_closed or left <= 0 or has_ended or self._streams.is_ending:
+                return answer
             await stream.wait(at, left)
 
-    async def _send_event(
-        self,
-        request: web.Request,
-        answer: web.StreamResponse,
-        stream: Stream,
-        chunk: StreamChunk,
-    ) -> None:
+    def _control(self, request: web.Request, chunk: StreamChunk) -> bytes:
         place = format_offset(chunk.limit)
         control: dict[str, Any] = {"streamNextOffset": place}
         if chunk.is_closed:
@@ -315,21 +298,19 @@ class Handlers:
             control["streamCursor"] = self._cursor(request)
         if chunk.is_up_to_date:
             control["upToDate"] = True
-        try:
-            async with asyncio.timeout(self._settings.body_seconds):
-                event = await self._data(stream, chunk)
-                await answer.write(event + control_event(control, place))
-        except TimeoutError:
-            cut_off(request)
+        return control_event(control, place)
 
     async def _data(self, stream: Stream, chunk: StreamChunk) -> bytes:
-        if not chunk.values:
+        if chunk.is_empty:
             return b""
-        if self._event is None or self._event[0] is not chunk:
-            made = data_event, stream.config.content_type, chunk.values, format_offset(chunk.limit)
-            size = sum(map(len, chunk.values))
-            self._event = chunk, await _maybe_on_thread(size, *made)
-        return self._event[1]
+        if self._event is not None and self._event[0] is chunk:
+            return self._event[1]
+        size = chunk.size_bytes
+        made = data_event, stream.config.content_type, chunk.values, format_offset(chunk.limit)
+        event = await _maybe_on_thread(size, *made)
+        if size <= SHORT_CHARS:
+            self._event = chunk, event
+        return event
 
     def _cursor(self, request: web.Request) -> str:
         jitter = 1 + secrets.randbelow(protocol.MOST_JITTER)
@@ -371,7 +352,5 @@ def _place(chunk: StreamChunk) -> dict[str, str]:
     return found
 
 
-def _heed(sending: asyncio.Task[None]) -> None:
-    """Note the error of a connection that ended while its answer was sent: nobody waits for it."""
-    if not sending.cancelled():
-        sending.exception()
+async def _joined(stream: Stream, chunk: StreamChunk) -> bytes:
+    return join_records(stream.config.content_type, chunk.values)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from walstore.append.budgets import ChannelBudget
+from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
 from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalError
 from walstore.http.access import Access
@@ -29,6 +29,7 @@ from walstore.runtime.extras import needs_extra
 from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import Opening, wait_closed
 from walstore.runtime.tasks import start_task
+from walstore.serve.fetching import Fetching
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_texts, as_token
 from walstore.wire.address import is_loopback, parse_listen
@@ -137,7 +138,7 @@ class HttpServer:
         """As given to :meth:`open`."""
         self.incoming = beside.incoming if beside else ChannelBudget(self.settings.request_bytes)
         """Bytes of the requests in progress."""
-        self.outgoing = beside.outgoing if beside else ChannelBudget(self.settings.answer_bytes)
+        self.outgoing = beside.outgoing if beside else answer_budget(self.settings.answer_bytes)
         """Bytes of the answers that clients have not taken."""
         self.addresses: list[str] = []
         """Where it is reached, such as ``http://127.0.0.1:7421``."""
@@ -146,7 +147,9 @@ class HttpServer:
         self._tickets = Tickets(self._clock)
         self._access = Access(token, allow_origins, self._tickets, is_local=is_local)
         self._registry = registry
-        self._streams = Streams(logs, self._clock)
+        self._is_alone = beside is None
+        self._fetching = beside.fetching if beside else Fetching()
+        self._streams = Streams(logs, self._clock, self._fetching)
         self._looking = Looking(logs, collections, self._clock)
         self._runner: web.AppRunner | None = None
         self._proxy: Proxy | None = None
@@ -199,12 +202,12 @@ class HttpServer:
         from aiohttp import web
 
         from walstore.http.answering import Answering
+        from walstore.http.answers import Answers
         from walstore.http.bodies import Bodies
         from walstore.http.handlers import Handlers
         from walstore.http.health import Health
         from walstore.http.pages import Pages
         from walstore.http.proxy import Proxy
-        from walstore.http.room import Answers
 
         cluster = self._logs if isinstance(self._logs, MemberLogs) else None
         if cluster is not None:
@@ -215,13 +218,16 @@ class HttpServer:
                 live_seconds=live,
             )
         self._answering = Answering(self._access, self.settings, cluster, self._proxy)
+        answers = Answers(
+            self.outgoing, self.settings.read_bytes, self.settings.body_seconds, self._clock
+        )
         app = web.Application(client_max_size=self.settings.body_bytes)
         for routes in (
             self._answering,
             Handlers(
                 self._streams,
                 Bodies(self.settings, self.incoming),
-                Answers(self.outgoing, self.settings.read_bytes, self.settings.body_seconds),
+                answers,
                 self.settings,
                 self._clock,
                 is_private=self._access.needs_token,
@@ -253,7 +259,7 @@ class HttpServer:
         for place in (one.getsockname() for one in self._server.sockets):
             shown = f"[{place[0]}]" if ":" in place[0] else place[0]
             self.addresses.append(f"{scheme}://{shown}:{place[1]}")
-        for sweep in (self._sweep(), connections.sweep()):
+        for sweep in (self._sweep(), connections.sweep(), answers.sweep()):
             self._sweeping.append(loop.create_task(sweep, name="walstore serve http"))
 
     async def _close(self) -> None:
@@ -295,6 +301,8 @@ class HttpServer:
         await self._streams.load()
         while True:
             await self._clock.sleep(_SWEEP_SECONDS)
+            if self._is_alone:
+                self._fetching.tidy()
             with contextlib.suppress(WalError, RefusedError):
                 await self._streams.expire()
 

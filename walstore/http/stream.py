@@ -24,6 +24,7 @@ from walstore.http.protocol import (
 )
 from walstore.log.wal import Wal
 from walstore.records import Durability
+from walstore.serve.fetching import Fetching
 
 FIRST_OFFSET: Final = 1
 """Of every log."""
@@ -84,14 +85,30 @@ class StreamChunk(NamedTuple):
     is_closed: bool
     """Whether nothing will ever follow."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no records."""
+        return self.limit == self.start
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the records."""
+        return sum(map(len, self.values))
+
 
 class Stream:
     """One stream. Its log belongs to whoever opened it."""
 
-    def __init__(self, name: str, wal: Wal, source: Stream | None) -> None:
-        """Take over a log; ``source`` is the stream that it is a fork of, if it is one."""
+    def __init__(
+        self, name: str, wal: Wal, source: Stream | None, fetching: Fetching | None = None
+    ) -> None:
+        """Take over a log; ``source`` is the stream that it is a fork of, if it is one.
+
+        ``fetching`` reads for all streams of a server.
+        """
         self.name = name
         self.wal = wal
+        self._fetching = fetching or Fetching()
         self.source = source
         self.config = StreamConfig(**json.loads(wal.registers.get(_CONFIG, "{}")))
         self.touched = 0.0
@@ -247,19 +264,29 @@ class Stream:
 
     # -- reading -----------------------------------------------------------------------------
 
-    async def read(self, start: int, most_bytes: int) -> StreamChunk:
-        """Return records from ``start`` on, without waiting. OffsetTrimmedError if they were removed."""
+    async def read(self, start: int, most_bytes: int, stop: int | None = None) -> StreamChunk:
+        """Return records from ``start`` on, below ``stop``, without waiting for any.
+
+        OffsetTrimmedError if they were removed.
+        """
         is_closed = self.is_closed  # before the tail: what was closed has its last record
         tail = self.tail
         last = self._last
         if last is not None and last[:3] == (start, tail, is_closed):
             return last[3]
         values: list[bytes] = []
-        at = await self.gather(values, start, tail, most_bytes)
+        limit = tail if stop is None else min(stop, tail)
+        at = await self.gather(values, start, limit, most_bytes)
         chunk = StreamChunk(values, start, at, at == tail, is_closed and at == tail)
         if at == tail and sum(map(len, values)) <= _SHARED_BYTES:
             self._last = (start, tail, is_closed, chunk)
         return chunk
+
+    def seen(self, chunk: StreamChunk) -> StreamChunk:
+        """Return a chunk that was read before as it would be read now."""
+        is_closed, tail = self.is_closed, self.tail
+        at_end = chunk.limit == tail
+        return chunk._replace(is_up_to_date=at_end, is_closed=is_closed and at_end)
 
     async def gather(self, values: list[bytes], at: int, limit: int, most_bytes: int) -> int:
         """Add records to ``values`` until there are ``most_bytes``; return the offset after them."""
@@ -273,8 +300,13 @@ class Stream:
             raise OffsetTrimmedError(requested=at, head=self.head, tail=self.tail)
         while at < limit and at >= base and size < most_bytes and len(values) < _MOST_RECORDS:
             reader = self.wal.reader(at - self._shift, stop=limit - self._shift, follow=False)
-            batch = await reader.fetch(
-                max_records=_MOST_RECORDS - len(values), max_bytes=most_bytes - size
+            batch = await self._fetching.fetch(
+                self.wal,
+                reader,
+                at - self._shift,
+                stop=limit - self._shift,
+                most_records=_MOST_RECORDS - len(values),
+                most_bytes=most_bytes - size,
             )
             if not len(batch):
                 break

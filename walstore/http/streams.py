@@ -14,6 +14,7 @@ from walstore.http.stream import Stream, StreamConfig
 from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.keyed_locks import KeyedLocks
+from walstore.serve.fetching import Fetching
 from walstore.store.wal_store import WalStore
 
 _RESERVED: Final = "__ds"
@@ -23,9 +24,12 @@ _RESERVED: Final = "__ds"
 class Streams:
     """The streams of a store, of a cluster, or the one of a log."""
 
-    def __init__(self, logs: Wal | WalStore | MemberLogs, clock: Clock) -> None:
-        """Serve ``logs``, which stay the caller's."""
+    def __init__(
+        self, logs: Wal | WalStore | MemberLogs, clock: Clock, fetching: Fetching | None = None
+    ) -> None:
+        """Serve ``logs``, which stay the caller's; ``fetching`` reads them."""
         self._logs = logs
+        self._fetching = fetching or Fetching()
         self._clock = clock
         self._open: dict[str, Stream] = {}
         self._locks = KeyedLocks(1)
@@ -71,7 +75,7 @@ class Streams:
             wal = await _made(store, name)
             if source is not None:
                 await source.note_fork(name, wal.log_id)
-            stream = Stream(name, wal, source)
+            stream = Stream(name, wal, source, self._fetching)
             await stream.create(config, [*first, *values], is_closed=is_closed)
             stream.touched = self._clock.monotonic()
             return self._kept(stream), True
@@ -124,7 +128,7 @@ class Streams:
             if not await logs.exists(name):
                 return None
             wal = await logs.wal(name)
-        made = Stream(name, wal, None)
+        made = Stream(name, wal, None, self._fetching)
         if made.config.source is not None:
             made.source = await self._look(made.config.source)
             if made.source is None or made.source.wal.log_id != made.config.source_id:

@@ -106,6 +106,15 @@ class LaggingSource(Protocol):
 
 
 @runtime_checkable
+class SizedSource(Protocol):
+    """An optional part of a source: it knows how large a batch is before it reads it."""
+
+    async def stored_bytes(self, position: int) -> int:
+        """Return what the batch at a visible position takes once it is read; 0 if it is in memory, or if
+        that is not known. Raises nothing that reading there would not raise."""
+
+
+@runtime_checkable
 class LocalSource(Protocol):
     """An optional part of a source: it has the newest records in memory, so they are read without waiting."""
 
@@ -321,6 +330,15 @@ class Reader(Owned):
             return True
         deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         return await self._readable(follow=True, deadline=deadline) is not None
+
+    async def coming_bytes(self) -> int:
+        """Not for callers: what the next batch takes once it is read; 0 if it is in memory, or if that is
+        not known, or if there is none."""
+        self._guard.check()
+        source, position = self._source, self._position
+        if self._batches or not isinstance(source, SizedSource) or position >= source.limit:
+            return 0
+        return await source.stored_bytes(position)
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""

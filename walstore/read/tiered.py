@@ -30,6 +30,7 @@ from walstore.files.segment_file import (
     find_offset,
     load_streams,
     read_batches,
+    stored_bytes,
 )
 from walstore.format.frame import ColumnKind
 from walstore.ports import FileSystem, Tier
@@ -178,6 +179,16 @@ class TieredSource:
         except WalError as error:
             self._state.errors.count(error)
             raise
+
+    async def stored_bytes(self, position: int) -> int:
+        """As of :class:`walstore.read.reader.SizedSource`."""
+        segment = self._state.segment_of(position)
+        if segment is None or self._state.cache.has(position):
+            return 0
+        try:
+            return await self._worker.run(stored_bytes, self._fs, segment, position)
+        except (OSError, WalError):
+            return 0  # reading there raises the right error, or is healed
 
     async def _read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         while True:

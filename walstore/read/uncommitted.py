@@ -81,6 +81,12 @@ class AcceptedSource:
                 break  # the rest of this builder comes before the next
         return found
 
+    async def stored_bytes(self, position: int) -> int:
+        """As of :class:`walstore.read.reader.SizedSource`."""
+        if position >= self._channel.written_limit:
+            return 0
+        return await self._source.stored_bytes(position)
+
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first durable offset at or after a time, or the durable limit."""
         return await self._source.offset_at(timestamp_us)

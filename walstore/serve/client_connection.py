@@ -32,12 +32,14 @@ from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.runtime.tasks import start_task
 from walstore.serve.answer import PackedAnswer, PreparedAnswer, encode_answer, size_of
 from walstore.serve.calls import CALLS, describe_readable
+from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
-from walstore.serve.reading import Reading
+from walstore.serve.reading import read
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
+from walstore.serve.stalls import Taking
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
@@ -68,7 +70,7 @@ class ConnectionOwner(Protocol):
     figures: ServerFigures
     incoming: ChannelBudget
     outgoing: ChannelBudget
-    reading: Reading
+    fetching: Fetching
     token: str | None
     version: str
 
@@ -127,8 +129,8 @@ class ClientConnection(asyncio.Protocol):
         """Number of the greeting while it is being answered."""
         # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
         self._moves = self._is_leaving = False
-        self.since = self._took_at = owner.monotonic()
-        self._taken_bytes: int | None = None
+        self._taking = Taking(owner.monotonic())
+        self.since = owner.monotonic()
         """When it last made progress: nothing half received and nothing that the client does not take."""
         self.peer = "a client"
         """Who it is, for people."""
@@ -198,22 +200,20 @@ class ClientConnection(asyncio.Protocol):
     # -- for the server ----------------------------------------------------------------------
 
     @property
-    def is_stuck(self) -> bool:
+    def _is_stuck(self) -> bool:
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
         is_inside = not self._is_greeted or self._decoder.is_inside
         return is_inside or self._is_leaving or not self._outgoing.is_writable
 
-    def idle_seconds(self, now: float) -> float:
-        """Return for how long the client has taken nothing of what waits for it, as looks at it show."""
+    def stall(self, now: float) -> str | None:
+        """Return why to disconnect the client, if there is a reason."""
+        seconds = self._owner.settings.stall_seconds
+        is_in_need = bool(self._owner.outgoing.waiting and self._outgoing.held_bytes)
         taken = self._outgoing.taken_bytes
-        if taken is None or taken != self._taken_bytes:
-            self._taken_bytes, self._took_at = taken, now
-        return now - self._took_at
-
-    @property
-    def held_bytes(self) -> int:
-        """What its answers take of the room for those of all clients."""
-        return self._outgoing.held_bytes
+        why = self._taking.stall(taken, now, most_seconds=seconds, is_in_need=is_in_need)
+        if why is None and self._is_stuck and now - self.since > seconds:
+            why = f"it left something half done for {seconds:g} s"
+        return why
 
     @property
     def used_bytes(self) -> int:
@@ -466,7 +466,7 @@ class ClientConnection(asyncio.Protocol):
     async def _read(self, message: Message) -> PackedAnswer | PreparedAnswer:
         assert self._service is not None
         most_bytes = self._owner.settings.read_bytes
-        return await self._owner.reading.read(self._service, message, most_bytes)
+        return await read(self._owner.fetching, self._service, message, most_bytes)
 
     # -- answers -----------------------------------------------------------------------------
 

@@ -11,21 +11,23 @@ The transport gets no more than a little ahead of what the client takes, so that
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from walstore.append.budgets import ChannelBudget
 from walstore.serve.answer import PreparedAnswer, size_of
+from walstore.serve.room import Room
 
 SHORT_BYTES: Final = 64 << 10
 """An answer of up to so much costs nothing of the budget, nor does what a client has not taken of so much."""
 
-SHORTAGE_SECONDS: Final = 5.0
-"""How long a client may take nothing of its answers while others wait for the room that they take."""
-_TAKER_BYTES: Final = 256 << 10
+TAKER_BYTES: Final = 256 << 10
 """A client that has taken so much gets its large answers before others: more than a socket holds for one that
-takes nothing."""
+takes nothing (:func:`limit_ahead`)."""
+_AHEAD_BYTES: Final = 64 << 10
 
 Pieces = Sequence[bytes | memoryview]
 
@@ -36,9 +38,8 @@ class Outgoing:
     def __init__(self, budget: ChannelBudget, most_bytes: int) -> None:
         """Hold up to ``most_bytes`` that the client has not taken, of what ``budget`` has for all."""
         self._most_bytes = most_bytes
-        self._admitting_bytes = budget.capacity_bytes // 2  # there is soon room for that
-        self._share = budget.share(self._admit)
-        self._admission: tuple[asyncio.Future[None], int] | None = None
+        # What waits in the transport, and room for the answer that is being made.
+        self._waiting, self._making = Room(budget), Room(budget)
         self._transport: asyncio.Transport | None = None
         self._turn = asyncio.Lock()
         # Of the messages that were written, what the transport has not been given.
@@ -46,9 +47,6 @@ class Outgoing:
         self._unsent_bytes = 0
         # Of the first of their pieces, what it was given: all of it is in memory until its end is sent.
         self._begun_bytes = 0
-        # What is held of the budget: bytes that wait in the transport, and room for an answer being made.
-        self._waiting_bytes = self._room_bytes = 0
-        self._has_ended = False
         self._written_bytes = 0
         self._has_taken = asyncio.Event()
         self._has_taken.set()
@@ -63,7 +61,7 @@ class Outgoing:
     @property
     def held_bytes(self) -> int:
         """What it takes of the budget."""
-        return self._waiting_bytes + self._room_bytes
+        return self._waiting.held_bytes + self._making.held_bytes
 
     @property
     def taken_bytes(self) -> int | None:
@@ -80,7 +78,7 @@ class Outgoing:
     def begin(self, transport: asyncio.Transport) -> None:
         """Write to a transport."""
         self._transport = transport
-        transport.set_write_buffer_limits(high=SHORT_BYTES)
+        limit_ahead(transport)
 
     def write(self, pieces: Pieces) -> None:
         """Write a message now, behind those before."""
@@ -117,12 +115,10 @@ class Outgoing:
         """The connection is lost: nothing waits for it."""
         self._unsent.clear()
         self._unsent_bytes = self._begun_bytes = 0
-        self._hold(0, 0)
-        self._has_ended = True
-        self._share.close()
+        self._waiting.close()
+        self._making.close()
         self._has_taken.set()
         self._writable.set()
-        self._resolve()
 
     async def send(
         self,
@@ -135,51 +131,35 @@ class Outgoing:
             room = await self._room(prepared.most_bytes)
             try:
                 pieces = encode(await prepared.make(room))
-                size = size_of(pieces)
-                if size > max(room, SHORT_BYTES) and not self._share.has_room(size - room):
+                while (size := size_of(pieces)) > max(room, SHORT_BYTES) and not self._has_room(
+                    size - room
+                ):
                     del pieces  # nothing is held while it waits
-                    self._hold(self._waiting_bytes, 0)
-                    await self._wait_large(size)
-                    pieces = encode(await prepared.make(size))
+                    self._making.hold(0)
+                    await self._has_taken.wait()
+                    await self._making.wait(size, is_first=self._is_taker)
+                    room = size
+                    pieces = encode(await prepared.make(room))
+                write(pieces)
             finally:
-                self._hold(self._waiting_bytes, 0)
-            write(pieces)
+                self._making.hold(0)
+
+    @property
+    def _is_taker(self) -> bool:
+        """Whether the client has taken more than its socket holds."""
+        return self._written_bytes - self._left_bytes > TAKER_BYTES
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return self._making.has(size_bytes, is_first=self._is_taker)
 
     async def _room(self, wanted: int) -> int:
         """Return how much the next answer may have."""
         await self._writable.wait()
-        if not self._share.has_room(wanted):
+        if not self._has_room(wanted):
             await self._has_taken.wait()
             wanted = min(wanted, SHORT_BYTES)
-        self._hold(self._waiting_bytes, wanted)
+        self._making.hold(wanted)
         return wanted
-
-    async def _wait_large(self, size: int) -> None:
-        """Wait for room for an answer that is larger than there was room for, after others that wait so."""
-        await self._has_taken.wait()
-        wanted = min(size, self._admitting_bytes)
-        if self._share.has_room(wanted) or self._has_ended:
-            self._hold(self._waiting_bytes, size)
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._admission = future, size
-        self._share.wait(wanted, is_first=self._written_bytes > _TAKER_BYTES)
-        self._share.serve()
-        try:
-            await future
-        finally:
-            self._admission = None
-            self._share.leave()
-
-    def _admit(self) -> None:
-        """There is the room that was waited for."""
-        if self._admission is not None:
-            self._hold(self._waiting_bytes, self._admission[1])
-        self._resolve()
-
-    def _resolve(self) -> None:
-        if self._admission is not None and not self._admission[0].done():
-            self._admission[0].set_result(None)
 
     def _send_on(self) -> None:
         """Give the transport more until the client has to take some."""
@@ -188,7 +168,7 @@ class Outgoing:
         while self._unsent and self._has_taken.is_set() and not transport.is_closing():
             transport.write(self._next_unsent())
         left = self._left_bytes + self._begun_bytes
-        self._hold(left if left > SHORT_BYTES else 0, self._room_bytes)
+        self._waiting.hold(left if left > SHORT_BYTES else 0)
 
     def _next_unsent(self) -> bytes | memoryview:
         """Remove and return what is to be sent next: a part of a piece, or several pieces."""
@@ -208,13 +188,15 @@ class Outgoing:
         self._unsent_bytes -= SHORT_BYTES - room
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
-    def _hold(self, waiting_bytes: int, room_bytes: int) -> None:
-        if self._has_ended:
-            return
-        change = waiting_bytes + room_bytes - self.held_bytes
-        self._waiting_bytes, self._room_bytes = waiting_bytes, room_bytes
-        if change > 0:
-            self._share.take(change)
-        elif change < 0:
-            self._share.give(-change)
-            self._share.serve()
+
+def limit_ahead(transport: asyncio.BaseTransport) -> None:
+    """Let a connection take what is sent only a little ahead of its other end.
+
+    Linux takes up to 4 MiB for one that takes nothing, in memory that no process is charged for.
+    """
+    cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=SHORT_BYTES)
+    connection = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None and connection is not None and connection.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, option, _AHEAD_BYTES)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import walstore
-from walstore.append.budgets import ChannelBudget
+from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
 from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
@@ -35,9 +35,8 @@ from walstore.runtime.metric import Metric
 from walstore.runtime.resource import Opening, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
+from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
-from walstore.serve.outgoing import SHORTAGE_SECONDS
-from walstore.serve.reading import Reading
 from walstore.serve.settings import ServeSettings
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
@@ -154,9 +153,9 @@ class Server:
         most_bytes = max(self.settings.request_bytes, self.settings.message_bytes + _SPARE_BYTES)
         self.incoming = ChannelBudget(most_bytes)
         """Bytes of requests of all clients."""
-        self.outgoing = ChannelBudget(self.settings.answer_bytes)
+        self.outgoing = answer_budget(self.settings.answer_bytes)
         """Bytes of answers of all clients."""
-        self.reading = Reading()
+        self.fetching = Fetching()
         """Reads for all clients."""
         self.figures = ServerFigures()
         """What was counted."""
@@ -402,24 +401,15 @@ class Server:
 
     async def _sweep(self) -> None:
         """Disconnect clients that stopped in the middle of something."""
-        stall = self.settings.stall_seconds
+        pause = min(_SWEEP_SECONDS, self.settings.stall_seconds / 2)
         while True:
-            await self._clock.sleep(min(_SWEEP_SECONDS, stall / 2))
+            await self._clock.sleep(pause)
             now = self._clock.monotonic()
-            self.reading.tidy()
+            self.fetching.tidy()
             for connection in list(self._connections):
-                idle = connection.idle_seconds(now)
-                if idle > stall:
-                    connection.drop(
-                        f"it took nothing, or next to nothing, of its answers for {stall:g} s"
-                    )
-                elif idle > SHORTAGE_SECONDS and self.outgoing.waiting and connection.held_bytes:
-                    connection.drop(
-                        f"it took next to nothing of its answers for {SHORTAGE_SECONDS:g} s; others wait "
-                        "for the room that they take"
-                    )
-                elif connection.is_stuck and now - connection.since > stall:
-                    connection.drop(f"it left something half done for {stall:g} s")
+                why = connection.stall(now)
+                if why is not None:
+                    connection.drop(why)
 
 
 def _bind(path: str) -> tuple[socket.socket, Path, int]:

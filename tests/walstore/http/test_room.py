@@ -33,8 +33,7 @@ async def test_answers_that_nobody_takes_have_a_limit_and_others_are_answered(
             for client in clients:
                 client.writer.transport.pause_reading()
                 client.send(ask(query))
-            await until(lambda: served.server.requests == 60)
-            await until(lambda: served.server.outgoing.used_bytes > 6 * MIB)
+            await until(lambda: served.server.outgoing.used_bytes > 2 * MIB)
             most = limits.answer_bytes + 60 * 4 * (64 << 10)
             assert served.server.outgoing.used_bytes < most
             assert len(await served.content("s")) >= 50_000

@@ -1,0 +1,112 @@
+"""Sending: one answer of an HTTP server on its way to its client, in pieces as that takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from walstore.append.budgets import ChannelBudget
+from walstore.serve.outgoing import SHORT_BYTES
+from walstore.serve.room import Room
+from walstore.serve.stalls import Taking
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_PIECE_BYTES: Final = 64 << 10
+_LONG_SECONDS: Final = 0.5
+"""Who takes nothing for so long lets others have its room."""
+
+
+class Sending:
+    """Writes to one client. Belongs to the event loop."""
+
+    def __init__(self, request: web.Request, budget: ChannelBudget, now: float) -> None:
+        """Answer ``request``; what waits without being part of anything else is held of ``budget``."""
+        self._request = request
+        self._room = Room(budget)
+        self._written_bytes = 0
+        # Ends when the client has taken nearly all that was written, if it has not yet.
+        self._draining: asyncio.Task[None] | None = None
+        # Done when what is being written is to be dropped.
+        self._letting_go: asyncio.Future[None] | None = None
+        self._taking = Taking(now)
+
+    @property
+    def _left_bytes(self) -> int:
+        """What the client has not taken."""
+        transport = self._request.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def stall(self, now: float, *, most_seconds: float, is_in_need: bool) -> str | None:
+        """Return why to end the connection, as :class:`walstore.serve.stalls.Taking`."""
+        left = self._left_bytes
+        taken = self._written_bytes - left if left else None
+        return self._taking.stall(taken, now, most_seconds=most_seconds, is_in_need=is_in_need)
+
+    async def write(self, data: bytes, start: int = 0) -> int:
+        """Write from byte ``start`` on, and return how far, once the client has taken nearly all of that.
+
+        Less than all if it takes nothing and :meth:`let_go` was called: then it has not taken that yet.
+        """
+        for at in range(start, len(data), _PIECE_BYTES):
+            # Copied: a view would keep all of the data as long as its last piece.
+            await self._put(data[at : at + _PIECE_BYTES])
+            if self._left_bytes > SHORT_BYTES and not await self._is_taken():
+                return min(at + _PIECE_BYTES, len(data))
+        return len(data)
+
+    def let_go(self) -> None:
+        """If the client takes nothing for long, let others have the room of what it is sent."""
+        is_long = self._taking.idle_seconds >= _LONG_SECONDS
+        if is_long and self._letting_go is not None and not self._letting_go.done():
+            self._letting_go.set_result(None)
+
+    async def write_first(self, data: bytes, size_bytes: int) -> int:
+        """Write up to so much and return how much; :meth:`taken` waits for the client, without the data."""
+        await self._put(data[:size_bytes])
+        left = self._left_bytes
+        self._room.hold(left if left > SHORT_BYTES else 0)
+        return min(size_bytes, len(data))
+
+    async def taken(self) -> None:
+        """Return once the client has taken nearly all that was written."""
+        await (self._draining or self._request.writer.drain())
+        self._draining = None
+        self._room.hold(0)
+
+    def close(self) -> None:
+        """End the connection now."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    def end(self) -> None:
+        """Nothing more is written."""
+        self._room.close()
+        if self._draining is not None:
+            self._draining.cancel()
+
+    @property
+    def peer(self) -> str:
+        """Who the client is, for people."""
+        return str(self._request.remote or "a client")
+
+    async def _is_taken(self) -> bool:
+        """Wait until the client has taken nearly all; False if what is written is to be dropped before."""
+        loop = asyncio.get_running_loop()
+        # A task, since waiting for it may not be cancelled: others of the connection wait for the same.
+        self._draining = loop.create_task(self._request.writer.drain())
+        self._letting_go = loop.create_future()
+        both = {self._draining, self._letting_go}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self._letting_go = None
+        if not self._draining.done():
+            return False
+        self._draining.result()
+        self._draining = None
+        return True
+
+    async def _put(self, data: bytes) -> None:
+        self._written_bytes += len(data)
+        writer: Any = self._request.writer  # whose interface does not show that it need not wait
+        await writer.write(data, drain=False)
