@@ -10,7 +10,7 @@ from tests.sim.rules import ViolationError
 from uploader.format.group_document import GroupDocument, JobRow
 
 GROUP_RULES: Final = {
-    "lease": "no job is leased anew before the lease on it is over, or was given back",
+    "lease": "a lease ends when it is over or its process gives it back, and no job is leased anew before",
     "one-member": "a lease is given to one member",
     "settled": "a job is settled only when somebody asked for that, and never comes again",
     "acknowledged": "an acknowledgement that returned is kept",
@@ -84,13 +84,20 @@ class GroupTruth:
             if offset < old.position:
                 raise GroupViolationError("settled", f"{offset} comes again")
             return
-        if before == after or not after.is_leased:
+        if before == after:
+            return
+        is_over = self._ends(before) <= now + _EARLY_SECONDS
+        if before.is_leased and not is_over and _process(before) != _process(after):
+            raise GroupViolationError(
+                "lease", f"{offset} is of {before.tag}, and {after.tag} ends that at {now}"
+            )
+        if not after.is_leased:
             return
         if after.deliveries == before.deliveries:
             return  # the lease began anew
         if before.is_leased and (offset, before.deliveries) in self.given_back:
             return
-        if self._ends(before) > now + _EARLY_SECONDS:
+        if not is_over:
             raise GroupViolationError(
                 "lease", f"{offset} is leased at {now}, not after {self._ends(before)}"
             )
@@ -139,3 +146,8 @@ class GroupTruth:
             raise GroupViolationError(
                 "all", f"{dict(document.rows)} are left at {document.position}"
             )
+
+
+def _process(row: JobRow) -> str:
+    """Return whose change made a row."""
+    return row.tag.rpartition("-")[0]
