@@ -35,6 +35,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.settings import GroupSettings
+from walstore.groups.state import not_begun
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
@@ -217,6 +218,8 @@ class CloudGroup:
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
         lease = self._held(offset, deliveries)
+        if lease is not None:
+            lease.is_begun = True
         if lease is None or not await self._ask(lambda turn: turn.extend(lease)):
             raise LeaseExpiredError(
                 f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
@@ -224,7 +227,10 @@ class CloudGroup:
             )
 
     async def leave(self, member: bytes) -> None:
-        """Give back at once all that a member holds; it waits for jobs no longer."""
+        """Give back at once all that a member holds; it waits for jobs no longer.
+
+        What it had not begun was no delivery: that goes into the same swap.
+        """
         for taker in self._takers:
             if taker.member == member and not taker.future.done():
                 taker.future.set_exception(
@@ -233,12 +239,17 @@ class CloudGroup:
         held = [lease for lease in self._known.leased.values() if lease.member == member]
         if self._failure is not None or self._known.made is None or not held:
             return
+        undone = not_begun(held)
 
         def give_all(turn: GroupTurn) -> None:
-            for lease in held:
+            for lease in undone:
+                turn.revoke(lease)
+            for lease in set(held).difference(undone):
                 turn.give_back(lease, 0)
 
         await self._ask(give_all)
+        self._delivered -= len(undone)
+        self._redelivered -= sum(lease.deliveries > 1 for lease in undone)
 
     async def statistics(self) -> GroupStatistics:
         """Return the group as the store has it now."""

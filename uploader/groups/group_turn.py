@@ -88,7 +88,7 @@ class GroupTurn:
         self._end(lease, lease.deliveries, round(delay_seconds * 1000))
 
     def revoke(self, lease: Lease) -> None:
-        """Undo a lease that no member learned of: it was no delivery."""
+        """Undo a lease that no member learned of, or began: it was no delivery."""
         self._end(lease, lease.deliveries - 1, 0)
 
     def extend(self, lease: Lease) -> bool:

@@ -27,7 +27,7 @@ class KnownGroup:
         self.made: str | None = None
         """Which group it is, once that is settled: one made later under this name is another group."""
         self.leased: dict[int, Lease] = {}
-        """The leases of this process by offset; those that the document has no longer are gone."""
+        """The leases of this process by offset, oldest first; what the document has no longer is gone."""
         self.sight = Sight()
         """When each lease was seen first."""
         self._place = place

@@ -14,3 +14,5 @@ class Lease:
     tags: set[str]
     """Of the change that made or extended it last, and of those since whose outcome is not known."""
     member: bytes = b""
+    is_begun: bool = False
+    """Whether the member said so, by extending it."""

@@ -314,7 +314,7 @@ class GroupProgram:
                     for _ in range(self.random.choice([1, 5, 20])):
                         await self._step(group)
                 finally:  # what a member has is given back when it leaves
-                    self.truth.given_back.update(self._had(group))
+                    self.truth.leave(group.backend._known.made, self._had(group))
 
     async def _step(self, group: Group) -> None:
         random = self.random

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Final
 
 from tests.sim.groups.plan import GroupPlan
@@ -129,6 +129,11 @@ class GroupTruth:
             raise GroupViolationError("all", f"{offset} is no job")
         if self.plan.max_deliver is not None and deliveries > self.plan.max_deliver:
             raise GroupViolationError("deliveries", f"{deliveries} of {offset}")
+
+    def leave(self, made: str, had: Collection[tuple[int, int]]) -> None:
+        """Note that a member leaves: what it had not begun was no delivery; the number comes again."""
+        self.given_back.update(had)
+        self.delivered.difference_update((made, *job) for job in had)
 
     def acknowledge(self, offset: int) -> None:
         """Check an acknowledgement that returned."""

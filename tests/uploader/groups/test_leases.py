@@ -53,6 +53,27 @@ async def test_a_lease_that_is_undone_twice_ends_no_lease_of_another_process(sto
         assert (await second.statistics()).pending == 1
 
 
+async def test_leaving_twice_ends_no_lease_of_another_process(store) -> None:
+    """Its swap happens without an answer; until it is made again, another process has the jobs."""
+    await put_log(store, 1, lambda _: None, records=3)
+    looking, looks = asyncio.Event(), asyncio.Event()
+    async with opened(store) as one, opened(store) as two, two.group("g") as second:
+        member = one.group("g")
+        await member.__aenter__()
+        assert len(await member.fetch(3)) == 3
+        inner: Any = one._store
+        inner.on("put_if_match", happen_then_fail(timeout()), key_prefix=KEY)
+        inner.on("get", hang(looking, looks), key_prefix=KEY)
+        leaving = asyncio.ensure_future(member.__aexit__(None, None, None))
+        await looks.wait()
+        jobs = await second.fetch(3)
+        assert [(job.offset, job.deliveries) for job in jobs] == [(1, 2), (2, 1), (3, 1)]
+        looking.set()
+        await leaving
+        for job in jobs:
+            await job.in_progress()
+
+
 async def test_a_job_that_was_settled_meanwhile_is_not_found_again(store, clock) -> None:
     """Its lease was made by a swap without an answer, and it is acknowledged with the next one."""
     await put_log(store, 1, lambda _: None, records=3)
