@@ -135,11 +135,13 @@ class GroupTruth:
         self.given_back.update(had)
         self.delivered.difference_update((made, *job) for job in had)
 
-    def acknowledge(self, offset: int) -> None:
-        """Check an acknowledgement that returned."""
-        self.acknowledged.add(offset)
+    def acknowledge(self, offset: int, made: str) -> None:
+        """Check an acknowledgement that returned, of a job of the group that ``made`` names."""
         document = self.document
         assert document is not None
+        if document.made != made:
+            return  # it was deleted, and another one made
+        self.acknowledged.add(offset)
         if not document.is_removed and offset in document.rows:
             raise GroupViolationError("acknowledged", f"{offset} is not settled")
 
