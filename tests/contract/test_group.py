@@ -119,7 +119,7 @@ async def test_what_is_no_job_is_refused(face: Face) -> None:
         await group.fetch()
 
 
-@on("opened", "replicated", "served", "blocking", "distant")
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
 async def test_what_a_member_had_not_begun_when_it_left_was_no_delivery(face: Face) -> None:
     """It takes its jobs in their order, so it has begun the first, and what it says it has."""
     await face.writer.append_many([b"1", b"2", b"3", b"4"])

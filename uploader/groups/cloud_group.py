@@ -21,7 +21,8 @@ from uploader.groups.group_cursor import GroupCursor
 from uploader.groups.group_making import find_or_make, jobs_trimmed
 from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
 from uploader.groups.group_turn import GroupTurn
-from uploader.groups.known_group import KnownGroup, LeasedJob
+from uploader.groups.known_group import KnownGroup
+from uploader.groups.lease import Lease
 from uploader.runtime.task_groups import BackgroundTask, within_seconds
 from walstore.errors import (
     CorruptionError,
@@ -34,6 +35,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.settings import GroupSettings
+from walstore.groups.state import not_begun
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
@@ -53,7 +55,7 @@ class _Taker:
     member: bytes
     most: int
     deadline: float | None
-    future: asyncio.Future[list[tuple[Record, int]]]
+    future: asyncio.Future[list[tuple[Record, Lease]]]
     has_looked: bool = False
     """Whether the newest manifest and document were read since it came."""
 
@@ -71,8 +73,8 @@ class _Outcome:
     """What a turn would answer once it is put."""
 
     answers: list[bool | None] = field(default_factory=list)
-    taken: list[tuple[int, int]] = field(default_factory=list)
-    spent: list[tuple[int, int]] = field(default_factory=list)
+    taken: list[Lease] = field(default_factory=list)
+    spent: list[Lease] = field(default_factory=list)
 
 
 class CloudGroup:
@@ -181,13 +183,13 @@ class CloudGroup:
         self._takers.append(_Taker(member, most, deadline, future))
         self._kicked.set()
         try:
-            taken: list[tuple[Record, int]] = await future
+            taken: list[tuple[Record, Lease]] = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                for record, deliveries in future.result():
-                    self._revoke(record.offset, deliveries)
+                for _, lease in future.result():
+                    self._revoke(lease)
             raise
-        return taken
+        return [(record, lease.deliveries) for record, lease in taken]
 
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
@@ -209,33 +211,45 @@ class CloudGroup:
 
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
-        await self._ask(lambda turn: turn.give_back(offset, deliveries, delay_seconds))
+        lease = self._held(offset, deliveries)
+        if lease is not None:
+            await self._ask(lambda turn: turn.give_back(lease, delay_seconds))
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
-        if not await self._ask(lambda turn: turn.extend(offset, deliveries)):
+        lease = self._held(offset, deliveries)
+        if lease is not None:
+            lease.is_begun = True
+        if lease is None or not await self._ask(lambda turn: turn.extend(lease)):
             raise LeaseExpiredError(
                 f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
                 reader=self.name,
             )
 
     async def leave(self, member: bytes) -> None:
-        """Give back at once all that a member holds; it waits for jobs no longer."""
+        """Give back at once all that a member holds; it waits for jobs no longer.
+
+        What it had not begun was no delivery: that goes into the same swap.
+        """
         for taker in self._takers:
             if taker.member == member and not taker.future.done():
                 taker.future.set_exception(
                     WalClosedError(f"the member has left the group {self.name!r}")
                 )
-        leased = self._known.leased
-        held = [(at, one.deliveries) for at, one in leased.items() if one.member == member]
+        held = [lease for lease in self._known.leased.values() if lease.member == member]
         if self._failure is not None or self._known.made is None or not held:
             return
+        undone = not_begun(held)
 
         def give_all(turn: GroupTurn) -> None:
-            for offset, deliveries in held:
-                turn.give_back(offset, deliveries, 0)
+            for lease in undone:
+                turn.revoke(lease)
+            for lease in set(held).difference(undone):
+                turn.give_back(lease, 0)
 
         await self._ask(give_all)
+        self._delivered -= len(undone)
+        self._redelivered -= sum(lease.deliveries > 1 for lease in undone)
 
     async def statistics(self) -> GroupStatistics:
         """Return the group as the store has it now."""
@@ -377,7 +391,7 @@ class CloudGroup:
             began = self._clock.monotonic()
             turn = GroupTurn(document, self._known.sight, self.settings, tag=tag, now=began)
             outcome = _Outcome([wish.make(turn) for wish in wishes])
-            found, buried = self._known.found_again(wanted, max_deliver=self.settings.max_deliver)
+            found, buried = self._known.found_again(turn, wanted)
             if wanted > len(found):
                 outcome.taken, outcome.spent = turn.take(
                     wanted - len(found), self._jobs.ahead, self._jobs.limit
@@ -414,35 +428,35 @@ class CloudGroup:
                 wish.future.set_result(answer)
         jobs = deque(outcome.taken)
         try:
-            await self._note_leased((*outcome.spent, *jobs))
+            records = await self._note_leased((*outcome.spent, *jobs))
         except WalError:
-            for offset, deliveries in jobs:
-                self._revoke(offset, deliveries)
+            for lease in jobs:
+                self._revoke(lease)
             raise
-        leased = self._known.leased
-        for offset, deliveries in outcome.spent:
-            self._dead.begin(leased[offset].record, deliveries - 1)
+        for lease in outcome.spent:
+            self._dead.begin(records[lease.offset], lease.deliveries - 1)
         for taker in takers:
             if taker.future.done() or not jobs:
                 continue
             given = [jobs.popleft() for _ in range(min(taker.most, len(jobs)))]
-            for offset, _ in given:
-                leased[offset].member = taker.member
+            for lease in given:
+                lease.member = taker.member
             self._delivered += len(given)
-            self._redelivered += sum(deliveries > 1 for _, deliveries in given)
-            taker.future.set_result(
-                [(leased[offset].record, deliveries) for offset, deliveries in given]
-            )
-        for offset, deliveries in jobs:
-            self._revoke(offset, deliveries)
+            self._redelivered += sum(lease.deliveries > 1 for lease in given)
+            taker.future.set_result([(records[lease.offset], lease) for lease in given])
+        for lease in jobs:
+            self._revoke(lease)
 
-    async def _note_leased(self, jobs: Sequence[tuple[int, int]]) -> None:
-        """Note what was leased, with its records: those read ahead, and others, which are read again."""
+    async def _note_leased(self, leases: Sequence[Lease]) -> dict[int, Record]:
+        """Note what was leased; return its records: those read ahead, and others, which are read again."""
         document = self._known.document
         read = self._jobs.pass_by(0 if document is None else document.position)
-        for offset, deliveries in jobs:
-            record = read.get(offset) or await self._jobs.read(offset)
-            self._known.leased[offset] = LeasedJob(record, deliveries)
+        records = {
+            lease.offset: read.get(lease.offset) or await self._jobs.read(lease.offset)
+            for lease in leases
+        }
+        self._known.leased.update({lease.offset: lease for lease in leases})
+        return records
 
     # -- wishes ------------------------------------------------------------------------------
 
@@ -464,11 +478,17 @@ class CloudGroup:
         self._kicked.set()
         return await future
 
-    def _revoke(self, offset: int, deliveries: int) -> None:
+    def _held(self, offset: int, deliveries: int) -> Lease | None:
+        """Return the lease that a member speaks of, if this process has it still."""
+        self._check()
+        lease = self._known.leased.get(offset)
+        return lease if lease is not None and lease.deliveries == deliveries else None
+
+    def _revoke(self, lease: Lease) -> None:
         """Give back a lease that no member learned of, with the next turn."""
 
         def make(turn: GroupTurn) -> None:
-            turn.revoke(offset, deliveries)
+            turn.revoke(lease)
 
         self._wishes.append(_Wish(make))
         self._kicked.set()

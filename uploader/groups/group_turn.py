@@ -9,12 +9,13 @@ Invariants (tests/uploader/groups/test_group_turn.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from crc32c import crc32c
 
 from uploader.format.group_document import GroupDocument, JobRow
+from uploader.groups.lease import Lease
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 
@@ -82,44 +83,51 @@ class GroupTurn:
         if self._rows.pop(offset, None) is not None:
             self._has_changed = True
 
-    def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
-        """End a lease early; nothing happens if it is over or another's."""
-        row = self._leased(offset, deliveries)
-        if row is not None:
-            delay_ms = round(delay_seconds * 1000)
-            self._put(offset, row._replace(is_leased=False, wait_ms=delay_ms))
+    def give_back(self, lease: Lease, delay_seconds: float) -> None:
+        """End a lease early; nothing happens if the job is another's by now."""
+        self._end(lease, lease.deliveries, round(delay_seconds * 1000))
 
-    def revoke(self, offset: int, deliveries: int) -> None:
-        """Undo a lease that no member learned of: it was no delivery."""
-        row = self._leased(offset, deliveries)
-        if row is not None:
-            undone = row._replace(deliveries=deliveries - 1, is_leased=False, wait_ms=0)
-            self._put(offset, undone)
+    def revoke(self, lease: Lease) -> None:
+        """Undo a lease that no member learned of, or began: it was no delivery."""
+        self._end(lease, lease.deliveries - 1, 0)
 
-    def extend(self, offset: int, deliveries: int) -> bool:
+    def extend(self, lease: Lease) -> bool:
         """Begin a lease anew; False if it is over."""
-        row = self._leased(offset, deliveries)
-        if row is None or self._sight.due(offset, row) <= self._now:
+        row = self._rows.get(lease.offset)
+        if row is None or row.tag not in lease.tags:
             return False
-        self._put(offset, row._replace(wait_ms=self._lease_ms))
+        if row.tag != self._tag and self._sight.due(lease.offset, row) <= self._now:
+            return False
+        self._put(lease.offset, row._replace(wait_ms=self._lease_ms))
+        lease.tags.add(self._tag)
         return True
+
+    def find(self, tags: Container[str], held: Container[int]) -> tuple[list[Lease], list[Lease]]:
+        """Return leases of changes with these tags, of jobs and of those to bury, but for those held."""
+        found: list[Lease] = []
+        buried: list[Lease] = []
+        for offset, row in self._rows.items():
+            if row.tag not in tags or not row.is_leased or offset in held:
+                continue
+            if self._sight.due(offset, row) > self._now:
+                lease = Lease(offset, row.deliveries, {row.tag})
+                (buried if self._is_spent(row.deliveries - 1) else found).append(lease)
+        return found, buried
 
     def take(
         self, most: int, fresh: Sequence[Record], limit: int
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Lease up to ``most`` jobs: return offsets and deliveries, and those of jobs to bury.
+    ) -> tuple[list[Lease], list[Lease]]:
+        """Lease up to ``most`` jobs: return their leases, and those of jobs to bury.
 
         ``fresh`` are the next records of the log from the group's position on, all below ``limit`` that are
         jobs. What was delivered too often is leased to this process, which makes a dead letter of it.
         """
-        taken: list[tuple[int, int]] = []
-        spent: list[tuple[int, int]] = []
+        taken: list[Lease] = []
+        spent: list[Lease] = []
         room = min(most, self._settings.max_ack_pending - self._leases())
         busy: set[int] = set()
         for offset, row in self._eligible(busy):
-            if self._settings.max_deliver is not None and (
-                row.deliveries >= self._settings.max_deliver
-            ):
+            if self._is_spent(row.deliveries):
                 spent.append(self._lease(offset, row))
             elif len(taken) < room:
                 taken.append(self._lease(offset, row))
@@ -160,18 +168,23 @@ class GroupTurn:
             if is_due:
                 yield offset, row
 
-    def _lease(self, offset: int, row: JobRow) -> tuple[int, int]:
+    def _is_spent(self, deliveries: int) -> bool:
+        most = self._settings.max_deliver
+        return most is not None and deliveries >= most
+
+    def _lease(self, offset: int, row: JobRow) -> Lease:
         deliveries = row.deliveries + 1
         self._put(
             offset, row._replace(deliveries=deliveries, is_leased=True, wait_ms=self._lease_ms)
         )
-        return offset, deliveries
+        return Lease(offset, deliveries, {self._tag})
 
-    def _leased(self, offset: int, deliveries: int) -> JobRow | None:
-        row = self._rows.get(offset)
-        if row is None or not row.is_leased or row.deliveries != deliveries:
-            return None
-        return row
+    def _end(self, lease: Lease, deliveries: int, wait_ms: int) -> None:
+        row = self._rows.get(lease.offset)
+        if row is not None and row.tag in lease.tags:
+            ended = row._replace(deliveries=deliveries, is_leased=False, wait_ms=wait_ms)
+            self._put(lease.offset, ended)
+            lease.tags.discard(self._tag)
 
     def _put(self, offset: int, row: JobRow) -> None:
         self._rows[offset] = row._replace(tag=self._tag)

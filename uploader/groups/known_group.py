@@ -1,30 +1,20 @@
 """KnownGroup: a group's object as one process has read or put it last, and the leases of its members.
 
-A swap whose answer is lost may have happened. What it settled is settled. A lease that it made is found by
-its tag in the document that is read next.
+A swap whose answer is lost may have happened. What it settled is settled. A lease that it made or extended is
+found by its tag in the document that is read next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from uploader.format.group_document import GroupDocument
 from uploader.groups.group_place import GroupPlace
-from uploader.groups.group_turn import Sight
+from uploader.groups.group_turn import GroupTurn, Sight
+from uploader.groups.lease import Lease
 from uploader.root import cas
 from uploader.root.stored_document import parse_aside
 from walstore.errors import WalClosedError
-from walstore.records import Record
-
-
-@dataclass(slots=True)
-class LeasedJob:
-    """A lease that this process has."""
-
-    record: Record
-    deliveries: int
-    member: bytes = b""
 
 
 class KnownGroup:
@@ -36,8 +26,8 @@ class KnownGroup:
         """None before the first look, and after a swap without an answer."""
         self.made: str | None = None
         """Which group it is, once that is settled: one made later under this name is another group."""
-        self.leased: dict[int, LeasedJob] = {}
-        """The leases of this process by offset; those that the document has no longer are gone."""
+        self.leased: dict[int, Lease] = {}
+        """The leases of this process by offset, oldest first; what the document has no longer is gone."""
         self.sight = Sight()
         """When each lease was seen first."""
         self._place = place
@@ -70,13 +60,16 @@ class KnownGroup:
         self.document, self._etag = document, etag
         rows = document.rows
         self.leased = {
-            offset: leased
-            for offset, leased in self.leased.items()
-            if (row := rows.get(offset)) and row.is_leased and row.deliveries == leased.deliveries
+            offset: lease
+            for offset, lease in self.leased.items()
+            if offset in rows and rows[offset].tag in lease.tags
         }
         # A change that is not in it, and was to replace another one, never happens.
         tags = {row.tag for row in rows.values()}
         self._lost = {tag: at for tag, at in self._lost.items() if tag in tags or at == etag}
+        for offset, lease in self.leased.items():
+            # Not those of changes that never happened.
+            lease.tags.intersection_update({rows[offset].tag, *self._lost})
         return document
 
     async def put(self, made: GroupDocument, began: float) -> bool:
@@ -105,23 +98,12 @@ class KnownGroup:
         self.know(await parse_aside(parse, result.data), result.etag)
         return False
 
-    def found_again(
-        self, wanted: int, *, max_deliver: int | None
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def found_again(self, turn: GroupTurn, wanted: int) -> tuple[list[Lease], list[Lease]]:
         """Return leases that changes of this process made without its knowledge: of jobs, and to bury.
 
-        Each is an offset and its deliveries; of the jobs at most ``wanted``.
+        Of those that are as ``turn`` leaves them; of the jobs at most ``wanted``.
         """
-        found: list[tuple[int, int]] = []
-        buried: list[tuple[int, int]] = []
-        if self._lost and self.document is not None:
-            now = self._place.clock.monotonic()
-            for offset, row in self.document.rows.items():
-                if row.tag not in self._lost or not row.is_leased or offset in self.leased:
-                    continue
-                if self.sight.due(offset, row) > now:
-                    is_spent = max_deliver is not None and row.deliveries > max_deliver
-                    (buried if is_spent else found).append((offset, row.deliveries))
+        found, buried = turn.find(self._lost, self.leased) if self._lost else ([], [])
         return found[:wanted], buried
 
     def _gone(self) -> WalClosedError:

@@ -16,13 +16,24 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from operator import attrgetter
+from typing import Protocol, TypeVar
 
 from walstore.batches.batch import Batch
 from walstore.batches.cost import cost_of
 from walstore.records import Record
+
+
+class HeldJob(Protocol):
+    """A job that a member has."""
+
+    is_begun: bool
+    """Whether the member said so, by extending its lease."""
+
+
+_J = TypeVar("_J", bound=HeldJob)
 
 
 class _Outstanding:
@@ -315,7 +326,7 @@ class GroupState:
             lost = [job for job in jobs if job.via is via]
             later = next((job.via for job in jobs if job.via is not via), None)
             if later is None:
-                given += _not_begun(lost)
+                given += not_begun(_in_turn(lost))
             for job in lost:
                 job.via = later or via
         return self._take_back(given, now)
@@ -337,12 +348,10 @@ class GroupState:
                 given.append(job)
             elif self._is_held_unread(offset, deliveries):
                 self._leased_until[offset] = now
-        not_begun = _not_begun([job for job in given if job.member])
-        undone = set(not_begun)
-        for job in given:
-            if job not in undone:
-                self._end_lease(job, now)
-        return self._take_back(not_begun, now)
+        undone = not_begun(_in_turn(job for job in given if job.member))
+        for job in set(given).difference(undone):
+            self._end_lease(job, now)
+        return self._take_back(undone, now)
 
     def pass_time(self, now: float) -> None:
         """End the leases that have run out, and make due what waited until now."""
@@ -396,6 +405,13 @@ class GroupState:
         return job if member is None or job.member in (member, b"") else None
 
 
-def _not_begun(jobs: Iterable[_Outstanding]) -> list[_Outstanding]:
-    """Return those of a member's jobs that it has not begun: it takes them in their order."""
-    return [job for job in sorted(jobs, key=attrgetter("turn"))[1:] if not job.is_begun]
+def not_begun(jobs: Iterable[_J]) -> list[_J]:
+    """Return which of a member's jobs, in the order in which it has them, it has not begun.
+
+    It takes them in that order, so it has begun the first, and whatever it said it has.
+    """
+    return [job for job in islice(jobs, 1, None) if not job.is_begun]
+
+
+def _in_turn(jobs: Iterable[_Outstanding]) -> list[_Outstanding]:
+    return sorted(jobs, key=attrgetter("turn"))

@@ -275,7 +275,7 @@ class GroupProgram:
                     self.truth.asked.add(job.offset)
                 await self._ack(job.ack() for job in jobs)
                 for job in jobs:
-                    self.truth.acknowledge(job.offset)
+                    self.truth.acknowledge(job.offset, _made(job.group))
             await asyncio.sleep(10)
             found = await group.statistics()
             if found.unsettled or found.lag:
@@ -314,7 +314,7 @@ class GroupProgram:
                     for _ in range(self.random.choice([1, 5, 20])):
                         await self._step(group)
                 finally:  # what a member has is given back when it leaves
-                    self.truth.given_back.update(self._had(group))
+                    self.truth.leave(_made(group), self._had(group))
 
     async def _step(self, group: Group) -> None:
         random = self.random
@@ -333,8 +333,7 @@ class GroupProgram:
     def _note(self, job: Job, group: Group) -> None:
         self.history.happened["jobs"] += 1
         self.history.happened["redelivered"] += job.deliveries > 1
-        backend: Any = group.backend
-        self.truth.deliver(job.offset, job.deliveries, backend._known.made)
+        self.truth.deliver(job.offset, job.deliveries, _made(group))
         self._had(group).append((job.offset, job.deliveries))
 
     def _had(self, group: Group) -> list[tuple[int, int]]:
@@ -350,7 +349,7 @@ class GroupProgram:
                 self.truth.asked.add(job.offset)
                 call = self._ack([job.ack()])
                 if await self._call(call) is True:
-                    self.truth.acknowledge(job.offset)
+                    self.truth.acknowledge(job.offset, _made(job.group))
                     self.history.happened["acks"] += 1
             case "nak":
                 self.truth.given_back.add((job.offset, job.deliveries))
@@ -377,6 +376,13 @@ class GroupProgram:
             task.cancel()
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
+
+
+def _made(group: Group) -> str:
+    """Return which of the groups that had its name a member is in."""
+    backend: Any = group.backend
+    made: str = backend._known.made
+    return made
 
 
 def happenings(history: GroupHistory) -> Counter[str]:

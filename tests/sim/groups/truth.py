@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Final
 
 from tests.sim.groups.plan import GroupPlan
@@ -10,7 +10,7 @@ from tests.sim.rules import ViolationError
 from uploader.format.group_document import GroupDocument, JobRow
 
 GROUP_RULES: Final = {
-    "lease": "no job is leased anew before the lease on it is over, or was given back",
+    "lease": "a lease ends when it is over or its process gives it back, and no job is leased anew before",
     "one-member": "a lease is given to one member",
     "settled": "a job is settled only when somebody asked for that, and never comes again",
     "acknowledged": "an acknowledgement that returned is kept",
@@ -84,13 +84,20 @@ class GroupTruth:
             if offset < old.position:
                 raise GroupViolationError("settled", f"{offset} comes again")
             return
-        if before == after or not after.is_leased:
+        if before == after:
+            return
+        is_over = self._ends(before) <= now + _EARLY_SECONDS
+        if before.is_leased and not is_over and _process(before) != _process(after):
+            raise GroupViolationError(
+                "lease", f"{offset} is of {before.tag}, and {after.tag} ends that at {now}"
+            )
+        if not after.is_leased:
             return
         if after.deliveries == before.deliveries:
             return  # the lease began anew
         if before.is_leased and (offset, before.deliveries) in self.given_back:
             return
-        if self._ends(before) > now + _EARLY_SECONDS:
+        if not is_over:
             raise GroupViolationError(
                 "lease", f"{offset} is leased at {now}, not after {self._ends(before)}"
             )
@@ -123,11 +130,18 @@ class GroupTruth:
         if self.plan.max_deliver is not None and deliveries > self.plan.max_deliver:
             raise GroupViolationError("deliveries", f"{deliveries} of {offset}")
 
-    def acknowledge(self, offset: int) -> None:
-        """Check an acknowledgement that returned."""
-        self.acknowledged.add(offset)
+    def leave(self, made: str, had: Collection[tuple[int, int]]) -> None:
+        """Note that a member leaves: what it had not begun was no delivery; the number comes again."""
+        self.given_back.update(had)
+        self.delivered.difference_update((made, *job) for job in had)
+
+    def acknowledge(self, offset: int, made: str) -> None:
+        """Check an acknowledgement that returned, of a job of the group that ``made`` names."""
         document = self.document
         assert document is not None
+        if document.made != made:
+            return  # it was deleted, and another one made
+        self.acknowledged.add(offset)
         if not document.is_removed and offset in document.rows:
             raise GroupViolationError("acknowledged", f"{offset} is not settled")
 
@@ -139,3 +153,8 @@ class GroupTruth:
             raise GroupViolationError(
                 "all", f"{dict(document.rows)} are left at {document.position}"
             )
+
+
+def _process(row: JobRow) -> str:
+    """Return whose change made a row."""
+    return row.tag.rpartition("-")[0]

@@ -104,6 +104,26 @@ async def test_what_a_dead_process_had_comes_again_after_the_lease(store, clock)
             assert [job.deliveries for job in await waiting] == [2] * 10
 
 
+async def test_a_job_that_ends_its_member_takes_no_others_to_the_dead_letters(store) -> None:
+    """Each member is ended by the first of ten jobs, and leaves with one swap for all of them."""
+    async with CloudWriter.open("memory://g", store=FaultyStore(store)) as writer:
+        await writer.append_many([b"%d" % number for number in range(10)])
+        async with opened(store) as log:
+            inner: Any = log._store
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match="of the job"):
+                    async with log.group("g", max_deliver=3, letters=writer) as group:
+                        assert len(await group.fetch(10)) == 10
+                        before = inner.count("put_if_match").requests
+                        raise RuntimeError("of the job")
+                assert inner.count("put_if_match").requests - before == 1
+            async with log.group("g", max_deliver=3, letters=writer) as group:
+                rest = await group.fetch(10)
+                assert [(job.offset, job.deliveries) for job in rest] == [
+                    (offset, 1) for offset in range(2, 11)
+                ]
+
+
 async def test_in_progress_keeps_a_job_and_nak_gives_it_away(store, clock) -> None:
     await put_log(store, 1, lambda _: None, records=2)
     async with (

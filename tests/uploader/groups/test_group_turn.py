@@ -9,6 +9,7 @@ import pytest
 
 from uploader.format.group_document import GroupDocument, JobRow
 from uploader.groups.group_turn import GroupTurn, Sight
+from uploader.groups.lease import Lease
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 
@@ -17,6 +18,10 @@ _TAGS = count(1)
 
 def records(*keys: bytes | None, first: int = 1) -> list[Record]:
     return [Record(at, b"v", key, timestamp_us=at) for at, key in enumerate(keys, first)]
+
+
+def pairs(leases: list[Lease]) -> list[tuple[int, int]]:
+    return [(lease.offset, lease.deliveries) for lease in leases]
 
 
 class Program:
@@ -40,7 +45,13 @@ class Program:
         made = turn.made()
         if made is not None:
             self.sight.look(made, now, {made.tag: now})
-        return made or document, taken, spent
+        return made or document, pairs(taken), pairs(spent)
+
+
+def lease_on(document: GroupDocument, offset: int) -> Lease:
+    """Return the lease that a document has, for the process whose it is."""
+    row = document.rows[offset]
+    return Lease(offset, row.deliveries, {row.tag})
 
 
 def empty(**options: Any) -> GroupDocument:
@@ -95,9 +106,9 @@ def test_jobs_of_a_key_one_after_the_other() -> None:
     assert list(document.rows) == [1, 2, 3, 4, 5]
     turn = program.turn(document, 1.0)
     turn.settle(1)
-    assert turn.take(9, [], document.position)[0] == [(3, 1)]
+    assert pairs(turn.take(9, [], document.position)[0]) == [(3, 1)]
     turn = program.turn(document, 1.0)
-    turn.give_back(1, 1, 5.0)
+    turn.give_back(lease_on(document, 1), 5.0)
     made = turn.made()
     assert made is not None
     assert program.take(made, 2.0, 9)[1] == []  # it waits, and those behind it, too
@@ -121,7 +132,7 @@ def test_a_lease_that_nobody_learned_of_was_no_delivery() -> None:
     program = Program()
     document, _, _ = program.take(empty(), 0.0, 1, records(None))
     turn = program.turn(document, 1.0)
-    turn.revoke(1, 1)
+    turn.revoke(lease_on(document, 1))
     made = turn.made()
     assert made is not None
     assert made.rows[1].deliveries == 0
@@ -131,15 +142,47 @@ def test_a_lease_that_nobody_learned_of_was_no_delivery() -> None:
 def test_a_late_call_about_another_lease_does_nothing() -> None:
     program = Program()
     document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    late = lease_on(document, 1)
     document, taken, _ = program.take(document, 11.0, 1)
     assert taken == [(1, 2)]
     turn = program.turn(document, 12.0)
-    turn.give_back(1, 1, 0)
-    turn.revoke(1, 1)
-    assert not turn.extend(1, 1)
+    turn.give_back(late, 0)
+    turn.revoke(late)
+    assert not turn.extend(late)
     assert turn.made() is None
-    assert turn.extend(1, 2)
-    assert not program.turn(document, 30.0).extend(1, 2)
+    assert turn.extend(lease_on(document, 1))
+    assert not program.turn(document, 30.0).extend(lease_on(document, 1))
+
+
+def test_a_lease_is_told_from_a_later_one_of_the_same_number() -> None:
+    """The first was undone; it is undone once more in the next turn, and in the one that leases anew."""
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    first = lease_on(document, 1)
+    turn = program.turn(document, 1.0)
+    turn.revoke(first)
+    assert pairs(turn.take(1, [], 2)[0]) == [(1, 1)]
+    turn.revoke(first)
+    made = turn.made()
+    assert made is not None
+    turn = program.turn(made, 2.0)
+    turn.revoke(first)
+    turn.give_back(first, 0)
+    assert not turn.extend(first)
+    assert turn.made() is None
+
+
+def test_a_lease_that_is_extended_and_ended_in_a_turn() -> None:
+    program = Program()
+    document, _, _ = program.take(empty(), 0.0, 1, records(None))
+    lease = lease_on(document, 1)
+    turn = program.turn(document, 1.0)
+    assert turn.extend(lease)
+    assert turn.extend(lease)
+    turn.give_back(lease, 0)
+    assert not turn.extend(lease)
+    assert pairs(turn.take(1, [], 2)[0]) == [(1, 2)]
+    assert not turn.extend(lease)
 
 
 def test_the_position_passes_what_are_no_jobs() -> None:
@@ -151,7 +194,7 @@ def test_the_position_passes_what_are_no_jobs() -> None:
     assert made.position == 40
     full = Program(max_ack_pending=1)
     turn = full.turn(empty(), 0.0)
-    assert turn.take(5, records(None, None, first=7), 40)[0] == [(7, 1)]
+    assert pairs(turn.take(5, records(None, None, first=7), 40)[0]) == [(7, 1)]
     made = turn.made()
     assert made is not None
     assert (made.position, list(made.rows)) == (8, [7])
@@ -167,7 +210,7 @@ def test_only_so_many_are_leased_and_a_lease_that_is_over_is_none() -> None:
     assert taken == [(1, 2), (2, 2)]
     turn = program.turn(document, 11.0)
     turn.settle(2)
-    assert turn.take(9, fresh, 5)[0] == [(3, 1)]
+    assert pairs(turn.take(9, fresh, 5)[0]) == [(3, 1)]
 
 
 def test_rows_are_compared_by_their_change() -> None:
