@@ -99,7 +99,12 @@ class RemoteTransaction(Owned):
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
     ) -> int:
-        """Add a record and return its place in the transaction, counted from 0."""
+        """Add a record and return its place in the transaction, counted from 0.
+
+        As :meth:`walstore.Transaction.append` raises. LimitExceededError if the server has no room for more
+        open transactions: see ``request_bytes`` of :class:`walstore.serve.ServeSettings`. That, as any error
+        of the server, rolls the transaction back; it may come with a later record, or at the commit.
+        """
         self._log.client.check_home()
         self._check_open()
         record = make_record(value, key, stream, headers, timestamp_us)

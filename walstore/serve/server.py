@@ -39,6 +39,7 @@ from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.outgoing import SHORTAGE_SECONDS
 from walstore.serve.reading import Reading
 from walstore.serve.settings import ServeSettings
+from walstore.serve.transaction_room import TransactionRoom
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
@@ -154,6 +155,9 @@ class Server:
         most_bytes = max(self.settings.request_bytes, self.settings.message_bytes + _SPARE_BYTES)
         self.incoming = ChannelBudget(most_bytes)
         """Bytes of requests of all clients."""
+        part_bytes = (most_bytes - self.settings.message_bytes) // 2
+        self.transaction_room = TransactionRoom(self.incoming, part_bytes)
+        """The part of it that open transactions may take; a message of the largest size fits beside it."""
         self.outgoing = ChannelBudget(self.settings.answer_bytes)
         """Bytes of answers of all clients."""
         self.reading = Reading()
