@@ -138,7 +138,7 @@ class Transaction(Owned):
         """
         self._engine.check_home()
         if self.span is not None:
-            raise RuntimeError("the transaction is committed; make another to set registers")
+            raise RuntimeError(f"the transaction is committed, as {self.span}; make another")
         added = check_registers(update, "update")
         self._conditions.update = {**(self._conditions.update or {}), **(added or {})} or None
 
@@ -294,5 +294,7 @@ class Transaction(Owned):
     def _check_open(self) -> None:
         if self._failure is not None:
             raise copy_error(self._failure)
+        if not self._is_open and self.span is not None:
+            raise RuntimeError(f"the transaction is committed, as {self.span}; make another")
         if not self._is_open:
             raise RuntimeError("use a transaction inside its own 'async with' block")
