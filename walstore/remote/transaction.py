@@ -191,9 +191,9 @@ class RemoteTransaction(Owned):
             self._failure = OutcomeUnknownError("the commit was cancelled before it was answered")
             await asyncio.wait((request.future,))
             if not request.future.cancelled():
-                error = request.future.exception()
-                self._failure = None if error is None else _failure_of(error)
-                if error is None:
+                why = request.future.exception()
+                self._failure = None if why is None else _failure_of(why)
+                if why is None:
                     self._note_committed(request.future.result())
             raise
         self._note_committed(answer)

@@ -32,7 +32,7 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
-from walstore.runtime.resource import Opening, wait_closed
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
@@ -55,7 +55,7 @@ _SPARE_BYTES: Final = 16 << 20
 """Room for requests beside a message of the largest size."""
 
 
-class Server:
+class Server(MustClose):
     """Serves one log, or all logs of a store, to other processes. Made by :meth:`open`.
 
     The log stays usable in this process, too. Belongs to the event loop of the log. What a client may do is
@@ -173,6 +173,7 @@ class Server:
         self._socket: tuple[Path, int] | None = None
         self._is_stopping = False
         self._sweeping = start_task(self._sweep(), name="walstore serve")
+        self._home = LoopGuard("server")
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -307,6 +308,11 @@ class Server:
         if self._closing is None:
             self._closing = start_task(self._close())
         await wait_closed(self._closing)
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_closing", True) or self._home.is_inherited:
+            return None
+        return Unclosed(f"the server at {' and '.join(map(str, self.addresses))}")
 
     async def __aenter__(self) -> Self:
         return self
