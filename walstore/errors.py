@@ -216,7 +216,8 @@ class StreamClosedError(WalError):
 
 
 class LimitExceededError(WalError):
-    """A maximum is reached: of registers or streams of a log, of a request to a server, of a row's count.
+    """A maximum is reached: of a log's registers or streams, of a server's requests or open transactions,
+    or of a row's count.
 
     Nothing was written.
     """

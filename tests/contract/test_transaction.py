@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -118,3 +119,28 @@ async def test_a_commit_that_is_cancelled_says_whether_it_is_in_the_log(face: Fa
             written.append(value)
     await face.log.append(b"last")
     assert await values(face.log) == [*written, b"last"]
+
+
+@on("opened", "replicated", "served")
+async def test_one_that_is_in_the_log_says_so_to_who_uses_it_further(face: Face) -> None:
+    """Also if its commit was cancelled, at whatever moment."""
+    for number in range(60):
+        transaction = face.log.transaction()
+
+        async def write(transaction: Any = transaction) -> None:
+            async with transaction:
+                await transaction.append(b"v")
+
+        writing = asyncio.create_task(write())
+        await turns(number)
+        writing.cancel()
+        await asyncio.wait((writing,))
+        if transaction.span is not None:
+            said = re.escape(f"the transaction is committed, as {transaction.span}")
+            with pytest.raises(RuntimeError, match=said):
+                await transaction.append(b"more")
+            with pytest.raises(RuntimeError, match=said):
+                transaction.set_registers({"r": "1"})
+        elif number:
+            with pytest.raises(WalClosedError):
+                await transaction.append(b"more")

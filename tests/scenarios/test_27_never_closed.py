@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import pyarrow as pa
 import pytest
 
 from tests import programs
-from uploader import CloudLog, CloudWriter, Collection, Controller
+from uploader import CloudLog, CloudWriter, Collection, Controller, GarbageCollector, Scrubber
+from walstore import Wal
+from walstore.cluster.member import ClusterMember
+from walstore.http import HttpServer
+from walstore.serve import ReplicaNode, Server
+from walstore.topology.memory import MemoryKeyValues
 
 PROGRAM = """
 import asyncio, gc, os, sys, time, warnings
@@ -198,6 +205,7 @@ def test_what_is_open_in_object_storage_warns(
             await opened.aclose()
             await opened.aclose()
 
+    gc.collect()  # what other tests left
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
         asyncio.run(use())
@@ -206,6 +214,60 @@ def test_what_is_open_in_object_storage_warns(
     wanted = [] if closed else [f"the {told} at {place} was not closed; use 'async with'"]
     messages = [str(one.message) for one in found if "not closed" in str(one.message)]
     assert [text.partition(", or")[0] for text in messages] == wanted
+
+
+@asynccontextmanager
+async def _served(what: str, path: Path, url: str) -> AsyncIterator[Any]:
+    async with Wal.open(path / "log") as log:
+        yield await {
+            "server": lambda: Server.open(log, unix=path / "s.sock"),
+            "http": lambda: HttpServer.open(log, "127.0.0.1:0"),
+            "node": lambda: ReplicaNode.open(path / "copies"),
+            "member": lambda: ClusterMember.open(path / "copies", MemoryKeyValues().client()),
+            "collector": lambda: GarbageCollector.open(url),
+            "scrubber": lambda: Scrubber.open(url),
+        }[what]()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("server", ["the server at unix://PATH/s.sock"]),
+        ("http", ["the server at http://127.0.0.1"]),
+        ("node", ["the node with the copies below PATH/copies"]),
+        (
+            "member",
+            [
+                "the member of a cluster at PATH/copies",
+                "the node with the copies below PATH/copies",
+            ],
+        ),
+        ("collector", ["the collector of the log at URL"]),
+        ("scrubber", ["the scrubber of the log at URL"]),
+    ],
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_serves_or_keeps_logs_warns(
+    tmp_path: Path, stored: str, what: str, told: list[str], *, closed: bool
+) -> None:
+    async def use() -> None:
+        async with _served(what, tmp_path, stored) as opened:
+            if closed:
+                await opened.aclose()
+                await opened.aclose()
+
+    gc.collect()  # what other tests left
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        asyncio.run(use())
+        gc.collect()
+    messages = sorted(str(one.message) for one in found if "not closed" in str(one.message))
+    wanted = (
+        []
+        if closed
+        else [one.replace("PATH", str(tmp_path)).replace("URL", stored) for one in told]
+    )
+    assert [text[: len(start)] for text, start in zip(messages, wanted, strict=True)] == wanted
 
 
 def test_a_child_process_is_not_told_of_what_its_parent_opened(stored: str) -> None:

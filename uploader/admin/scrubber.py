@@ -34,7 +34,7 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import StorageUnavailableError
 from walstore.ports import Clock
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
@@ -146,7 +146,7 @@ _MOST_UNAVAILABLE: Final = 8
 """The scrub stops after this many consecutive fragments that the store cannot deliver."""
 
 
-class Scrubber:
+class Scrubber(MustClose):
     """Checks one log. Make one with :meth:`open`. One scrub at a time; belongs to one event loop."""
 
     @classmethod
@@ -187,6 +187,7 @@ class Scrubber:
     def __init__(self, session: LogSession, max_in_flight: int) -> None:
         """Internal; use :meth:`open`."""
         self._session = session
+        self._home = LoopGuard("scrubber")
         self._store = InlineStore(session.store, session.worker, session.clock)
         self._max_in_flight = max_in_flight
         self._retry = session.retry
@@ -251,6 +252,11 @@ class Scrubber:
     async def aclose(self) -> None:
         """Release connections and threads. Idempotent."""
         await self._session.aclose()
+
+    def _left_open(self) -> Unclosed | None:
+        if not hasattr(self, "_home") or self._session.is_closed or self._home.is_inherited:
+            return None
+        return Unclosed(f"the scrubber of the log at {self.url}")
 
     # -- fragments ---------------------------------------------------------------------------
 

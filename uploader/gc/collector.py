@@ -49,7 +49,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CollectionRefusedError, ContentionError
 from walstore.ports import Clock
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
 
@@ -58,7 +58,7 @@ logger = logging.getLogger("walstore")
 _ATTEMPTS: Final = 7
 
 
-class GarbageCollector:
+class GarbageCollector(MustClose):
     """Collects one log. Make one with :meth:`open`; one task at a time.
 
     Any number of collectors may work on a log at once, on any machine. A cancelled call stops where it is;
@@ -97,6 +97,7 @@ class GarbageCollector:
         store, root, worker = session.store, session.root, session.worker
         retry, clock = session.retry, session.clock
         self._session = session
+        self._home = LoopGuard("collector")
         self._max_fragments = settings.max_fragments
         self._tree = ManifestTree(store, worker, newest=session.newest)
         file = GarbageFile(store, retry=retry, worker=worker)
@@ -224,6 +225,11 @@ class GarbageCollector:
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice."""
         await self._session.aclose()
+
+    def _left_open(self) -> Unclosed | None:
+        if not hasattr(self, "_home") or self._session.is_closed or self._home.is_inherited:
+            return None
+        return Unclosed(f"the collector of the log at {self.url}")
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -121,6 +121,8 @@ class LogSession:
         self.worker = SharedWorker("cloud", 2) if worker is None else worker
         self._owns_store = store is None or not leaves_store_open
         self._root: Root | None = None
+        self.is_closed = False
+        """Whether it is closed, or is being closed."""
 
     @classmethod
     def once(
@@ -176,6 +178,7 @@ class LogSession:
 
     async def aclose(self) -> None:
         """Close the root, the threads and the store; twice is allowed."""
+        self.is_closed = True
         try:
             if self._root is not None:
                 await self._root.aclose()

@@ -14,9 +14,9 @@ import typer
 
 from walstore import Batch, Record
 from walstore.cli.errors import UsageError
-from walstore.cli.location import check_stream, open_location, parse_place
+from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
 from walstore.cli.options import AnyLocation, AsJson, Stream
-from walstore.cli.output import to_json, write_bytes
+from walstore.cli.output import complain, to_json, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 
 
@@ -118,7 +118,8 @@ def tail(
 
     Takes no lock. With --follow, a directory that another process writes is looked at every 1 to
     50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
-    in 'walstore dump'. SIGINT and SIGTERM end it with exit code 0.
+    in 'walstore dump'. If all records are older than the time of --from, that is said on stderr,
+    and the exit code is 0. SIGINT and SIGTERM end it with exit code 0.
     """
     if start != _LAST_TEN and count is not None:
         raise UsageError("give --from or -n, not both")
@@ -140,9 +141,19 @@ async def _tail(
     with stop_on_signal() as stop:
         async with open_location(location) as log:
             begin = await first.resolve(log, stream)
+            if not follow:
+                _note_if_late(first, begin, log)
             source = log.batches(begin, None if follow else log.limit, stream=stream)
             async for batch in until_stopped(source, stop):
                 await asyncio.to_thread(_write, batch, render)
+
+
+def _note_if_late(first: StartPlace, begin: int, log: OpenedLog) -> None:
+    """Say why nothing is written. It is no failure: a script may ask for what came since a moment."""
+    if first.timestamp_us is not None and begin >= log.limit:
+        complain(
+            "no record is from the time given with --from, or later; 'walstore tail -f' waits for new ones"
+        )
 
 
 def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
@@ -180,7 +191,8 @@ def dump(
     """Write records to stdout as JSON lines, and end at the last durable one.
 
     Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
-    {"base64": "..."} unless --value says otherwise. Times without a zone are UTC.
+    {"base64": "..."} unless --value says otherwise. Times without a zone are UTC. If all
+    records are older than the time of --from, that is said on stderr, and the exit code is 0.
     """
     run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
 
@@ -196,6 +208,7 @@ async def _dump(
     render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)
+        _note_if_late(first, begin, log)
         end = min(await last.resolve(log, stream), log.limit)
         if limit is not None and stream is None:
             end = min(end, begin + limit)

@@ -33,7 +33,7 @@ from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.tasks import start_task
 from walstore.settings import Settings
@@ -60,7 +60,7 @@ _LATER_SECONDS: Final = 0.25
 """How long one that left a log waits for a later epoch of it, of which this machine may never hear."""
 
 
-class ClusterMember:
+class ClusterMember(MustClose):
     """One machine. Belongs to the event loop. Made by :meth:`open`; serves once :meth:`join` was called."""
 
     @classmethod
@@ -171,6 +171,7 @@ class ClusterMember:
         self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
+        self._home = LoopGuard("member")
         node.check_used = self._check_used
 
     def make_tag(self) -> bytes:
@@ -284,6 +285,11 @@ class ClusterMember:
         await self.leave()
         await self.stored.aclose()
         await self.node.aclose()
+
+    def _left_open(self) -> Unclosed | None:
+        if not hasattr(self, "_home") or self.is_closing or self._home.is_inherited:
+            return None
+        return Unclosed(f"the member of a cluster at {self.node.directory}")
 
     async def __aenter__(self) -> Self:
         return self

@@ -111,14 +111,16 @@ class Job(Owned):
 
         Acknowledgements of many tasks share a sync. Twice is allowed, and so is being late: if the lease has
         ended, the work counts as done nevertheless, unless another member has done it. If cancelled, or after
-        OutcomeUnknownError or StorageUnavailableError, it may or may not be recorded.
+        DiskFullError, OutcomeUnknownError or StorageUnavailableError, it may or may not be recorded.
+        DiskFullError says that the disk has no space for it now: say it again once there is some.
         """
         await self.group.backend.settle((self.record.offset,))
 
     async def nak(self, delay: float = 0.0) -> None:
         """Give the job back: it comes again to any member, after ``delay`` seconds, 0 to 30 days.
 
-        Nothing happens if the lease has ended. A delay is forgotten when the log is closed.
+        Nothing happens if the lease has ended. A delay is forgotten when the log is closed. Not written, so
+        a full disk does not refuse it.
         """
         seconds = as_seconds(delay, "delay")
         if not 0 <= seconds <= _MOST_DELAY_SECONDS:
@@ -131,7 +133,7 @@ class Job(Owned):
 
         LeaseExpiredError if it has ended; another member may have the job by now. It also says that the job
         is begun: jobs that a member has not begun when it leaves or is killed count no delivery, and without
-        this only the first of those that it has is taken for one.
+        this only the first of those that it has is taken for one. Not written, as :meth:`nak`.
         """
         if self.group.has_left:
             raise LeaseExpiredError(
@@ -141,7 +143,8 @@ class Job(Owned):
         await self.group.backend.extend(self.record.offset, self.deliveries)
 
     async def term(self) -> None:
-        """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`."""
+        """Drop the job: it never comes again, and there is no dead letter. Durable as :meth:`ack`, and
+        raises as that."""
         await self.group.backend.settle((self.record.offset,))
 
     def check_owner(self) -> None:

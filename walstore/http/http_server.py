@@ -27,7 +27,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.runtime.metric import Metric, MetricKind, figure
-from walstore.runtime.resource import Opening, wait_closed
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.fetching import Fetching
 from walstore.store.wal_store import WalStore
@@ -48,7 +48,7 @@ _SPARE_CONNECTIONS: Final = 16
 """Connections beyond those that are answered: others are told why, and ``/health`` answers."""
 
 
-class HttpServer:
+class HttpServer(MustClose):
     """Serves streams over HTTP: each is a log of a store, or the one log. Made by :meth:`open`.
 
     Belongs to the event loop of the logs, which stay usable in this process, too. Needs ``walstore[serve]``.
@@ -157,6 +157,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._connections: Connections | None = None
         self._sweeping: list[asyncio.Task[None]] = []
+        self._home = LoopGuard("server")
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -184,6 +185,11 @@ class HttpServer:
         if self._closing is None:
             self._closing = start_task(self._close())
         await wait_closed(self._closing)
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_closing", True) or self._home.is_inherited:
+            return None
+        return Unclosed(f"the server at {', '.join(self.addresses)}")
 
     async def __aenter__(self) -> Self:
         return self

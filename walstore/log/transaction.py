@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from sys import getsizeof
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 _LEAST_FRAME_BYTES: Final = 256 << 10
 """Minimum size of a spilled batch: each costs one small write at the commit."""
+_FILE_COST_BYTES: Final = 32 << 10
+"""Of a file, in memory: more than it takes, so that a limit of bytes is also one of descriptors."""
+_FRAME_COST_BYTES: Final = 512
+"""Of each batch of the file."""
+_NAME_COST_BYTES: Final = 256
+"""Of each stream of the file, in addition to its name."""
 
 
 class Transaction(Owned):
@@ -53,6 +60,7 @@ class Transaction(Owned):
         self._builder = BatchBuilder(0)
         self._spill: Spill | None = None
         self._names: dict[str | None, None] = {}  # streams of records in the file, in order
+        self._file_bytes = 0
         self._count = 0
         self._is_open = False
         self._failure: WalError | None = None
@@ -130,7 +138,7 @@ class Transaction(Owned):
         """
         self._engine.check_home()
         if self.span is not None:
-            raise RuntimeError("the transaction is committed; make another to set registers")
+            raise RuntimeError(f"the transaction is committed, as {self.span}; make another")
         added = check_registers(update, "update")
         self._conditions.update = {**(self._conditions.update or {}), **(added or {})} or None
 
@@ -181,6 +189,19 @@ class Transaction(Owned):
         """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
         self._engine.check_home()
 
+    @property
+    def held_bytes(self) -> int:
+        """Not for callers: about what its records, or what is known of its file, take in memory."""
+        return self._builder.held_bytes + self._file_bytes
+
+    async def write_out(self) -> None:
+        """Not for callers: move its records to the file now, so that it takes little memory.
+
+        As :meth:`append` raises when a transaction does not fit the disk, which rolls it back.
+        """
+        if self._builder.values:
+            await self._write_out()
+
     # -- inside ------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
@@ -213,7 +234,7 @@ class Transaction(Owned):
             raise copy_error(refusal)
         builder, self._builder = self._builder, BatchBuilder(0)
         builder.pad()
-        self._names.update(dict.fromkeys(builder.streams or ()))
+        self._note_names(builder.streams or ())
         if self._spill is None:
             await self._open_spill()
         spill = self._spill
@@ -222,6 +243,7 @@ class Transaction(Owned):
         now_us = self._engine.clock.now_us()
         for part in split(builder, self._frame_bytes):
             await self._blocking(spill.add, part, now_us)
+            self._file_bytes += _FRAME_COST_BYTES
         self._engine.spilled_bytes += spill.size_bytes - before
         self._engine.disk_watch.note_written(spill.size_bytes - before)
 
@@ -233,6 +255,13 @@ class Transaction(Owned):
             await self._fail(error)
             raise AssertionError from error  # _fail raises
         self._spill = spill
+        self._file_bytes += _FILE_COST_BYTES
+
+    def _note_names(self, streams: Iterable[str | None]) -> None:
+        for name in dict.fromkeys(streams):
+            if name not in self._names:
+                self._names[name] = None
+                self._file_bytes += _NAME_COST_BYTES + getsizeof(name)
 
     async def _blocking(self, call: Callable[..., None], *args: object) -> None:
         try:
@@ -255,6 +284,8 @@ class Transaction(Owned):
     async def _discard(self) -> None:
         """Delete the file; one left behind is deleted when the log closes or is opened again."""
         self._builder = BatchBuilder(0)
+        self._names.clear()
+        self._file_bytes = 0
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):
@@ -263,5 +294,7 @@ class Transaction(Owned):
     def _check_open(self) -> None:
         if self._failure is not None:
             raise copy_error(self._failure)
+        if not self._is_open and self.span is not None:
+            raise RuntimeError(f"the transaction is committed, as {self.span}; make another")
         if not self._is_open:
             raise RuntimeError("use a transaction inside its own 'async with' block")

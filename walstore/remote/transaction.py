@@ -16,6 +16,7 @@ from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.batches.conditions import check_registers
 from walstore.errors import (
+    OutcomeUnknownError,
     RecordTooLargeError,
     RegisterMismatchError,
     StorageUnavailableError,
@@ -99,7 +100,12 @@ class RemoteTransaction(Owned):
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
     ) -> int:
-        """Add a record and return its place in the transaction, counted from 0."""
+        """Add a record and return its place in the transaction, counted from 0.
+
+        As :meth:`walstore.Transaction.append` raises. LimitExceededError if the server has no room for more
+        open transactions: see ``request_bytes`` of :class:`walstore.serve.ServeSettings`. That, as any error
+        of the server, rolls the transaction back; it may come with a later record, or at the commit.
+        """
         self._log.client.check_home()
         self._check_open()
         record = make_record(value, key, stream, headers, timestamp_us)
@@ -117,7 +123,7 @@ class RemoteTransaction(Owned):
         """Also set these registers at the commit, or remove them with None; the last value counts."""
         self._log.client.check_home()
         if self._span is not None:
-            raise RuntimeError("the transaction is committed; make another to set registers")
+            raise RuntimeError(f"the transaction is committed, as {self._span}; make another")
         self._update.update(check_registers(update, "update") or {})
 
     async def rollback(self) -> None:
@@ -157,8 +163,9 @@ class RemoteTransaction(Owned):
             return
         try:
             await self._commit()
-        except BaseException:
-            self._failure = self._failure or WalClosedError("the transaction was not committed")
+        except BaseException as failed:
+            if self._span is None and self._failure is None:
+                self._failure = _failure_of(failed)
             raise
         finally:
             self._is_open = False
@@ -181,9 +188,13 @@ class RemoteTransaction(Owned):
         except RegisterMismatchError as error:
             raise self._refused(error) from None
         except asyncio.CancelledError:
+            self._failure = OutcomeUnknownError("the commit was cancelled before it was answered")
             await asyncio.wait((request.future,))
-            if not request.future.cancelled() and request.future.exception() is None:
-                self._note_committed(request.future.result())
+            if not request.future.cancelled():
+                why = request.future.exception()
+                self._failure = None if why is None else _failure_of(why)
+                if why is None:
+                    self._note_committed(request.future.result())
             raise
         self._note_committed(answer)
 
@@ -239,10 +250,19 @@ class RemoteTransaction(Owned):
             ) from error
 
     def _check_open(self) -> None:
+        if self._span is not None:
+            raise RuntimeError(f"the transaction is committed, as {self._span}; make another")
         if self._failure is not None:
             raise copy_error(self._failure)
         if not self._is_open:
             raise RuntimeError("use a transaction inside its own 'async with' block")
+
+
+def _failure_of(error: BaseException) -> WalError:
+    """Return what every use of a transaction raises after its commit failed."""
+    if isinstance(error, OutcomeUnknownError):
+        return error
+    return WalClosedError("the transaction was not committed")
 
 
 def options_of(record: Any) -> RecordOptions:

@@ -29,7 +29,7 @@ from walstore.replication.position import Place
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
 from walstore.runtime.error_mapping import describe_open
-from walstore.runtime.resource import Opening
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
@@ -62,7 +62,7 @@ class HeldReplica:
             self.worker.close()
 
 
-class ReplicaNode:
+class ReplicaNode(MustClose):
     """The copies below one directory. Belongs to the event loop. Made by :meth:`open`."""
 
     @classmethod
@@ -90,6 +90,7 @@ class ReplicaNode:
         self._held: dict[str, HeldReplica] = {}
         self._led: set[str] = set()
         self._opening = asyncio.Lock()
+        self._home = LoopGuard("node")
         self._is_closed = False
         self.check_used: Callable[[str], None] = lambda _: None
         """Not for callers: raises for a log that is not to be opened."""
@@ -175,6 +176,11 @@ class ReplicaNode:
             held, self._held = self._held, {}
             for one in held.values():
                 await one.aclose()
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_is_closed", True) or self._home.is_inherited:
+            return None
+        return Unclosed(f"the node with the copies below {self.directory}")
 
     async def _find(self, name: str) -> HeldReplica:
         known = self._held.get(name)

@@ -40,6 +40,7 @@ from walstore.serve.reading import read
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import Taking
+from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
@@ -69,6 +70,7 @@ class ConnectionOwner(Protocol):
     settings: ServeSettings
     figures: ServerFigures
     incoming: ChannelBudget
+    transaction_room: TransactionRoom
     outgoing: ChannelBudget
     fetching: Fetching
     token: str | None
@@ -426,7 +428,7 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None
-        self._service = LogService(wal, settings, again)
+        self._service = LogService(wal, settings, self._owner.transaction_room, again)
         return {**welcome, "log": await CALLS["describe"](wal)}
 
     def _go_on(self) -> None:

@@ -61,7 +61,7 @@ SERVER_METRICS: Final = (
     figure(
         "server",
         "request_bytes",
-        "Bytes of requests in progress, and of those that are arriving, of all clients.",
+        "Bytes of requests in progress or arriving, and of open transactions, of all clients.",
         lambda server: {(): server.incoming.used_bytes},
         kind=MetricKind.GAUGE,
     ),

@@ -32,12 +32,13 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
-from walstore.runtime.resource import Opening, wait_closed
+from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
+from walstore.serve.transaction_room import TransactionRoom
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
@@ -53,7 +54,7 @@ _SPARE_BYTES: Final = 16 << 20
 """Room for requests beside a message of the largest size."""
 
 
-class Server:
+class Server(MustClose):
     """Serves one log, or all logs of a store, to other processes. Made by :meth:`open`.
 
     The log stays usable in this process, too. Belongs to the event loop of the log. What a client may do is
@@ -153,6 +154,9 @@ class Server:
         most_bytes = max(self.settings.request_bytes, self.settings.message_bytes + _SPARE_BYTES)
         self.incoming = ChannelBudget(most_bytes)
         """Bytes of requests of all clients."""
+        part_bytes = (most_bytes - self.settings.message_bytes) // 2
+        self.transaction_room = TransactionRoom(self.incoming, part_bytes)
+        """The part of it that open transactions may take; a message of the largest size fits beside it."""
         self.outgoing = answer_budget(self.settings.answer_bytes)
         """Bytes of answers of all clients."""
         self.fetching = Fetching()
@@ -168,6 +172,7 @@ class Server:
         self._socket: tuple[Path, int] | None = None
         self._is_stopping = False
         self._sweeping = start_task(self._sweep(), name="walstore serve")
+        self._home = LoopGuard("server")
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -302,6 +307,11 @@ class Server:
         if self._closing is None:
             self._closing = start_task(self._close())
         await wait_closed(self._closing)
+
+    def _left_open(self) -> Unclosed | None:
+        if getattr(self, "_closing", True) or self._home.is_inherited:
+            return None
+        return Unclosed(f"the server at {' and '.join(map(str, self.addresses))}")
 
     async def __aenter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from walstore.serve.appending import Appender
 from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, limits
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
+from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.transactions import ServedTransactions
 from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
@@ -70,10 +71,13 @@ class Service(Protocol):
 class LogService:
     """All that a program with the log open may do, except closing it."""
 
-    def __init__(self, wal: Wal, settings: ServeSettings, again: int = 0) -> None:
+    def __init__(
+        self, wal: Wal, settings: ServeSettings, room: TransactionRoom, again: int = 0
+    ) -> None:
+        """Serve a log. What open transactions hold takes ``room``."""
         self._wal = wal
         self._appender = Appender(wal, again)
-        self._transactions = ServedTransactions(wal, settings.transactions)
+        self._transactions = ServedTransactions(wal, settings.transactions, room)
         self._members = ServedMembers(wal, settings.read_bytes)
 
     @property

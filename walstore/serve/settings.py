@@ -25,7 +25,8 @@ class ServeSettings:
     """Bytes of requests that one client may have in progress, 64 KiB to 1 GiB; more stays unread."""
     request_bytes: int = 128 * MIB
     """The same of all clients together, bodies over HTTP included, 1 MiB to 64 GiB: a large message waits for
-    room, small ones do not. At least ``message_bytes`` and 16 MiB."""
+    room, small ones do not. At least ``message_bytes`` and 16 MiB. Open transactions hold up to half of what
+    exceeds ``message_bytes``, 28 MiB, and 64 KiB for each client; without room they are written to files."""
     read_bytes: int = MIB
     """Records or jobs of one answer, 1 KiB to 64 MiB; a larger record goes alone, a large group in parts."""
     write_buffer_bytes: int = 4 * MIB
@@ -34,7 +35,7 @@ class ServeSettings:
     """The same of all clients together, 1 MiB to 64 GiB: beyond that a client that takes its answers gets
     short ones, and larger records in turn, and one that takes nothing for 5 s is disconnected."""
     transactions: int = 64
-    """Open transactions of one client, 1 to 65 536."""
+    """Open transactions of one client, 1 to 65 536; what they hold counts in ``request_bytes``."""
     stall_seconds: float = 30.0
     """How long a client may leave its greeting, a message or its answers half done, 0.05 to 86 400."""
     drain_seconds: float = 30.0

@@ -1,37 +1,57 @@
-"""ServedTransactions: the open transactions of one client. All are rolled back when it is gone."""
+"""ServedTransactions: the open transactions of one client. All are rolled back when it is gone.
+
+What they hold counts among the requests of all clients, see :mod:`walstore.serve.transaction_room`. When
+there is no room for more, the one that grew is written to its file, and takes little from then on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from sys import getsizeof
+from typing import Any, Final
 
+from walstore.batches.cost import RECORD_COST_BYTES
 from walstore.errors import LimitExceededError, WalClosedError
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.serve.transaction_room import TransactionRoom
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, unpack_options, unpack_values
 from walstore.wire.registers import unpack_expected
+
+_TRANSACTION_COST_BYTES: Final = 1 << 10
+"""Of a transaction without records."""
 
 
 class _Open:
     """One transaction; its requests are done one after the other."""
 
-    __slots__ = ("transaction", "turn")
+    __slots__ = ("begun_bytes", "held_bytes", "is_over", "number", "transaction", "turn")
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, number: int, transaction: Transaction, begun_bytes: int) -> None:
+        self.number = number
         self.transaction = transaction
         self.turn = asyncio.Lock()
+        self.begun_bytes = begun_bytes
+        """What it takes beside its records."""
+        self.held_bytes = 0
+        """What is counted for it."""
+        self.is_over = False
 
 
 class ServedTransactions:
     """Transactions by the numbers that the client gave them."""
 
-    def __init__(self, wal: Wal, most: int) -> None:
-        """Allow ``most`` at a time."""
+    def __init__(self, wal: Wal, most: int, room: TransactionRoom) -> None:
+        """Allow ``most`` at a time; what they hold takes ``room``."""
         self._wal = wal
         self._most = most
+        self._room = room
+        self._held_bytes = 0
         self._open: dict[int, _Open] = {}
+        self._is_closed = False
         self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "begin": self._begin,
             "add": self._add,
@@ -41,12 +61,11 @@ class ServedTransactions:
         """The calls on transactions, by name."""
 
     async def rollback_all(self) -> None:
-        """Roll back everything that is open."""
-        left = list(self._open.values())
-        self._open.clear()
-        for one in left:
+        """Roll back everything that is open, and begin nothing more."""
+        self._is_closed = True
+        for one in list(self._open.values()):
             async with one.turn:
-                await one.transaction.rollback()
+                await self._end(one)
 
     async def _begin(
         self, payload: memoryview, number: int, durability: Any, conditions: Any
@@ -57,6 +76,8 @@ class ServedTransactions:
             case _:
                 raise ProtocolViolationError("conditions that are none")
         _check_number(number)
+        if self._is_closed:
+            raise WalClosedError("the client is gone")
         if number in self._open:
             raise ProtocolViolationError(f"a second transaction {number}")
         if len(self._open) >= self._most:
@@ -74,59 +95,92 @@ class ServedTransactions:
                 update=update,
                 durability=durability,
             )
-        one = self._open[number] = _Open(made)
-        async with one.turn:
-            try:
-                await made.__aenter__()
-            except BaseException:
-                self._open.pop(number, None)
-                raise
+        begun_bytes = _TRANSACTION_COST_BYTES + _cost_of(expect) + _cost_of(update)
+        self._open[number] = _Open(number, made, begun_bytes)
+        async with self._use(number) as one:
+            if not self._count(one, begun_bytes):
+                raise self._room.refusal()
+            await made.__aenter__()
 
     async def _add(self, payload: memoryview, number: int, sizes: Any, options: Any) -> None:
         """Add records; any error rolls the transaction back."""
-        one = self._find(number)
-        async with one.turn:
+        async with self._use(number) as one:
             values = unpack_values(sizes, payload)
             rows = None if options is None else list(unpack_options(options, len(values)))
-            try:
-                for at, value in enumerate(values):
-                    await one.transaction.append(value, *(NO_OPTIONS if rows is None else rows[at]))
-            except BaseException:
-                self._open.pop(number, None)
-                await one.transaction.rollback()
-                raise
+            transaction = one.transaction
+            for at, value in enumerate(values):
+                await transaction.append(value, *(NO_OPTIONS if rows is None else rows[at]))
+            if not self._count(one, one.begun_bytes + transaction.held_bytes):
+                await transaction.write_out()
+                if not self._count(one, one.begun_bytes + transaction.held_bytes):
+                    raise self._room.refusal()
 
     async def _commit(self, payload: memoryview, number: int, update: Any) -> list[Any]:
         """Set registers and commit. Returns the offsets, if they were there before, and the registers."""
-        one = self._find(number)
-        async with one.turn:
-            self._open.pop(number, None)
-            try:
-                if update:
-                    one.transaction.set_registers(update)
-            except BaseException:
-                await one.transaction.rollback()
-                raise
+        async with self._use(number) as one:
+            if update:
+                one.transaction.set_registers(update)
             await one.transaction.__aexit__(None, None, None)
+            await self._end(one)
         span = one.transaction.span
         assert span is not None
         return [span.start, span.stop, one.transaction.is_duplicate, dict(self._wal.registers)]
 
     async def _rollback(self, payload: memoryview, number: int) -> None:
         _check_number(number)
-        one = self._open.pop(number, None)
+        one = self._open.get(number)
         if one is not None:
             async with one.turn:
-                await one.transaction.rollback()
+                await self._end(one)
 
-    def _find(self, number: int) -> _Open:
+    # -- inside ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _use(self, number: int) -> AsyncIterator[_Open]:
+        """Let a request have its turn with a transaction, and end that if it fails."""
         _check_number(number)
-        found = self._open.get(number)
-        if found is None:
+        one = self._open.get(number)
+        if one is None:
             raise WalClosedError("the transaction was rolled back")
-        return found
+        async with one.turn:
+            if one.is_over:  # by what had its turn before
+                raise WalClosedError("the transaction was rolled back")
+            try:
+                yield one
+            except BaseException:
+                await self._end(one)
+                raise
+
+    async def _end(self, one: _Open) -> None:
+        """Roll a transaction back unless it is committed, and give its room back. Twice is allowed."""
+        if one.is_over:
+            return
+        one.is_over = True
+        del self._open[one.number]
+        try:
+            await one.transaction.rollback()
+        finally:
+            self._count(one, 0)
+
+    def _count(self, one: _Open, held_bytes: int) -> bool:
+        """Let a transaction hold so much; False, and nothing changes, if there is no room."""
+        after_bytes = self._held_bytes - one.held_bytes + held_bytes
+        if not self._room.change(self._held_bytes, after_bytes):
+            return False
+        self._held_bytes, one.held_bytes = after_bytes, held_bytes
+        return True
 
 
 def _check_number(number: object) -> None:
     if type(number) is not int:
         raise ProtocolViolationError("a number of a transaction that is none")
+
+
+def _cost_of(registers: Mapping[str, Any] | None) -> int:
+    """Return about what checked registers and their values, or lists of values, take."""
+    return sum(
+        RECORD_COST_BYTES
+        + getsizeof(name)
+        + sum(map(getsizeof, value if isinstance(value, list) else (value,)))
+        for name, value in (registers or {}).items()
+    )

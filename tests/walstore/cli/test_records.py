@@ -29,6 +29,20 @@ def test_the_last_ten_values(cli: Cli, kind: str, request: pytest.FixtureRequest
     assert cli("tail", location, "--from", "latest").out == b""
 
 
+@pytest.mark.parametrize("kind", ["log", "stored"])
+def test_a_moment_after_all_records_is_no_failure_and_no_silence(
+    cli: Cli, kind: str, request: pytest.FixtureRequest
+) -> None:
+    location = request.getfixturevalue(kind)
+    for verb in ("tail", "dump"):
+        with case(verb):
+            done = cli(verb, location, "--from", "9999-12-31")
+            assert (done.code, done.out) == (0, b"")
+            assert done.err.startswith("walstore: no record is from the time given with --from")
+            assert cli(verb, location, "--from", "101").err == ""
+            assert cli(verb, location, "--from", "-1h").err == ""
+
+
 def test_values_are_written_as_they_are(cli: Cli, log_directory: Path) -> None:
     cli("append", log_directory, stdin=b"\xff\0\n\nx\n")
     assert cli("tail", log_directory).out == b"\xff\0\n\nx\n"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.local import turns
 from tests.walstore.serve.served import Proxy, Served, serving
-from walstore import Job, RemoteWal, connect, connect_readonly
+from walstore import Job, OutcomeUnknownError, RemoteWal, connect, connect_readonly
 from walstore.serve import Server, ServeSettings
 
 TIMES: Final = 10
@@ -267,6 +267,8 @@ async def test_a_cancelled_commit_waits_for_its_answer_until_it_is_cancelled_aga
             with pytest.raises(asyncio.CancelledError):
                 await writing
             assert (transaction.span is not None) == is_answered
+            with pytest.raises(RuntimeError if is_answered else OutcomeUnknownError):
+                await transaction.append(b"more")
             proxy.release()
         assert await remote.append(b"v") == 3
 
@@ -291,3 +293,5 @@ async def test_a_cancelled_commit_whose_connection_is_lost_ends(
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert transaction.span is None
+        with pytest.raises(OutcomeUnknownError):
+            await transaction.append(b"more")

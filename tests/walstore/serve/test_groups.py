@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
 from walstore import (
     DiskFullError,
+    Group,
     InvalidSettingsError,
+    Job,
     LeaseExpiredError,
     StorageUnavailableError,
     Wal,
@@ -493,17 +496,28 @@ async def test_a_full_disk_refuses_leases_of_other_processes_and_counts_no_deliv
         await job.ack()
 
 
-async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(tmp_path: Path) -> None:
+async def _settle_each(group: Any, jobs: list[Job]) -> None:
+    await jobs[0].ack()
+    await jobs[1].term()
+
+
+@pytest.mark.parametrize("end", [Group.ack, _settle_each])
+async def test_a_full_disk_refuses_acknowledgements_until_there_is_room(
+    tmp_path: Path, end: Callable[[Any, list[Job]], Awaitable[None]]
+) -> None:
     fs = FaultyFileSystem(PosixFileSystem())
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, b"a", b"b")
         async with wal.group("g") as group:
             jobs = await group.fetch(2, max_wait=60)
             fs.fail("pwrite", errno.ENOSPC, name=JOURNAL, times=3, written_bytes=10)
+            await jobs[0].in_progress()  # not written
+            await jobs[1].nak()
+            jobs[1:] = await group.fetch(max_wait=60)
             refusals = 0
             while refusals < 4:
                 try:
-                    await group.ack(jobs)
+                    await end(group, jobs)
                     break
                 except DiskFullError as error:
                     refusals += error.retriable

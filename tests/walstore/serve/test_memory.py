@@ -161,6 +161,35 @@ async def test_requests_of_all_clients_have_a_limit_and_come_to_their_end(tmp_pa
         served.check()
 
 
+async def test_open_transactions_of_all_clients_have_a_limit(tmp_path: Path) -> None:
+    """150 leave one open that is a little smaller than what goes to a file anyway."""
+    with serving(tmp_path) as served:
+        async with (
+            connect(f"unix://{served.socket}") as remote,
+            strangers(served, 150, greets=True) as many,
+        ):
+            sizes = MIB.to_bytes(4, "little")
+            for client in many:
+                client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+                assert (await client.answer()).kind == Kind.DONE
+            for part in range(7):
+                for client in many:
+                    client.request(Kind.CALL, 3 + part, ["add", [1, sizes, None]], bytes(MIB))
+                for client in many:
+                    assert (await client.answer()).kind == Kind.DONE
+                await is_fine(remote)
+                async with remote.transaction() as small:
+                    await small.append(bytes(32 << 10))
+                await remote.append(bytes(15 * MIB))
+            served.check()
+            for client in many:
+                client.request(Kind.CALL, 10, ["commit", [1, {}]])
+                answer = await client.answer()
+                assert answer.kind == Kind.DONE
+                assert answer.head[1] - answer.head[0] == 7
+        served.check()
+
+
 async def test_nobody_holds_all_of_a_large_group_and_who_takes_its_answers_gets_it(
     tmp_path: Path,
 ) -> None:
