@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.append.budgets import ChannelBudget
+from walstore.runtime.tasks import start_task
 from walstore.serve.outgoing import SHORT_BYTES
 from walstore.serve.room import Room
 from walstore.serve.stalls import Taking
@@ -95,7 +96,7 @@ class Sending:
         """Wait until the client has taken nearly all; False if what is written is to be dropped before."""
         loop = asyncio.get_running_loop()
         # A task, since waiting for it may not be cancelled: others of the connection wait for the same.
-        self._draining = loop.create_task(self._request.writer.drain())
+        self._draining = start_task(self._request.writer.drain())
         self._letting_go = loop.create_future()
         both = {self._draining, self._letting_go}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -15,7 +15,7 @@ from walstore.log.wal import Wal
 from walstore.records import Durability
 from walstore.wire.errors import pack_error
 from walstore.wire.message import Message, ProtocolViolationError
-from walstore.wire.records import NO_OPTIONS, unpack_header, unpack_options, unpack_values
+from walstore.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
 from walstore.wire.registers import unpack_expected
 
 
@@ -42,7 +42,7 @@ class Appender:
         """
         match message.head:
             case [str() | None as durability, bytes(sizes), options]:
-                values = unpack_values(sizes, message.payload)
+                values = take_values(sizes, message.payload)
             case _:
                 raise ProtocolViolationError(
                     "an append that is none: its head is durability or nil, sizes, options or nil"
@@ -129,7 +129,7 @@ class Appender:
     async def _accept_group(
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
     ) -> tuple[Durability, range]:
-        values = unpack_values(sizes, message.payload)
+        values = take_values(sizes, message.payload)
         match options, conditions:
             case [key, stream, headers, timestamp_us], [
                 expect_offset,

@@ -18,7 +18,7 @@ from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.wire.message import ProtocolViolationError
-from walstore.wire.records import NO_OPTIONS, unpack_options, unpack_values
+from walstore.wire.records import NO_OPTIONS, take_values, unpack_options
 from walstore.wire.registers import unpack_expected
 
 _TRANSACTION_COST_BYTES: Final = 1 << 10
@@ -105,7 +105,7 @@ class ServedTransactions:
     async def _add(self, payload: memoryview, number: int, sizes: Any, options: Any) -> None:
         """Add records; any error rolls the transaction back."""
         async with self._use(number) as one:
-            values = unpack_values(sizes, payload)
+            values = take_values(sizes, payload)
             rows = None if options is None else list(unpack_options(options, len(values)))
             transaction = one.transaction
             for at, value in enumerate(values):

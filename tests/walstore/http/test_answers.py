@@ -1,4 +1,4 @@
-"""Room: answers that clients do not take have a limit over all clients."""
+"""Answers: what clients do not take of theirs has a limit over all, and keeps nobody waiting."""
 
 from __future__ import annotations
 
