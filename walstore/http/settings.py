@@ -28,12 +28,13 @@ class HttpSettings:
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
     answer_bytes: int = 64 * MIB
     """What the answers that clients have not taken may take, 1 MiB to 64 GiB; beyond that, further ones have
-    up to 64 KiB, larger messages wait, and clients that take nothing for 5 s, or ``body_seconds``, go.
+    up to 64 KiB, larger messages wait for those that take theirs, and clients that take nothing for 5 s go.
     With ``beside``, that server's limit is for both."""
     idle_seconds: float = 60.0
     """How long a connection is kept without a whole request head, 0.05 to 86 400."""
     body_seconds: float = 30.0
-    """How long a client may take to send a body, 0.05 to 86 400; then it is answered with 408."""
+    """How long a client may take to send a body, 0.05 to 86 400; then it is answered with 408. Also how long
+    it may take nothing of its answer; then it is disconnected."""
     poll_seconds: float = 20.0
     """How long a long poll waits for records, 0.05 to 3 600."""
     event_seconds: float = 60.0

@@ -20,14 +20,15 @@ from walstore.read.reader import Reader
 _MOST_RECORDS: Final = 65_536
 _LARGE_BYTES: Final = 1 << 20
 """Batches of up to so much are read side by side."""
-_KEPT_BYTES: Final = 64 << 20
-"""What the large batches in memory take together, unless one alone takes more."""
+_MOST_BYTES: Final = 64 << 20
 
 
 class Fetching:
     """Reads for all clients of a server. Belongs to its event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        """Large batches in memory take up to ``most_bytes`` together, unless one alone takes more."""
+        self._most_bytes = most_bytes
         # Large batches by their log and first offset, the one used last at the end; whether each was used
         # since the last look.
         self._kept: OrderedDict[tuple[int, int], tuple[object, Batch]] = OrderedDict()
@@ -114,5 +115,5 @@ class Fetching:
 
     def _make_room(self, size_bytes: int) -> None:
         """Forget those used longest ago until there is room for another one, or nothing is left."""
-        while self._kept and self.kept_bytes + size_bytes > _KEPT_BYTES:
+        while self._kept and self.kept_bytes + size_bytes > self._most_bytes:
             self._kept.popitem(last=False)

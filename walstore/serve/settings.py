@@ -32,8 +32,9 @@ class ServeSettings:
     write_buffer_bytes: int = 4 * MIB
     """Answers that a client has not taken, 64 KiB to 1 GiB; beyond that it is not read from."""
     answer_bytes: int = 64 * MIB
-    """The same of all clients together, 1 MiB to 64 GiB: beyond that a client that takes its answers gets
-    short ones, and larger records in turn, and one that takes nothing for 5 s is disconnected."""
+    """The same of all clients together, 1 MiB to 64 GiB, and half of it of those that have not taken any:
+    beyond that a client that takes its answers gets short ones, and larger records in turn, and one that
+    takes nothing for 5 s is disconnected."""
     transactions: int = 64
     """Open transactions of one client, 1 to 65 536; what they hold counts in ``request_bytes``."""
     stall_seconds: float = 30.0

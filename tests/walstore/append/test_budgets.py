@@ -170,6 +170,28 @@ def test_B3_who_goes_first_is_served_before_all_who_do_not() -> None:
     assert served == ["b", "d", "a", "c"]
 
 
+def test_B4_others_leave_room_for_those_that_are_first_and_the_newest_of_them_is_served() -> None:
+    budget = ChannelBudget(100, first_bytes=50)
+    served: list[str] = []
+
+    def share(name: str) -> ChannelShare:
+        return budget.share(lambda: served.append(name))
+
+    holder, first = share("holder"), share("first")
+    assert holder.has_room(50)
+    holder.take(50)
+    assert not share("other").has_room(1)
+    assert first.has_room(50, is_first=True)
+    for name in "abc":
+        share(name).wait(40)
+    first.wait(40, is_first=True)
+    holder.serve()
+    assert served == ["first"]
+    holder.give(40)
+    holder.serve()
+    assert served == ["first", "c", "b", "a"]
+
+
 def test_a_lease_counts_until_it_is_used_or_returned() -> None:
     budget = ChannelBudget(10 * LEASE_BYTES)
     a = budget.share(lambda: None)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from tests.waiting import until
 from tests.walstore.serve.served import Served, serving
-from tests.walstore.serve.test_bad_input import Raw, raw
-from walstore import Wal
+from tests.walstore.serve.test_bad_input import HELLO, Raw, raw
+from walstore import Wal, connect
 from walstore.serve import Server, ServeSettings
 from walstore.testing import ManualClock
-from walstore.wire.message import Kind
+from walstore.wire.message import PREAMBLE, Kind
 
 MIB = 1 << 20
 LIMITS = ServeSettings(answer_bytes=MIB, stall_seconds=86_400)
@@ -67,6 +68,46 @@ async def test_who_has_taken_answers_gets_large_ones_before_those_who_have_not(
         holder.writer.transport.abort()
         assert (await taker.answer()).id == 3
         await is_waiting(served, 0)
+
+
+async def test_who_came_last_does_not_wait_for_many_that_take_nothing(tmp_path: Path) -> None:
+    """A greeting with many registers is as large as an answer."""
+    clock = ManualClock()
+    async with limited(tmp_path, clock) as served:
+        await served.wal.append_many([b""], update={f"r{at}": "x" * 1000 for at in range(500)})
+        async with AsyncExitStack() as stack:
+            many = [await stack.enter_async_context(raw(served, greets=False)) for _ in range(20)]
+            for client in many:
+                client.writer.transport.pause_reading()
+                client.send(PREAMBLE, HELLO)
+            await until(lambda: served.server.outgoing.waiting == 19)
+            connecting = asyncio.ensure_future(stack.enter_async_context(connect(served.address)))
+            await is_waiting(served, 20)
+            await pass_seconds(served, clock, 7)
+            assert len((await connecting).registers) == 500
+            assert served.server.figures.dropped == 1
+            await is_waiting(served, 18)
+
+
+async def test_an_answer_takes_no_more_than_there_was_room_for(tmp_path: Path) -> None:
+    """It was made of the group's first record, and there is room for no more."""
+    clock = ManualClock()
+    async with limited(tmp_path, clock) as served:
+        start = (await served.wal.append_many([bytes(SIZE // 2)] * 8)).start
+        async with AsyncExitStack() as stack:
+            holder, *others = [await stack.enter_async_context(raw(served)) for _ in range(6)]
+            takes_nothing(holder)
+            await until(lambda: served.server.outgoing.used_bytes >= SIZE)
+            for client in others:
+                client.writer.transport.pause_reading()
+                client.request(Kind.READ, 2, [start, None, MIB, 0, "durable"])
+            await is_waiting(served, 5)
+            holder.writer.transport.abort()
+            # What the sockets of the others took is not held, so there is room for several.
+            await until(lambda: 0 < served.server.outgoing.waiting < 4)
+            assert served.server.outgoing.used_bytes < SIZE
+            others[-1].writer.transport.resume_reading()
+            assert SIZE // 2 < len((await others[-1].answer()).payload) < SIZE
 
 
 async def test_who_takes_nothing_goes_soon_if_others_wait_for_the_room(tmp_path: Path) -> None:
