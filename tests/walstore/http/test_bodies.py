@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,8 +42,15 @@ class Slow:
 
 @asynccontextmanager
 async def slow(server: HttpServer, count: int) -> AsyncIterator[list[Slow]]:
+    """Connect so many clients. Their system takes little ahead of them, however fast they were before."""
     host, port = server.addresses[0].removeprefix("http://").split(":")
-    found = [Slow(*await asyncio.open_connection(host, int(port))) for _ in range(count)]
+    found: list[Slow] = []
+    for _ in range(count):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        one.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(one, (host, int(port)))
+        found.append(Slow(*await asyncio.open_connection(sock=one)))
     yield found
     for one in found:
         one.writer.close()
