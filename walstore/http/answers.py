@@ -201,6 +201,7 @@ class Answers:
             assert limit is not None
             shared = self._shared[key] = _Shared(limit, Room(self._budget))
             shared.making = start_task(self._make_shared(shared, key, cost))
+            shared.making.add_done_callback(_heed)
         shared.clients += 1
         try:
             await asyncio.wait({shared.making})
@@ -219,3 +220,9 @@ class Answers:
         async with self._made_alone(key, cost, shared.limit) as made:
             shared.room.hold(len(made.data))
             return made
+
+
+def _heed(making: asyncio.Task[_Made]) -> None:
+    """Note the error of an answer that nobody waits for any more."""
+    if not making.cancelled():
+        making.exception()
