@@ -1,24 +1,25 @@
 """Answers: records for the clients of an HTTP server, made when there is room and sent as they are taken.
 
 An answer has about ``read_bytes``, or little if there is no room for that. Only one that begins with a larger
-record may need more. Of that a client is sent the beginning, and nothing is held of the rest until it has
-taken that. So clients that take nothing keep nobody waiting. All that are sent the same large record at the
-same time share it.
+record may need more. Of that a client is sent the beginning, which is kept for others that ask for the same,
+and nothing is held of the rest until the client has taken that. So clients that take nothing cost little, and
+keep nobody waiting. All that are sent the same large record at the same time share it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.append.budgets import ChannelBudget
-from walstore.http.sending import Sending
+from walstore.http.sending import BEGINNING_BYTES, Sending
 from walstore.http.stream import Stream, StreamChunk
 from walstore.runtime.tasks import start_task
-from walstore.serve.outgoing import SHORT_BYTES, TAKER_BYTES
+from walstore.serve.outgoing import SHORT_BYTES
 from walstore.serve.room import Room
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 0.5
+_MOST_BEGINNINGS: Final = 32
+_ALL: Final = 1 << 62
 _COPIES: Final = 2
 """Of an answer that is being made: records, and what is made of them."""
 
@@ -46,9 +49,9 @@ class _Made(NamedTuple):
 
     chunk: StreamChunk
     """What they were made of, without the records."""
+    size: int
     data: bytes
-    is_held: bool
-    """Whether there is room for them; if not, nothing may be waited for."""
+    """All of them, or only the beginning of a large one that there is no room for."""
 
 
 class _Shared:
@@ -75,10 +78,10 @@ class Answers:
         self._clock = clock
         self._shared: dict[_Key, _Shared] = {}
         self._sendings: set[Sending] = set()
-        # Held while a large answer is made; how many wait for that, and the last one made while some do.
+        # Beginnings of large answers, the one used last at the end.
+        self._beginnings: OrderedDict[_Key, _Made] = OrderedDict()
+        # Held while a large answer is made.
         self._making = asyncio.Lock()
-        self._makers = 0
-        self._last: tuple[_Key, int, _Made] | None = None
 
     async def send(
         self,
@@ -94,23 +97,23 @@ class Answers:
         Returns when the client has taken nearly all. ConnectionError if it is gone.
         """
         key = stream, start, make
-        sending = Sending(request, self._budget, self._clock.monotonic())
+        sending = Sending(request, self._clock.monotonic())
         self._sendings.add(sending)
         try:
-            async with self._made(key) as (chunk, data, is_held):
-                size = len(data)
+            async with self._made(key) as (chunk, size, data):
                 answer = begin(chunk, size)
                 if answer.status != 200:
                     return answer, chunk
                 await answer.prepare(request)
-                if is_held:
+                if len(data) == size:
                     at = await sending.write(data)
-                else:
-                    at = await sending.write_first(data, TAKER_BYTES)
+                else:  # the beginning, which is kept in any case
+                    await sending.write_all(data)
+                    at = len(data)
             while at < size:
                 del data
                 await sending.taken()
-                async with self._large(key, _COPIES * size, chunk.limit) as (_, data, _):
+                async with self._large(key, _COPIES * size, chunk.limit) as (_, _, data):
                     at = await sending.write(data, at)
             if end is not None:
                 await sending.write(end(chunk))
@@ -124,9 +127,8 @@ class Answers:
         while True:
             await self._clock.sleep(min(_SWEEP_SECONDS, self._stall_seconds / 2))
             now = self._clock.monotonic()
-            is_in_need = bool(self._budget.waiting) or not self._budget.fits(
-                _COPIES * self._most_bytes
-            )
+            is_full = not self._budget.fits(_COPIES * self._most_bytes)
+            is_in_need = is_full or bool(self._budget.waiting)
             for sending in list(self._sendings):
                 why = sending.stall(now, most_seconds=self._stall_seconds, is_in_need=is_in_need)
                 if why is not None:
@@ -139,54 +141,61 @@ class Answers:
 
     @asynccontextmanager
     async def _made(self, key: _Key) -> AsyncIterator[_Made]:
-        """Yield an answer: of as much as there is room for, or of one record."""
+        """Yield an answer: of as much as there is room for, or the beginning of one large record."""
         stream, start, make = key
         if key in self._shared:
             async with self._large(key) as made:
                 yield made
             return
-        room = Room(self._budget)
-        try:
-            is_short = not room.has(_COPIES * self._most_bytes)
-            most = min(SHORT_BYTES, self._most_bytes) if is_short else self._most_bytes
-            room.hold(_COPIES * most)
-            chunk = await stream.read(start, most)
-            size = chunk.size_bytes
-            if size <= most + SHORT_BYTES:
-                data = await make(stream, chunk)
-                chunk = chunk._replace(values=())
-                room.hold(len(data))
-                yield _Made(chunk, data, is_held=True)
-                return
-        finally:
-            room.close()
-        cost, limit = _COPIES * size, chunk.limit
-        del chunk  # nothing is held while it waits
-        if room.has(cost):
-            async with self._large(key, cost, limit) as made:
-                yield made
-            return
-        async with self._made_alone(key, cost, limit) as made:
-            yield made
-
-    @asynccontextmanager
-    async def _made_alone(self, key: _Key, cost: int, limit: int) -> AsyncIterator[_Made]:
-        """Yield a large answer while no other one is made; those who wait for the same get the same."""
-        stream, start, make = key
-        self._makers += 1
-        try:
-            async with self._making:
-                if self._last is None or self._last[:2] != (key, limit):
-                    self._last = None
-                    chunk = await stream.read(start, cost, limit)
+        beginning = self._beginning(key)
+        if beginning is None:
+            room = Room(self._budget)
+            try:
+                is_short = not room.has(_COPIES * self._most_bytes)
+                most = min(SHORT_BYTES, self._most_bytes) if is_short else self._most_bytes
+                room.hold(_COPIES * most)
+                chunk = await stream.read(start, most, None, most + SHORT_BYTES)
+                if chunk.values or chunk.is_empty:
                     data = await make(stream, chunk)
                     chunk = chunk._replace(values=())
-                    self._last = key, limit, _Made(chunk, data, is_held=False)
-                yield self._last[2]
-        finally:
-            self._makers -= 1
-            if not self._makers:
-                self._last = None
+                    room.hold(len(data))
+                    yield _Made(chunk, len(data), data)
+                    return
+            finally:
+                room.close()
+            beginning = await self._begin(key, chunk.limit)
+        cost = _COPIES * beginning.size
+        if Room(self._budget).has(cost):
+            async with self._large(key, cost, beginning.chunk.limit) as made:
+                yield made
+        else:
+            yield beginning
+
+    def _beginning(self, key: _Key) -> _Made | None:
+        """Return the beginning of a large answer, if it was made before."""
+        stream, start, _ = key
+        made = self._beginnings.get(key)
+        if made is None or start < stream.head:
+            return None
+        self._beginnings.move_to_end(key)
+        return made._replace(chunk=stream.seen(made.chunk))
+
+    async def _begin(self, key: _Key, limit: int) -> _Made:
+        """Make the beginning of an answer of the records up to ``limit``."""
+        async with self._making:
+            made = self._beginning(key)  # others may have waited for the same
+            if made is None:
+                made = await self._make(key, limit)
+                made = self._beginnings[key] = made._replace(data=made.data[:BEGINNING_BYTES])
+                if len(self._beginnings) > _MOST_BEGINNINGS:
+                    self._beginnings.popitem(last=False)
+            return made
+
+    async def _make(self, key: _Key, limit: int) -> _Made:
+        stream, start, make = key
+        chunk = await stream.read(start, _ALL, limit)
+        data = await make(stream, chunk)
+        return _Made(chunk._replace(values=()), len(data), data)
 
     @asynccontextmanager
     async def _large(
@@ -205,8 +214,8 @@ class Answers:
         shared.clients += 1
         try:
             await asyncio.wait({shared.making})
-            chunk, data, _ = shared.making.result()
-            yield _Made(key[0].seen(chunk), data, is_held=True)
+            made = shared.making.result()
+            yield made._replace(chunk=key[0].seen(made.chunk))
         finally:
             shared.clients -= 1
             if not shared.clients:
@@ -217,9 +226,10 @@ class Answers:
 
     async def _make_shared(self, shared: _Shared, key: _Key, cost: int) -> _Made:
         await shared.room.wait(cost, is_first=True)
-        async with self._made_alone(key, cost, shared.limit) as made:
-            shared.room.hold(len(made.data))
-            return made
+        async with self._making:
+            made = await self._make(key, shared.limit)
+        shared.room.hold(made.size)
+        return made
 
 
 def _heed(making: asyncio.Task[_Made]) -> None:

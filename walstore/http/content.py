@@ -122,8 +122,12 @@ def data_event(content_type: str, values: Sequence[bytes], place: str) -> bytes:
     """
     body = join_records(content_type, values)
     if is_text(content_type):
-        text = body.decode(errors="replace").encode()
-        lines = b"\n" + text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        try:
+            _check_utf8(body)
+        except ValueError:
+            body = body.decode(errors="replace").encode()
+        # Most bodies have no such line ends, and are not copied for them.
+        lines = b"\n" + body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         # A client takes off one space in front of a line.
         lines = lines.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
     else:

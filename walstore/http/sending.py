@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.append.budgets import ChannelBudget
 from walstore.runtime.tasks import start_task
-from walstore.serve.outgoing import SHORT_BYTES
-from walstore.serve.room import Room
 from walstore.serve.stalls import Taking
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-_PIECE_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 32 << 10
+"""Two of them wait at most for a client that takes nothing: so little counts for nothing."""
+BEGINNING_BYTES: Final = 512 << 10
+"""More than the socket of a client holds that takes nothing (:func:`walstore.serve.outgoing.limit_ahead`)."""
+_NEED_SECONDS: Final = 10.0
+"""How long a client that has taken less may take nothing while others wait for room."""
 _LONG_SECONDS: Final = 0.5
 """Who takes nothing for so long lets others have its room."""
 
@@ -22,10 +24,9 @@ _LONG_SECONDS: Final = 0.5
 class Sending:
     """Writes to one client. Belongs to the event loop."""
 
-    def __init__(self, request: web.Request, budget: ChannelBudget, now: float) -> None:
-        """Answer ``request``; what waits without being part of anything else is held of ``budget``."""
+    def __init__(self, request: web.Request, now: float) -> None:
+        """Answer ``request``."""
         self._request = request
-        self._room = Room(budget)
         self._written_bytes = 0
         # Ends when the client has taken nearly all that was written, if it has not yet.
         self._draining: asyncio.Task[None] | None = None
@@ -40,21 +41,40 @@ class Sending:
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def stall(self, now: float, *, most_seconds: float, is_in_need: bool) -> str | None:
-        """Return why to end the connection, as :class:`walstore.serve.stalls.Taking`."""
+        """Return why to end the connection, as :class:`walstore.serve.stalls.Taking`.
+
+        One that has taken much lets go of what others need. It may be slow: its system takes large steps.
+        """
         left = self._left_bytes
-        taken = self._written_bytes - left if left else None
-        return self._taking.stall(taken, now, most_seconds=most_seconds, is_in_need=is_in_need)
+        need_seconds = _NEED_SECONDS if is_in_need and not self.is_taker else most_seconds
+        return self._taking.stall(
+            self._written_bytes - left if left else None,
+            now,
+            most_seconds=most_seconds,
+            need_seconds=need_seconds,
+        )
+
+    @property
+    def is_taker(self) -> bool:
+        """Whether the client has taken more than its socket holds."""
+        return self._written_bytes - self._left_bytes >= BEGINNING_BYTES
+
+    async def write_all(self, data: bytes) -> None:
+        """Write data that others have, too; return once the client has taken nearly all."""
+        for at in range(0, len(data), PIECE_BYTES):
+            await self._put(data[at : at + PIECE_BYTES])
+            await self.taken()
 
     async def write(self, data: bytes, start: int = 0) -> int:
         """Write from byte ``start`` on, and return how far, once the client has taken nearly all of that.
 
         Less than all if it takes nothing and :meth:`let_go` was called: then it has not taken that yet.
         """
-        for at in range(start, len(data), _PIECE_BYTES):
+        for at in range(start, len(data), PIECE_BYTES):
             # Copied: a view would keep all of the data as long as its last piece.
-            await self._put(data[at : at + _PIECE_BYTES])
-            if self._left_bytes > SHORT_BYTES and not await self._is_taken():
-                return min(at + _PIECE_BYTES, len(data))
+            await self._put(data[at : at + PIECE_BYTES])
+            if self._left_bytes > PIECE_BYTES and not await self._is_taken():
+                return min(at + PIECE_BYTES, len(data))
         return len(data)
 
     def let_go(self) -> None:
@@ -63,18 +83,10 @@ class Sending:
         if is_long and self._letting_go is not None and not self._letting_go.done():
             self._letting_go.set_result(None)
 
-    async def write_first(self, data: bytes, size_bytes: int) -> int:
-        """Write up to so much and return how much; :meth:`taken` waits for the client, without the data."""
-        await self._put(data[:size_bytes])
-        left = self._left_bytes
-        self._room.hold(left if left > SHORT_BYTES else 0)
-        return min(size_bytes, len(data))
-
     async def taken(self) -> None:
         """Return once the client has taken nearly all that was written."""
         await (self._draining or self._request.writer.drain())
         self._draining = None
-        self._room.hold(0)
 
     def close(self) -> None:
         """End the connection now."""
@@ -83,7 +95,6 @@ class Sending:
 
     def end(self) -> None:
         """Nothing more is written."""
-        self._room.close()
         if self._draining is not None:
             self._draining.cancel()
 

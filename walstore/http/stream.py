@@ -37,6 +37,7 @@ _MOST_RECORDS: Final = 16_384
 _TURN_RECORDS: Final = 500
 """After so many the event loop has a turn."""
 _SHARED_BYTES: Final = 64 * 1024
+_ANY: Final = 1 << 62
 _FOLLOWING: Final = "http.following"
 """Header of a record: how many messages of the same request come after it, if any."""
 
@@ -264,10 +265,13 @@ class Stream:
 
     # -- reading -----------------------------------------------------------------------------
 
-    async def read(self, start: int, most_bytes: int, stop: int | None = None) -> StreamChunk:
+    async def read(
+        self, start: int, most_bytes: int, stop: int | None = None, most_record_bytes: int = _ANY
+    ) -> StreamChunk:
         """Return records from ``start`` on, below ``stop``, without waiting for any.
 
-        OffsetTrimmedError if they were removed.
+        They end before one that is larger than ``most_record_bytes``; if it is the first, only its place is
+        returned. OffsetTrimmedError if they were removed.
         """
         is_closed = self.is_closed  # before the tail: what was closed has its last record
         tail = self.tail
@@ -276,9 +280,9 @@ class Stream:
             return last[3]
         values: list[bytes] = []
         limit = tail if stop is None else min(stop, tail)
-        at = await self.gather(values, start, limit, most_bytes)
+        at = await self.gather(values, start, limit, most_bytes, most_record_bytes)
         chunk = StreamChunk(values, start, at, at == tail, is_closed and at == tail)
-        if at == tail and sum(map(len, values)) <= _SHARED_BYTES:
+        if values and at == tail and sum(map(len, values)) <= _SHARED_BYTES:
             self._last = (start, tail, is_closed, chunk)
         return chunk
 
@@ -288,13 +292,26 @@ class Stream:
         at_end = chunk.limit == tail
         return chunk._replace(is_up_to_date=at_end, is_closed=is_closed and at_end)
 
-    async def gather(self, values: list[bytes], at: int, limit: int, most_bytes: int) -> int:
-        """Add records to ``values`` until there are ``most_bytes``; return the offset after them."""
+    async def gather(
+        self,
+        values: list[bytes],
+        at: int,
+        limit: int,
+        most_bytes: int,
+        most_record_bytes: int = _ANY,
+    ) -> int:
+        """Add records to ``values`` until there are ``most_bytes``; return the offset after them.
+
+        They end before one that is larger than ``most_record_bytes``; if it is the first, after it.
+        """
         base = self.config.base
         size = 0
         if self.source is not None and at < base:
             found = len(values)
-            at = await self.source.gather(values, at, min(limit, base), most_bytes)
+            start, end = at, min(limit, base)
+            at = await self.source.gather(values, at, end, most_bytes, most_record_bytes)
+            if at > start and not values:
+                return at
             size = sum(map(len, values[found:]))
         if at < self.head:
             raise OffsetTrimmedError(requested=at, head=self.head, tail=self.tail)
@@ -310,6 +327,8 @@ class Stream:
             )
             if not len(batch):
                 break
+            if next(batch.record_sizes()) > most_record_bytes:
+                return at if values else at + 1
             for value in batch.first(most_bytes - size).values:
                 at += 1
                 size += len(value)

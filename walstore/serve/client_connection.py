@@ -61,6 +61,9 @@ from walstore.wire.message import (
 
 logger = logging.getLogger("walstore")
 
+_NEED_SECONDS: Final = 5.0
+"""How long a client may take nothing of its answers while others wait for the room that they take."""
+
 Begin = Callable[[], Awaitable[Any]]
 
 
@@ -210,9 +213,13 @@ class ClientConnection(asyncio.Protocol):
     def stall(self, now: float) -> str | None:
         """Return why to disconnect the client, if there is a reason."""
         seconds = self._owner.settings.stall_seconds
-        is_in_need = bool(self._owner.outgoing.waiting and self._outgoing.held_bytes)
-        taken = self._outgoing.taken_bytes
-        why = self._taking.stall(taken, now, most_seconds=seconds, is_in_need=is_in_need)
+        is_in_need = self._owner.outgoing.waiting and self._outgoing.held_bytes
+        why = self._taking.stall(
+            self._outgoing.taken_bytes,
+            now,
+            most_seconds=seconds,
+            need_seconds=_NEED_SECONDS if is_in_need else seconds,
+        )
         if why is None and self._is_stuck and now - self.since > seconds:
             why = f"it left something half done for {seconds:g} s"
         return why
