@@ -33,7 +33,7 @@ class SurveyEvidence:
     named: list[Entry] = field(default_factory=list)
     """What the manifest names, in order: fragments, and snapshots that are of no use."""
     whole: dict[SnapshotPointer, list[Fragment]] = field(default_factory=dict)
-    """The manifest's own snapshots that are whole, with the fragments below."""
+    """The manifest's own snapshots that are whole, pointed at as they are, with the fragments below."""
 
     @property
     def head(self) -> int | None:
@@ -61,8 +61,10 @@ def weigh(survey: StoreSurvey) -> SurveyEvidence:
         for entry in survey.manifest.snapshots:
             below = list(_walk(entry, survey.snapshots, found.findings))
             found.named += below
-            if all(isinstance(one, Fragment) for one in below):
-                found.whole[entry] = [one for one in below if isinstance(one, Fragment)]
+            fragments = [one for one in below if isinstance(one, Fragment)]
+            held = survey.snapshots.get(entry.path_to_snapshot)
+            if held is not None and held.snapshot is not None and len(fragments) == len(below):
+                found.whole[held.snapshot.pointer()] = fragments
         found.named += survey.manifest.fragments
     stated = _stated(survey, found.named)
     candidates = _candidates(survey, found.named)

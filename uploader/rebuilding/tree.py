@@ -87,7 +87,9 @@ def _reuse(
     usable = {
         pointer.start: (pointer, len(below))
         for pointer, below in whole.items()
-        if pointer.limit < run[-1].limit and all(held.get(one.seq_no) == one for one in below)
+        if pointer.limit < run[-1].limit
+        and pointer.num_bytes == sum(one.num_bytes for one in below)
+        and all(held.get(one.seq_no) == one for one in below)
     }
     pointers: list[SnapshotPointer] = []
     loose: list[Fragment] = []

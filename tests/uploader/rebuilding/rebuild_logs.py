@@ -151,8 +151,18 @@ async def wrong_pointer(store: MemoryStore) -> None:
     await edit(store, lambda one: one["snapshots"][0].update(limit={"offset": 2}))
 
 
+async def wrong_pointer_bytes(store: MemoryStore) -> None:
+    await edit(store, lambda one: one["snapshots"][0].update(num_bytes=1_000_000))
+
+
 async def wrong_bytes(store: MemoryStore) -> None:
     await edit(store, lambda one: one.update(acc_bytes=1))
+
+
+async def wrong_bytes_below(store: MemoryStore) -> None:
+    key = await named_snapshot(store)
+    await edit(store, lambda one: one["snapshots"][0].update(num_bytes=1_000_000), key)
+    await wrong_bytes(store)
 
 
 async def no_snapshot(store: MemoryStore) -> None:

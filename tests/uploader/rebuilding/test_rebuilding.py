@@ -30,6 +30,7 @@ from tests.uploader.rebuilding.rebuild_logs import (
     rebuild,
     spans,
     wrong_bytes,
+    wrong_bytes_below,
     wrong_collected,
     wrong_entry_key,
     wrong_entry_limit,
@@ -37,6 +38,7 @@ from tests.uploader.rebuilding.rebuild_logs import (
     wrong_entry_start,
     wrong_entry_sum,
     wrong_pointer,
+    wrong_pointer_bytes,
     wrong_setsum,
 )
 from uploader import CloudWriter
@@ -72,7 +74,9 @@ from walstore.errors import (
         wrong_entry_number,
         wrong_entry_key,
         wrong_pointer,
+        wrong_pointer_bytes,
         wrong_bytes,
+        wrong_bytes_below,
         no_snapshot,
         no_snapshots,
         damaged_snapshot,
