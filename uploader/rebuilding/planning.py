@@ -224,15 +224,19 @@ class _Planning:
         return manifest
 
     def _emptied(self, before: Manifest) -> Manifest:
-        """Return the manifest of a log that lost all its records, and continues where it ended."""
+        """Return the manifest of a log that lost all its records, and continues where it ended.
+
+        Each offset that it names may be damaged: it continues behind the greatest.
+        """
         if before.next_seq_no > layout.MAX_U64:
             raise CorruptionError("no number is left for another fragment", path=layout.MANIFEST)
+        edges = [edge for one in self._evidence.named for edge in (one.start, one.limit)]
         return dataclasses.replace(
             before,
             collected=before.setsum,
             snapshots=(),
             fragments=(),
-            initial_offset=before.next_offset,
+            initial_offset=max(layout.FIRST_OFFSET, before.next_offset, *edges),
             initial_seq_no=before.next_seq_no,
             writer=self._named_writer(()),
         )
@@ -292,7 +296,7 @@ class _Planning:
             range(max(held.start, manifest.next_offset), held.stop),
         )
         if not self._run:
-            found = (held, range(0))
+            found = (range(held.start, manifest.oldest_offset), range(0))
         # In parts, where some of it is proven and given up, and some is gone.
         edges = sorted({one for stretch in self._choices for one in (stretch.start, stretch.stop)})
         return tuple(part for one in found if one for part in _cut(one, edges))

@@ -14,6 +14,7 @@ from tests.uploader.rebuilding.rebuild_logs import (
     cut_fragment,
     cut_manifest,
     damaged_snapshot,
+    edit,
     elsewhere,
     empty_manifest,
     flipped_fragment,
@@ -161,6 +162,20 @@ async def test_all_fragments_are_gone(store, worker, tmp_path) -> None:
     found = await rebuild(store)
     assert (found.start, found.limit, spans(found.lost), found.choices) == (7, 7, [(1, 7)], ())
     await check(store, 7, 7, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [0, 3])
+async def test_all_fragments_are_gone_and_the_end_is_damaged(
+    store, worker, tmp_path, limit
+) -> None:
+    """Then the log goes on behind all offsets that are named."""
+    await make(store, worker, 3)
+    await store.delete([layout.fragment_path(number) for number in (1, 2, 3)])
+    await edit(store, lambda one: one["fragments"][-1].update(limit={"offset": limit}))
+    found = await rebuild(store)
+    assert (found.start, found.limit, spans(found.lost), found.choices) == (5, 5, [(1, 5)], ())
+    await check(store, 5, 5, tmp_path)
 
 
 @pytest.mark.slow
