@@ -161,6 +161,9 @@ class History:
             report = verify_directory(self.directory, fs=fs)
         except LogNotFoundError:
             return
+        except WalError as error:
+            self.violate(ViolationError("verifies", repr(error)))
+            return
         if not report.is_ok:
             self.violate(ViolationError("verifies", "; ".join(map(str, report.problems))))
 

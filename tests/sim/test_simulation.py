@@ -8,6 +8,7 @@ from tests.effort import first_seed, some
 from tests.sim.history import History, simulate
 from tests.sim.plan import draw
 from tests.sim.rules import RULES, Book, ViolationError
+from walstore.errors import CorruptionError
 from walstore.records import Record
 
 
@@ -37,14 +38,34 @@ def test_a_seed_is_always_the_same_history(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_lies_is_found() -> None:
+@pytest.mark.parametrize(
+    ("ignored", "rules"),
+    [
+        pytest.param((), {"verifies"}, id="by verify"),
+        pytest.param(
+            ("verifies",), {"durable-survives", "found-survives", "reopens"}, id="by opening"
+        ),
+    ],
+)
+def test_a_disk_that_lies_is_found(ignored: tuple[str, ...], rules: set[str]) -> None:
+    """After a power failure verify looks first: what an opening finds shows only without it."""
     found = set()
-    for seed in range(8):
+    for seed in range(16):
         try:
-            simulate(seed, lies=True, ends=("clean", "power", "power"))
+            simulate(seed, lies=True, ends=("clean", "power", "power"), ignored=ignored)
         except ViolationError as violation:
             found.add(violation.rule)
-    assert found & {"durable-survives", "found-survives", "reopens", "nothing-missing"}
+    assert found & rules
+
+
+def test_a_log_that_verify_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise CorruptionError("segments are gone", path="log")
+
+    monkeypatch.setattr("tests.sim.history.verify_directory", refuse)
+    with pytest.raises(ViolationError, match="segments are gone") as caught:
+        simulate(3, ends=("clean",))
+    assert caught.value.rule == "verifies"
 
 
 def test_a_process_that_does_not_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
