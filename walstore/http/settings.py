@@ -28,7 +28,7 @@ class HttpSettings:
     """About how much one answer holds, 1 KiB to 64 MiB; a larger message is sent alone."""
     answer_bytes: int = 64 * MIB
     """What the answers that clients have not taken may take, 1 MiB to 64 GiB; beyond that, further ones have
-    up to 64 KiB, larger messages wait for those that take theirs, and clients that take nothing for 5 s go.
+    up to 64 KiB, larger messages wait for those that take theirs, and clients that take nothing for 10 s go.
     With ``beside``, that server's limit is for both."""
     idle_seconds: float = 60.0
     """How long a connection is kept without a whole request head, 0.05 to 86 400."""
