@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from walstore.http.sending import PIECE_BYTES
 from walstore.ports import Clock
 from walstore.serve.outgoing import limit_ahead
 
@@ -89,7 +88,7 @@ class _Guard(asyncio.Protocol):
         self._transport = transport
         self._is_in = self._owner.joined(self, transport)
         if self._is_in:
-            limit_ahead(transport, PIECE_BYTES)
+            limit_ahead(transport)
             self._inner.connection_made(transport)
         else:
             self._transport.abort()

@@ -6,13 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.runtime.tasks import start_task
+from walstore.serve.outgoing import SHORT_BYTES
 from walstore.serve.stalls import Taking
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-PIECE_BYTES: Final = 32 << 10
-"""Two of them wait at most for a client that takes nothing: so little counts for nothing."""
+_PIECE_BYTES: Final = 128 << 10
+_SMALL_PIECE_BYTES: Final = 16 << 10
+"""Of what counts for nothing: so little waits beyond :data:`SHORT_BYTES` for a client that takes nothing."""
 BEGINNING_BYTES: Final = 512 << 10
 """More than the socket of a client holds that takes nothing (:func:`walstore.serve.outgoing.limit_ahead`)."""
 _NEED_SECONDS: Final = 10.0
@@ -61,8 +63,8 @@ class Sending:
 
     async def write_all(self, data: bytes) -> None:
         """Write data that others have, too; return once the client has taken nearly all."""
-        for at in range(0, len(data), PIECE_BYTES):
-            await self._put(data[at : at + PIECE_BYTES])
+        for at in range(0, len(data), _SMALL_PIECE_BYTES):
+            await self._put(data[at : at + _SMALL_PIECE_BYTES])
             await self.taken()
 
     async def write(self, data: bytes, start: int = 0) -> int:
@@ -70,11 +72,11 @@ class Sending:
 
         Less than all if it takes nothing and :meth:`let_go` was called: then it has not taken that yet.
         """
-        for at in range(start, len(data), PIECE_BYTES):
+        for at in range(start, len(data), _PIECE_BYTES):
             # Copied: a view would keep all of the data as long as its last piece.
-            await self._put(data[at : at + PIECE_BYTES])
-            if self._left_bytes > PIECE_BYTES and not await self._is_taken():
-                return min(at + PIECE_BYTES, len(data))
+            await self._put(data[at : at + _PIECE_BYTES])
+            if self._left_bytes > SHORT_BYTES and not await self._is_taken():
+                return min(at + _PIECE_BYTES, len(data))
         return len(data)
 
     def let_go(self) -> None:

@@ -189,14 +189,12 @@ class Outgoing:
         return taken[0] if len(taken) == 1 else b"".join(taken)
 
 
-def limit_ahead(transport: asyncio.BaseTransport, high_bytes: int = SHORT_BYTES) -> None:
+def limit_ahead(transport: asyncio.BaseTransport) -> None:
     """Let a connection take what is sent only a little ahead of its other end.
-
-    Writing is paused while ``high_bytes`` wait for the system.
 
     Linux takes up to 4 MiB for one that takes nothing, in memory that no process is charged for.
     """
-    cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=high_bytes)
+    cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=SHORT_BYTES)
     connection = transport.get_extra_info("socket")
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and connection is not None and connection.family != socket.AF_UNIX:
