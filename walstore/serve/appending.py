@@ -7,7 +7,7 @@ their durability is awaited. Anything else waits its turn: nothing of a client o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from walstore.errors import WalError, WouldBlock
@@ -18,13 +18,20 @@ from walstore.wire.message import Message, ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
 from walstore.wire.registers import unpack_expected
 
+_Columns = tuple[list[bytes], list[tuple[Any, ...]] | None]
+"""The values of records, and their options if one has any."""
+
 
 class Appender:
     """Accepts the appends of one connection."""
 
-    def __init__(self, wal: Wal, again: int = 0) -> None:
-        """Append to ``wal``; requests with numbers up to ``again`` may have been sent before."""
+    def __init__(self, wal: Wal, on_accepted: Callable[[int], None], again: int = 0) -> None:
+        """Append to ``wal``; requests with numbers up to ``again`` may have been sent before.
+
+        ``on_accepted`` is told the number of a request whose records the log holds.
+        """
         self._wal = wal
+        self._on_accepted = on_accepted
         self._again = again
         self._turn = asyncio.Lock()
         # How many requests have not been accepted yet; a later one may be accepted at once only at 0.
@@ -47,15 +54,17 @@ class Appender:
                 raise ProtocolViolationError(
                     "an append that is none: its head is durability or nil, sizes, options or nil"
                 )
+        if not values:
+            raise ValueError("an append of no records")
         rows = None if options is None else list(unpack_options(options, len(values)))
         level = self._wal.level(durability)  # type: ignore[arg-type]
         outcomes: list[int | WalError] = []
         if not self._waiting:
             done = self._accept(values, rows, outcomes)
             if done == len(values):
-                return self._finish(outcomes, level)
+                return self._finish(message.id, outcomes, level)
         self._waiting += 1
-        return self._append_later(values, rows, outcomes, level)
+        return self._append_later(message.id, [(values, rows)], outcomes, level)
 
     def _accept(
         self, values: list[bytes], rows: list[tuple[Any, ...]] | None, outcomes: list[Any]
@@ -72,39 +81,53 @@ class Appender:
         return len(outcomes)
 
     async def _append_later(
-        self,
-        values: list[bytes],
-        rows: list[tuple[Any, ...]] | None,
-        outcomes: list[Any],
-        level: Durability,
+        self, number: int, asked: list[_Columns], outcomes: list[Any], level: Durability
     ) -> list[Any]:
+        """Accept records in their turn. ``asked`` is emptied: it may be long until they are safe."""
         try:
             async with self._turn:
-                while self._accept(values, rows, outcomes) < len(values):
-                    at = len(outcomes)
-                    key, stream, headers, time_us = NO_OPTIONS if rows is None else rows[at]
-                    try:
-                        offset = await self._wal.append(
-                            values[at], key, stream, headers, time_us, Durability.MEMORY
-                        )
-                        outcomes.append(offset)
-                    except (WalError, ValueError, TypeError) as error:
-                        outcomes.append(error)
+                await self._accept_all(*asked.pop(), outcomes)
         finally:
             self._waiting -= 1
-        return await self._finish(outcomes, level)
+        return await self._finish(number, outcomes, level)
 
-    async def _finish(self, outcomes: list[Any], level: Durability) -> list[Any]:
-        """Wait until the accepted records are safe, and return the answer."""
+    async def _accept_all(
+        self, values: list[bytes], rows: list[tuple[Any, ...]] | None, outcomes: list[Any]
+    ) -> None:
+        while self._accept(values, rows, outcomes) < len(values):
+            at = len(outcomes)
+            key, stream, headers, time_us = NO_OPTIONS if rows is None else rows[at]
+            try:
+                offset = await self._wal.append(
+                    values[at], key, stream, headers, time_us, Durability.MEMORY
+                )
+                outcomes.append(offset)
+            except (WalError, ValueError, TypeError) as error:
+                outcomes.append(error)
+
+    def _finish(
+        self, number: int, outcomes: list[Any], level: Durability
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Return what waits until the accepted records are safe, and returns the answer."""
+        self._on_accepted(number)
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        if offsets and level is not Durability.MEMORY:
-            await self._wal.wait_durable(offsets[-1], level)
+        last = offsets[-1] if offsets else None
         if len(offsets) < len(outcomes):
+            each = [one if isinstance(one, int) else pack_error(one) for one in outcomes]
+            return self._safe([0, len(each), each], last, level, is_flushed=True)
+        if offsets[-1] - offsets[0] == len(offsets) - 1:
+            return self._safe([offsets[0], len(offsets), None], last, level)
+        return self._safe([0, len(offsets), offsets], last, level)
+
+    async def _safe(
+        self, answer: list[Any], last: int | None, level: Durability, *, is_flushed: bool = False
+    ) -> list[Any]:
+        """Return an answer once the records up to ``last`` are safe."""
+        if last is not None and level is not Durability.MEMORY:
+            await self._wal.wait_durable(last, level)
+        if is_flushed:
             await self._wal.flush()  # no error may report a state that a crash undoes
-        elif outcomes[-1] - outcomes[0] == len(outcomes) - 1:
-            return [outcomes[0], len(outcomes), None]
-        each = [one if isinstance(one, int) else pack_error(one) for one in outcomes]
-        return [0, len(outcomes), each]
+        return answer
 
     def _append_group(
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
@@ -114,14 +137,19 @@ class Appender:
         Raises what :meth:`walstore.Wal.append_many` or :meth:`walstore.Producer.append_many` raises.
         """
         self._waiting += 1  # now, not when its task begins: what arrives meanwhile comes later
-        return self._append_group_later(message, (durability, sizes, options, conditions))
+        asked = [(message, durability, sizes, options, conditions)]
+        return self._append_group_later(message.id, asked)
 
-    async def _append_group_later(self, message: Message, arguments: tuple[Any, ...]) -> list[Any]:
+    async def _append_group_later(
+        self, number: int, asked: list[tuple[Message, Any, Any, Any, Any]]
+    ) -> list[Any]:
+        """Append a group in its turn. ``asked`` is emptied: it may be long until it is safe."""
         try:
             async with self._turn:
-                level, span = await self._accept_group(message, *arguments)
+                level, span = await self._accept_group(*asked.pop())
         finally:
             self._waiting -= 1
+        self._on_accepted(number)
         if level is not Durability.MEMORY:
             await self._wal.wait_durable(span.stop - 1, level)
         return [span.start, span.stop, dict(self._wal.registers)]

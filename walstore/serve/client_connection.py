@@ -2,7 +2,7 @@
 
 Appends of one client are accepted in the order in which they arrive. All else runs side by side, each
 request in a task of its own. Nothing here waits for a client: what it may have in progress is bounded, and
-beyond that its bytes stay unread.
+beyond that its bytes stay unread, or packed (:mod:`walstore.serve.turns`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
+from walstore.serve.turns import Turns
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
-    MESSAGE_OVERHEAD_BYTES,
     MOVES,
     NO_REQUEST,
     NOT_BEGUN,
@@ -73,6 +73,7 @@ class ConnectionOwner(Protocol):
     settings: ServeSettings
     figures: ServerFigures
     incoming: ChannelBudget
+    turns: Turns
     transaction_room: TransactionRoom
     outgoing: ChannelBudget
     fetching: Fetching
@@ -128,6 +129,9 @@ class ClientConnection(asyncio.Protocol):
         self._tunnel: Tunnel | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._incoming = Incoming(owner.incoming, settings.credit_bytes, self._balance)
+        self._turns = owner.turns
+        # What the heads of its requests hold, by the request.
+        self._heads: dict[int, int] = {}
         self._outgoing = Outgoing(owner.outgoing, settings.write_buffer_bytes)
         self._reads_paused = False
         self._greeting: int | None = None
@@ -161,13 +165,10 @@ class ClientConnection(asyncio.Protocol):
         if self._tunnel is not None:
             self._tunnel.send(data)
             return
-        try:
-            messages = self._decoder.feed(data)
-            if messages or not was_inside:
-                self.since = self._owner.monotonic()
-            self._take(messages)
-        except ProtocolViolationError as error:
-            self._violated(error)
+        self._decoder.add(data)
+        if not was_inside:
+            self.since = self._owner.monotonic()
+        self.take_turn()
 
     def pause_writing(self) -> None:
         """The client has not taken its answers yet."""
@@ -199,6 +200,7 @@ class ClientConnection(asyncio.Protocol):
             is_told = self._is_leaving or self._owner.is_stopping
             self._spawn(self._service.aclose(is_told=is_told))
         self._outgoing.end()
+        self._turns.leave(self)
         self._incoming.end()
         self._owner.left(self)
 
@@ -207,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _is_stuck(self) -> bool:
         """Whether it is in a state that a live client leaves at once: see ``stall_seconds``."""
-        is_inside = not self._is_greeted or self._decoder.is_inside
+        is_inside = not self._is_greeted or (self._decoder.is_inside and not self._reads_paused)
         return is_inside or self._is_leaving or not self._outgoing.is_writable
 
     def stall(self, now: float) -> str | None:
@@ -237,6 +239,7 @@ class ClientConnection(asyncio.Protocol):
     def say_goodbye(self) -> None:
         """Tell the client that no more requests are taken; waiting reads end."""
         self._say_goodbye(None)
+        self.take_turn()
         for task in list(self._tasks.values()):
             task.cancel()
 
@@ -288,42 +291,95 @@ class ClientConnection(asyncio.Protocol):
     def _is_over(self) -> bool:
         return self._service is not None and self._service.is_over
 
-    def _take(self, messages: Sequence[Message]) -> None:
-        for message in messages:
-            if not self._is_greeted and message.kind != Kind.HELLO:
-                raise ProtocolViolationError("another message than a greeting at the beginning")
-            self._begin(message)
+    def take_turn(self) -> None:
+        """Begin what arrived, as far as it has its turn and there is room."""
+        try:
+            while (held := self._next_holds()) is not None:
+                self._begin_next(held)
+        except ProtocolViolationError as error:
+            self._violated(error)
         self._balance()
 
-    def _begin(self, message: Message) -> None:
+    def _begin_next(self, held: int) -> None:
+        """Begin the next request, whose head holds so much."""
+        try:
+            message = self._decoder.take()
+            assert message is not None
+        except BaseException:
+            self._turns.release(held)
+            raise
+        self.since = self._owner.monotonic()
+        cost, is_running = self._incoming.begin(message.size), False
+        if held:
+            self._heads[message.id] = self._heads.get(message.id, 0) + held
+        try:
+            is_running = self._begin(message, cost)
+        finally:
+            if not is_running:
+                self._end(message.id, cost)
+
+    def _next_holds(self) -> int | None:
+        """Return what the next request holds while it runs; None if none can begin."""
+        lengths = self._decoder.lengths if self._is_open else None
+        if lengths is None:
+            return None
+        if self._owner.is_stopping or self._is_over:  # it is refused
+            return 0
+        if not self._incoming.takes(lengths[0]):
+            return None
+        return self._turns.begin(self, lengths[1], is_first=not self._heads)
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the client may be asked for more, as far as what it sent and takes goes."""
+        is_closing = self._transport is None or self._transport.is_closing()
+        is_here = self._greeting is None and self._tunnel is None and not is_closing
+        return is_here and self._outgoing.is_writable
+
+    def _accepted(self, number: int) -> None:
+        """Note that nothing is left of what an append was sent with."""
+        if self._heads:
+            self._turns.release(self._heads.pop(number, 0))
+
+    def _end(self, number: int, cost: int) -> None:
+        """Note that a request is over."""
+        self._accepted(number)
+        self._incoming.release(cost)
+
+    def _begin(self, message: Message, cost: int) -> bool:
+        """Begin a request; False if it is over already."""
+        if not self._is_greeted and message.kind != Kind.HELLO:
+            raise ProtocolViolationError("another message than a greeting at the beginning")
         if self._owner.is_stopping and message.kind not in (Kind.CANCEL, Kind.HELLO):
             self._write(encode(Kind.FAILED, message.id, NOT_BEGUN))
-            return
+            return False
         if self._is_over:
             self._make_room(message.id, NOT_BEGUN)
-            return
+            return False
         if message.id in self._tasks and message.kind in _ANSWERED:
             raise ProtocolViolationError(f"two requests with the number {message.id}")
         match message.kind:
             case Kind.APPEND | Kind.CALL:
-                self._ask(message)
+                return self._ask(message, cost)
             case Kind.READ:
                 self._figures.requests["read"] += 1
-                self._run(message.id, partial(self._read, message), self._occupy(message))
+                self._run(message.id, partial(self._read, message), cost)
             case Kind.CANCEL:
                 task = self._tasks.pop(message.id, None)
                 if task is not None:
                     task.cancel()
+                return False
             case Kind.HELLO:
                 if self._is_greeted or self._tasks:
                     raise ProtocolViolationError("a second greeting")
                 self._greeting = message.id
-                self._run(message.id, partial(self._greet, message), 0)
+                self._run(message.id, partial(self._greet, message), cost)
             case _:
                 raise ProtocolViolationError(f"a request of kind {message.kind}")
+        return True
 
-    def _ask(self, message: Message) -> None:
-        """Begin an append or a call, or refuse it."""
+    def _ask(self, message: Message, cost: int) -> bool:
+        """Begin an append or a call, or refuse it: then return False."""
         service = self._service
         assert service is not None
         try:
@@ -338,9 +394,10 @@ class ClientConnection(asyncio.Protocol):
                     )
         except (WalError, ValueError, TypeError) as error:
             self._refuse(message.id, error)
-            return
+            return False
         self._figures.requests[asked.label] += 1
-        self._run(message.id, asked.begin, self._occupy(message), is_kept=asked.is_kept)
+        self._run(message.id, asked.begin, cost, is_kept=asked.is_kept)
+        return True
 
     def _run(self, number: int, begin: Begin, cost: int, *, is_kept: bool = False) -> None:
         """Answer a request with what ``begin()`` returns. One that is kept goes on without its client."""
@@ -359,8 +416,9 @@ class ClientConnection(asyncio.Protocol):
             del self._tasks[number]
         if task.cancelled():  # because the server stops, or by the client
             self._write(encode(Kind.FAILED, number, NOT_BEGUN if is_wanted else _CANCELLED))
-        self._incoming.release(cost)
-        self._balance()
+        self._end(number, cost)
+        if self._reads_paused:
+            self._balance()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = start_task(work)
@@ -435,16 +493,15 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None
-        self._service = LogService(wal, settings, self._owner.transaction_room, again)
+        room = self._owner.transaction_room
+        self._service = LogService(wal, settings, room, self._accepted, again)
         return {**welcome, "log": await CALLS["describe"](wal)}
 
     def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""
         self._greeting = None
-        try:
-            self._take(self._decoder.admit())
-        except ProtocolViolationError as error:
-            self._violated(error)
+        self._decoder.admit()
+        self.take_turn()
 
     async def _lead_to(self, address: Address, greeting: Message) -> None:
         """Let the machine that leads the log serve this client."""
@@ -525,24 +582,21 @@ class ClientConnection(asyncio.Protocol):
 
     # -- budget ------------------------------------------------------------------------------
 
-    def _occupy(self, message: Message) -> int:
-        cost = message.size + MESSAGE_OVERHEAD_BYTES
-        self._incoming.occupy(cost)
-        return cost
-
     def _balance(self) -> None:
-        """Read from the client while it has credit and takes its answers."""
+        """Read from the client while it has credit and takes its answers; begin what waits for that."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_greeting = self._greeting is not None
-        takes_more = self._incoming.takes_more(self._decoder.coming_bytes)
-        wanted = is_greeting or not takes_more or not self._outgoing.is_writable
-        if wanted and not self._reads_paused:
+        is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
+        if is_reading and self._decoder.lengths is not None:
+            is_reading = False
+            self._turns.join(self)
+        if not is_reading and not self._reads_paused:
             transport.pause_reading()
-        elif self._reads_paused and not wanted:
+        elif self._reads_paused and is_reading:
+            self.since = self._owner.monotonic()
             transport.resume_reading()
-        self._reads_paused = wanted
+        self._reads_paused = not is_reading
 
 
 _CANCELLED: Final = pack_error(OutcomeUnknownError("the client cancelled the request"))

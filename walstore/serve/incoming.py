@@ -9,6 +9,8 @@ from walstore.append.budgets import ChannelBudget
 
 SHORT_BYTES: Final = 256 << 10
 """So much each client may send in any case, so that nobody keeps it from small requests."""
+REQUEST_BYTES: Final = 3 << 10
+"""What a request takes until its answer, in addition to its bytes: mostly its task."""
 
 
 class Incoming:
@@ -22,31 +24,34 @@ class Incoming:
         """What its requests in progress take."""
         self._budget = budget
         self._credit_bytes = credit_bytes
+        self._short_bytes = min(SHORT_BYTES, credit_bytes)
         self._on_room = on_room
         self._share = budget.share(self._admit)
-        # Room for the message whose end is missing, and that for which it waits.
+        # Room for the next message, and that for which it waits.
         self._coming_bytes = self._wanted_bytes = 0
 
-    def occupy(self, cost_bytes: int) -> None:
-        """Note a request that has arrived."""
+    def begin(self, size_bytes: int) -> int:
+        """Note that the next message is a request that begins, and return what it takes."""
+        cost_bytes = size_bytes + REQUEST_BYTES
         self.used_bytes += cost_bytes
-        self._share.take(cost_bytes)
+        given, self._coming_bytes = min(self._coming_bytes, cost_bytes), 0
+        self._share.take(cost_bytes - given)
+        return cost_bytes
 
     def release(self, cost_bytes: int) -> None:
         """Note its answer."""
         self.used_bytes -= cost_bytes
         self._give(cost_bytes)
 
-    def takes_more(self, coming_bytes: int) -> bool:
-        """Whether more is read: also of a message that has begun and has ``coming_bytes`` in all.
+    def takes(self, coming_bytes: int) -> bool:
+        """Whether the next message, of ``coming_bytes`` in all, is read on, and begins.
 
-        A large one has its room before it is read on, so that it comes to its end.
+        A large one has its room before it is read on, so that it comes to its end, and until it begins.
         """
-        if coming_bytes != self._coming_bytes and self._coming_bytes:
-            given, self._coming_bytes = self._coming_bytes, 0
-            self._give(given)
         self._wanted_bytes = 0
-        if SHORT_BYTES < coming_bytes != self._coming_bytes:
+        if self.used_bytes < self._short_bytes and coming_bytes <= SHORT_BYTES:
+            return True
+        if coming_bytes > SHORT_BYTES and not self._coming_bytes:
             if not self._share.has_room(coming_bytes):
                 self._wanted_bytes = coming_bytes
                 self._share.wait(coming_bytes)

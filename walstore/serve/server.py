@@ -39,6 +39,7 @@ from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
+from walstore.serve.turns import Turns
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
@@ -157,6 +158,8 @@ class Server(MustClose):
         part_bytes = (most_bytes - self.settings.message_bytes) // 2
         self.transaction_room = TransactionRoom(self.incoming, part_bytes)
         """The part of it that open transactions may take; a message of the largest size fits beside it."""
+        self.turns = Turns(asyncio.get_running_loop().call_soon)
+        """When requests of clients begin."""
         self.outgoing = answer_budget(self.settings.answer_bytes)
         """Bytes of answers of all clients."""
         self.fetching = Fetching()

@@ -72,11 +72,19 @@ class LogService:
     """All that a program with the log open may do, except closing it."""
 
     def __init__(
-        self, wal: Wal, settings: ServeSettings, room: TransactionRoom, again: int = 0
+        self,
+        wal: Wal,
+        settings: ServeSettings,
+        room: TransactionRoom,
+        on_accepted: Callable[[int], None],
+        again: int = 0,
     ) -> None:
-        """Serve a log. What open transactions hold takes ``room``."""
+        """Serve a log. What open transactions hold takes ``room``.
+
+        ``on_accepted`` is told the number of an append whose records the log holds.
+        """
         self._wal = wal
-        self._appender = Appender(wal, again)
+        self._appender = Appender(wal, on_accepted, again)
         self._transactions = ServedTransactions(wal, settings.transactions, room)
         self._members = ServedMembers(wal, settings.read_bytes)
 

@@ -39,7 +39,7 @@ MOST_HEAD_CONTAINERS: Final = 1 << 15
 _SHORT_BYTES: Final = 1 << 14
 """A head of up to so many bytes has few parts in any case."""
 MESSAGE_OVERHEAD_BYTES: Final = 256
-"""What a message costs in a budget, in addition to its bytes."""
+"""What a message costs its sender's budget, in addition to its bytes."""
 _LENGTH: Final = struct.Struct("<I")
 _REST_BYTES: Final = HEADER.size - _LENGTH.size
 
@@ -93,6 +93,18 @@ class Message(NamedTuple):
     """Bytes of all of it."""
 
 
+class _Header(NamedTuple):
+    """What is known of a message before it is taken."""
+
+    size: int
+    """Bytes of all of it."""
+    number: int
+    head_bytes: int
+    kind: Kind
+    problem: str | None
+    """Why it is not taken, but dropped."""
+
+
 class ProtocolViolationError(ValueError):
     """The other side sent what no version of the protocol contains."""
 
@@ -111,7 +123,7 @@ def encode(
 
 
 class Decoder:
-    """Cuts a stream of bytes into messages, however it is cut up."""
+    """Cuts a stream of bytes into messages, however it is cut up; each one is unpacked when it is taken."""
 
     def __init__(
         self,
@@ -123,103 +135,147 @@ class Decoder:
     ) -> None:
         """Refuse messages of more than ``most_bytes``.
 
-        ``is_greeted`` is False for a server: the first message is a short one, and what follows it is kept
-        undecoded until :meth:`admit`. With ``skips``, for a client, an answer that is too large becomes the
-        error of its request; the bytes are dropped as they come, and the connection goes on.
+        For a server ``is_greeted`` is False: up to :meth:`admit` a message is short. With ``skips``, for
+        a client, an answer that is too large becomes the error of its request; the bytes are dropped as they
+        come, and the connection goes on.
         """
         self.most_bytes = most_bytes
         self._most_head_bytes = most_head_bytes
         self._skips = skips
         self._skip_bytes = 0
         self._is_greeted = is_greeted
-        self._is_held = False
         self._has_begun = False
-        self._partial = bytearray()
-        # Bytes that the next step needs; parsing a large message again for each arrival is quadratic.
-        self._needed = len(PREAMBLE)
+        # What is not taken yet begins at the position. Bytes are added to data of this object's own as long
+        # as no message refers to it, so that a large message is copied once.
+        self._data: bytes | bytearray = b""
+        self._position = 0
+        self._is_growing = False
+        self._header: _Header | None = None
 
     @property
     def is_inside(self) -> bool:
         """Whether a message has begun and its end is missing."""
-        return bool(self._partial) or not self._has_begun or bool(self._skip_bytes)
+        if not self._has_begun or self._skip_bytes:
+            return True
+        header, left = self._header, self._left_bytes
+        return left > 0 and (header is None or left < header.size)
 
     @property
     def coming_bytes(self) -> int:
-        """Length of the message whose end is missing; 0 if that is not known yet, or there is none."""
-        return self._needed if len(self._partial) >= HEADER.size else 0
+        """Length of the next message, whether all of it is there or not; 0 if that is not known yet.
+
+        ProtocolViolationError, as :meth:`take`.
+        """
+        header = (self._header or self._peek()) if self._data else None
+        return 0 if header is None else header.size
+
+    @property
+    def lengths(self) -> tuple[int, int] | None:
+        """Lengths of the next message and of its head; None if not all of the message is there.
+
+        ProtocolViolationError, as :meth:`take`.
+        """
+        header = (self._header or self._peek()) if self._data else None
+        if header is None or header.size > len(self._data) - self._position:
+            return None
+        return header.size, header.head_bytes
+
+    def admit(self) -> None:
+        """Take messages of any length from now on."""
+        self._is_greeted = True
 
     def take_rest(self) -> bytes:
-        """Return, and forget, the bytes of a message that is not complete."""
-        rest = bytes(self._partial)
-        self._partial.clear()
+        """Return, and forget, the bytes of all that was not taken."""
+        rest = bytes(memoryview(self._data)[self._position :])
+        self._drop()
         return rest
 
-    def admit(self) -> list[Message]:
-        """Take all that the first message was followed by, and will be; as :meth:`feed`."""
-        self._is_greeted, self._is_held = True, False
-        rest, self._partial = self._partial, bytearray()
-        return self.feed(bytes(rest))
-
     def feed(self, data: bytes) -> list[Message]:
-        """Take bytes and return the messages that they complete.
+        """Take bytes and return all messages that are complete; as :meth:`add` and :meth:`take`."""
+        self.add(data)
+        found = []
+        while (message := self.take()) is not None:
+            found.append(message)
+        return found
 
-        ProtocolViolationError for anything else; then the connection can only be closed.
-        """
+    def add(self, data: bytes) -> None:
+        """Take bytes."""
         if self._skip_bytes:
             skipped = min(self._skip_bytes, len(data))
             self._skip_bytes -= skipped
             data = data[skipped:]
-        whole: bytes | bytearray = data
-        if self._is_held:
-            self._partial += data
-            return []
-        if self._partial:
-            self._partial += data
-            if len(self._partial) < self._needed:
-                return []
-            whole, self._partial = self._partial, bytearray()
-        position = 0
-        if not self._has_begun:
-            if not whole.startswith(PREAMBLE[: len(whole)]):
-                _refuse_preamble(bytes(whole[: len(PREAMBLE)]))
-            if len(whole) < len(PREAMBLE):
-                self._partial += whole
-                return []
-            self._has_begun = True
-            position = len(PREAMBLE)
-        messages, position = self._messages(memoryview(whole), position)
-        if position < len(whole):
-            self._partial += memoryview(whole)[position:]
-        return messages
+        if not self._left_bytes:
+            self._data, self._position, self._is_growing = data, 0, False
+            return
+        if not self._is_growing:
+            self._data = bytearray(memoryview(self._data)[self._position :])
+            self._position, self._is_growing = 0, True
+        assert isinstance(self._data, bytearray)
+        self._data += data
 
-    def _messages(self, data: memoryview, position: int) -> tuple[list[Message], int]:
-        found: list[Message] = []
-        self._needed = HEADER.size
-        while len(data) - position >= HEADER.size:
-            length, number, head_bytes, kind = HEADER.unpack_from(data, position)
-            end = position + _LENGTH.size + length
-            problem = self._problem(length, head_bytes)
-            if problem is not None:
-                if not self._skips or head_bytes > length - _REST_BYTES:
-                    raise ProtocolViolationError(problem)
-                found.append(Message(Kind.FAILED, number, _not_taken(problem), memoryview(b"")))
-                self._skip_bytes = max(0, end - len(data))
-                position = min(end, len(data))
-                continue
-            if end > len(data):
-                self._needed = end - position
-                break
-            start = position + HEADER.size
-            packed = data[start : start + head_bytes]
-            is_short = self._skips or head_bytes <= _SHORT_BYTES
-            head = _unpack(packed) if is_short else _unpack_counted(packed)
-            payload = data[start + head_bytes : end]
-            found.append(Message(kind, number, head, payload, end - position))
-            position = end
-            if not self._is_greeted:
-                self._is_held = True
-                break
-        return found, position
+    def take(self) -> Message | None:
+        """Return the next message, if all of it is there.
+
+        ProtocolViolationError for what is none; then the connection can only be closed.
+        """
+        header = (self._header or self._peek()) if self._data else None
+        if header is None:
+            return None
+        size, number, head_bytes, kind, problem = header
+        start, left = self._position, len(self._data) - self._position
+        if problem is not None:
+            self._skip_bytes = max(0, size - left)
+            self._advance(size - self._skip_bytes)
+            return Message(Kind.FAILED, number, _not_taken(problem), memoryview(b""))
+        if size > left:
+            return None
+        data = memoryview(self._data)[start : start + size]
+        self._advance(size)
+        end = HEADER.size + head_bytes
+        packed = data[HEADER.size : end]
+        is_short = self._skips or head_bytes <= _SHORT_BYTES
+        head = _unpack(packed) if is_short else _unpack_counted(packed)
+        return Message(kind, number, head, data[end:], size)
+
+    @property
+    def _left_bytes(self) -> int:
+        return len(self._data) - self._position
+
+    def _advance(self, size: int) -> None:
+        """Go to what follows a message, which refers to the data."""
+        self._position += size
+        self._is_growing, self._header = False, None
+        if self._position == len(self._data):
+            self._drop()
+
+    def _drop(self) -> None:
+        self._data, self._position, self._header = b"", 0, None
+
+    def _peek(self) -> _Header | None:
+        """Return the header of the next message, if that is there."""
+        if not self._has_begun and not self._begin():
+            return None
+        if self._left_bytes < HEADER.size:
+            return None
+        length, number, head_bytes, kind = HEADER.unpack_from(self._data, self._position)
+        problem = self._problem(length, head_bytes)
+        if problem is not None and (not self._skips or head_bytes > length - _REST_BYTES):
+            raise ProtocolViolationError(problem)
+        self._header = _Header(_LENGTH.size + length, number, head_bytes, kind, problem)
+        return self._header
+
+    def _begin(self) -> bool:
+        """Take the preamble; False if it is not there yet."""
+        start = bytes(self._data[: len(PREAMBLE)])
+        if not start or not PREAMBLE.startswith(start):
+            if start:
+                _refuse_preamble(start)
+            return False
+        if len(start) < len(PREAMBLE):
+            return False
+        self._has_begun = True
+        self._advance(len(PREAMBLE))
+        return True
 
     def _problem(self, length: int, head_bytes: int) -> str | None:
         """Return what is wrong with the lengths of a message."""

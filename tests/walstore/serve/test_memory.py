@@ -207,3 +207,53 @@ async def test_nobody_holds_all_of_a_large_group_and_who_takes_its_answers_gets_
                 assert [len(record.value) async for record in reader] == [MIB] * 60
             await is_fine(remote)
         served.check()
+
+
+def columns(kind: str) -> list[list[object] | None]:
+    if kind == "keys":
+        return [[b"%03d" % (at % 1000) for at in range(4000)], None, None, None]
+    return [None, [f"{at:04}".ljust(110, "n") for at in range(4000)], None, None]
+
+
+@pytest.mark.parametrize("kind", ["keys", "names"])
+async def test_requests_of_many_records_are_objects_only_while_they_are_accepted(
+    tmp_path: Path, kind: str
+) -> None:
+    """A head of 30 KiB is a megabyte of objects. 100 clients send ten each."""
+    sizes = (10).to_bytes(4, "little") * 4000
+    with serving(tmp_path) as served:
+        async with (
+            connect(f"unix://{served.socket}") as remote,
+            strangers(served, 100, greets=True) as many,
+        ):
+            message = ["disk", sizes, columns(kind)]
+            for client in many:
+                for number in range(2, 7):
+                    client.request(Kind.APPEND, number, message, b"0123456789" * 4000)
+            for _ in range(10):
+                await is_fine(remote)
+            for client in many:
+                for _ in range(5):
+                    assert (await client.answer()).kind == Kind.DONE
+        served.check()
+
+
+async def test_small_requests_in_progress_have_a_limit_in_objects(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        async with (
+            connect(f"unix://{served.socket}") as remote,
+            strangers(served, 60, greets=True) as many,
+        ):
+            wait = b"".join(encode(Kind.READ, 0, [1, None, 1000, 60, "durable"]))
+            for client in many:
+                client.send(
+                    *(
+                        wait[:4] + number.to_bytes(4, "little") + wait[8:]
+                        for number in range(2, 2002)
+                    )
+                )
+            for _ in range(10):
+                await remote.refresh()
+            served.check()
+            await is_fine(remote)
+            assert (await many[-1].answer()).kind == Kind.DONE

@@ -61,11 +61,20 @@ def test_what_follows_the_greeting_is_taken_once_that_is_answered() -> None:
     decoder = Decoder(most_bytes=MOST, is_greeted=False)
     data = PREAMBLE + said(Kind.HELLO, 0, {}) + said(Kind.CALL, 1, "a", bytes(100_000))
     data += said(Kind.CALL, 2, "b")
-    assert [one.id for one in decoder.feed(data[:50_000])] == [0]
-    assert decoder.feed(data[50_000:100_000]) == []
-    assert decoder.admit() == []
+    decoder.add(data[:50_000])
+    hello = decoder.take()
+    assert hello is not None
+    assert hello.id == 0
+    decoder.add(data[50_000:100_000])
+    decoder.admit()
+    assert decoder.take() is None
     assert decoder.coming_bytes > 100_000
-    assert [one.id for one in decoder.feed(data[100_000:])] == [1, 2]
+    assert decoder.is_inside
+    decoder.add(data[100_000:])
+    assert decoder.lengths == (HEADER.size + 2 + 100_000, 2)  # all of it is there
+    assert not decoder.is_inside
+    assert [one.id for one in decoder.feed(b"")] == [1, 2]
+    assert decoder.lengths is None
 
 
 @pytest.mark.parametrize("part", [b"\xc0", b"\x90", b"\x80", b"\x92\x90\x90", b"\xa2ab"])
