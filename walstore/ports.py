@@ -234,6 +234,12 @@ class Replicator(Protocol):
     async def wait_all(self) -> None:
         """Return when all that was written until now is on enough machines."""
 
+    async def check_current(self) -> None:
+        """Return once it is certain that no other machine acknowledged anything before this call.
+
+        StorageUnavailableError if that cannot be found out: then another one may lead the log.
+        """
+
     async def drain(self) -> None:
         """As :meth:`wait_all`, but return also if there are too few, or it takes too long."""
 

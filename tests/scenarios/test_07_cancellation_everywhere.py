@@ -205,6 +205,11 @@ async def flush(log: Log, tag: str) -> None:
     await log.wal.flush()
 
 
+@case("Wal.refresh")
+async def refresh(log: Log, tag: str) -> None:
+    await log.wal.refresh()
+
+
 @case("Wal.wait_durable")
 async def wait_durable(log: Log, tag: str) -> None:
     await log.wal.wait_durable(log.wal.tail - 1)

@@ -180,8 +180,9 @@ class Cursor(Owned):
 
         The returned position is durable. The next commit fails only if another handle commits after
         this. Raises CursorMovedError if the cursor was deleted, and what :meth:`commit` raises for the
-        disk.
+        disk; of a replicated log StorageUnavailableError if another machine may lead it.
         """
+        await self._context.queue.check_current()
         await self._perform(self._present)
         return self.position
 

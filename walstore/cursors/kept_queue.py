@@ -40,8 +40,11 @@ class KeepingLog(Protocol):
     async def begin_change(self, conditions: AppendConditions) -> _Finish:
         """The same, as soon as there is room."""
 
+    async def check_current(self) -> None:
+        """Return once it is certain that no other machine leads the log; StorageUnavailableError."""
+
     async def wait_changes(self) -> None:
-        """Return when all that was accepted is on enough machines."""
+        """Return when all that was accepted is on enough machines, and no other machine leads the log."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,11 @@ class _Round:
     requests: Sequence[CursorRequest[object]]
     outcomes: Sequence[object | BaseException]
     table: KeptTable
+
+    @property
+    def is_refusing(self) -> bool:
+        """Whether a request is refused: that asserts the present."""
+        return any(isinstance(outcome, BaseException) for outcome in self.outcomes)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the requests: with what they found, or all with an error."""
@@ -78,6 +86,11 @@ class KeptQueue(RequestQueue):
     def infos(self, now_us: int) -> list[CursorInfo]:
         """Return the cursors that are on enough machines, by name."""
         return self._cursors.infos(now_us)
+
+    async def check_current(self) -> None:
+        """As of :class:`RequestQueue`."""
+        self._check_open()
+        await self._log.check_current()
 
     def put(self, request: CursorRequest[_T]) -> None:
         """As of :class:`RequestQueue`; usually it is begun when this returns."""
@@ -118,7 +131,7 @@ class KeptQueue(RequestQueue):
             return
         made = _Round(requests, outcomes, table)
         if not table.changes:
-            if self._cursors.is_confirmed:
+            if self._cursors.is_confirmed and not made.is_refusing:
                 made.end()
             else:
                 self._follow(made, self._log.wait_changes)

@@ -103,6 +103,9 @@ class RequestQueue:
         self._requests.append(request)  # type: ignore[arg-type]
         self._wake()
 
+    async def check_current(self) -> None:
+        """Return once what is known of the cursors is the present, as that of files is."""
+
     def _check_open(self) -> None:
         if self._abandoned is not None:
             raise copy_error(self._abandoned)

@@ -196,6 +196,7 @@ class CursorStore:
         """Return the cursors by name, damaged ones included. Takes no lock."""
         self.check_home()
         if self._kept is not None:
+            await self._kept.check_current()
             return self._kept.infos(self._clock.now_us())
         try:
             found = await self._blocking().run(

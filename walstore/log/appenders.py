@@ -49,10 +49,15 @@ class Producer(Owned):
     def last_sequence(self) -> LastSequence:
         """Returns the number of its newest append, accepted and maybe not yet durable; 0 before the first.
 
-        ``await producer.last_sequence()``, as of a served log. For one more version it is that number, too,
-        with a DeprecationWarning.
+        ``await producer.last_sequence()``, as of a served log: StorageUnavailableError if the log is
+        replicated and another machine may lead it. For one more version it is that number, too, with a
+        DeprecationWarning.
         """
-        return LastSequence(self._last)
+        return LastSequence(self._last, self._find_last)
+
+    async def _find_last(self) -> int:
+        await self._engine.check_current()
+        return self._last
 
     @property
     def _last(self) -> int:

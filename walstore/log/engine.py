@@ -200,13 +200,13 @@ class Engine(MustClose):
     async def submit(self, request: AppendRequest, level: Durability) -> range:
         """Accept a request, wait until it is as safe as ``level`` says, and return its offsets.
 
-        The error of a failed condition is raised once the state it was compared with is durable, so
-        that no error reports a state that a crash undoes.
+        The error of a failed condition is raised once the state it was compared with is durable and
+        current, so that no error reports a state that a crash undoes, or that is over.
         """
         try:
             start = await self.channel.put_wait(request)
         except (ExpectationError, FencedError, StreamClosedError):
-            await self.settle()
+            await self.settle_refusal()
             raise
         conditions = request.conditions
         span = range(start, start + request.count)
@@ -218,6 +218,7 @@ class Engine(MustClose):
             await self.settle()
             if level is not Durability.DISK:
                 await self._wait_copies()
+                await self.check_current()  # nothing may have been written
         await self.wait(span.stop, level)
         return span
 
@@ -247,8 +248,23 @@ class Engine(MustClose):
         return partial(self._wait_changes, self.channel.tail, self.channel.serial)
 
     async def wait_changes(self) -> None:
-        """Return when everything accepted, records and other changes, is on enough machines."""
+        """Return when everything accepted, records and other changes, is on enough machines, and current."""
         await self._wait_changes(self.channel.tail, self.channel.serial)
+        await self.check_current()
+
+    async def check_current(self) -> None:
+        """Return once what this log knows is the present: that of a replicated log is confirmed.
+
+        StorageUnavailableError if another machine may lead it.
+        """
+        self.check_home()
+        if self.replicator is not None:
+            await self.replicator.check_current()
+
+    async def settle_refusal(self) -> None:
+        """Return when what an error says of the log is durable and current, so that it holds."""
+        await self.settle()
+        await self.check_current()
 
     async def _wait_changes(self, limit: int, serial: int) -> None:
         await self._settle(limit, serial)

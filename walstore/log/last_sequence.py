@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Awaitable, Callable
 from functools import partialmethod
-from typing import Any, Final
+from typing import Any, Final, Self
 
 _OPERATIONS: Final = (
     *("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mod", "rmod"),
@@ -15,9 +16,17 @@ _OPERATIONS: Final = (
 class LastSequence(int):
     """The number of a producer's newest append: call it and await that. Used as a number it warns."""
 
+    _ask: Callable[[], Awaitable[int]]
+
+    def __new__(cls, number: int, ask: Callable[[], Awaitable[int]]) -> Self:
+        """``ask`` returns what it is when it is called."""
+        made = super().__new__(cls, number)
+        made._ask = ask
+        return made
+
     async def __call__(self) -> int:
         """Return the number."""
-        return int.__int__(self)
+        return await self._ask()
 
     __hash__ = int.__hash__
 

@@ -238,7 +238,7 @@ class Wal(CursorMixin, OwnedGroups):
             request = make_record(value, key, stream, headers, times)
             offset = (await self._engine.submit(request, Durability.MEMORY)).start
         except StreamClosedError:
-            await self._engine.settle()  # else a crash might undo what this error reports
+            await self._engine.settle_refusal()
             raise
         if level is Durability.DISK and self._engine.syncs_always:
             await self._state.durable.waiter(offset + 1)
@@ -411,6 +411,16 @@ class Wal(CursorMixin, OwnedGroups):
     async def flush(self) -> None:
         """Return when everything accepted before the call is on disk."""
         await self._engine.settle()
+
+    async def refresh(self) -> None:
+        """Return once what this handle knows was the present at some time since the call.
+
+        That is so at once, unless the log is replicated: then enough copies confirm that no other machine
+        leads it, or its claim in the topology lasts for certain; StorageUnavailableError if another one may.
+        Conditions that fail, listings of cursors and groups, refresh() of cursors, and last_sequence() are
+        confirmed in the same way. Cancelling has no effect.
+        """
+        await self._engine.check_current()
 
     async def rotate(self) -> None:
         """Seal the active segment now, if it holds records, and begin the next.

@@ -45,7 +45,17 @@ class LeaderClaim:
         self._make_tag = make_tag
         self._stack = AsyncExitStack()
         self._leadership: Leadership | None = None
+        self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether others see the claim for certain, so that none of them begins to take over.
+
+        Not while the store is set back to an earlier state: then that is found out with the next renewal.
+        """
+        is_held = self._leadership is not None and self._leadership.is_held
+        return is_held and self._session is not None and self._session.is_certain
 
     async def take(self, current: Callable[[], Leader], *, patience_seconds: float) -> None:
         """Claim the log; wait for another leader's lease to end, or for the store, for so long.
@@ -65,6 +75,7 @@ class LeaderClaim:
                     session = await self._stack.enter_async_context(
                         Session.open(keys, ttl_seconds=self._lease_seconds, clock=self._clock)
                     )
+                    self._session = session
                     self._leadership = Leadership(keys, self._key, session, self._make_tag)
                 assert self._leadership is not None
                 other = await self._leadership.take(current())

@@ -26,6 +26,7 @@ from walstore.format.segment import HEADER_BYTES, decode_header
 from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
+from walstore.replication.confirmations import Confirmations
 from walstore.replication.follower import Follower
 from walstore.replication.position import Place, SegmentExtent, quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
@@ -91,6 +92,7 @@ class Primary:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._claim: LeaderClaim | None = None
+        self._confirmations = Confirmations(self._confirm)
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
 
@@ -194,6 +196,33 @@ class Primary:
             )
         await copy.make_whole()
 
+    async def check_current(self) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        if self._claim is not None and self._claim.is_held and self.has_quorum:
+            return  # nobody begins to take over before its lease has ended
+        await self._confirmations.wait()
+
+    async def _confirm(self) -> None:
+        """Ask the copies: whoever took over needs the promise of one of these."""
+        settings = self.settings
+        missing = settings.copies - settings.needed_to_take_over  # this program's own obeys
+        asked = {self._loop.create_task(one.confirm()) for one in self._followers}
+        try:
+            while missing > 0 and asked:
+                answered, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                missing -= sum(task.result() for task in answered)
+        finally:
+            for task in asked:
+                task.cancel()
+            if asked:
+                await asyncio.wait(asked)
+        if missing > 0 or self._is_closed:
+            raise StorageUnavailableError(
+                f"too few copies of {self.name!r} confirm that it is led here, so another machine may lead "
+                "it; nothing was done",
+                outcome="not_written",
+            )
+
     def is_passed_over(self, error: FencedError) -> bool:
         """Take note of a copy that obeys a newer primary; return whether that has taken over.
 
@@ -248,6 +277,7 @@ class Primary:
         """As of :class:`walstore.ports.Replicator`."""
         self._is_closed = True
         self._end_waits(WalClosedError("the log is closed"))
+        await self._confirmations.aclose()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

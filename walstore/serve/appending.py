@@ -113,21 +113,34 @@ class Appender:
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
         last = offsets[-1] if offsets else None
         if len(offsets) < len(outcomes):
-            each = [one if isinstance(one, int) else pack_error(one) for one in outcomes]
-            return self._safe([0, len(each), each], last, level, is_flushed=True)
+            return self._safe_each(outcomes, last, level)
         if offsets[-1] - offsets[0] == len(offsets) - 1:
             return self._safe([offsets[0], len(offsets), None], last, level)
         return self._safe([0, len(offsets), offsets], last, level)
 
-    async def _safe(
-        self, answer: list[Any], last: int | None, level: Durability, *, is_flushed: bool = False
-    ) -> list[Any]:
+    async def _safe(self, answer: list[Any], last: int | None, level: Durability) -> list[Any]:
         """Return an answer once the records up to ``last`` are safe."""
         if last is not None and level is not Durability.MEMORY:
             await self._wal.wait_durable(last, level)
-        if is_flushed:
-            await self._wal.flush()  # no error may report a state that a crash undoes
         return answer
+
+    async def _safe_each(
+        self, outcomes: list[Any], last: int | None, level: Durability
+    ) -> list[Any]:
+        """Return the outcome of each record once those up to ``last`` are safe, and what errors say holds."""
+        await self._safe([], last, level)
+        await self._wal.flush()  # no error may report a state that a crash undoes
+        replaced: WalError | None = None
+        try:
+            await self._wal.refresh()  # nor one that is over
+        except WalError as error:
+            replaced = error
+        each = []
+        for one in outcomes:
+            if isinstance(one, WalError) and replaced is not None:
+                one = replaced
+            each.append(one if isinstance(one, int) else pack_error(one))
+        return [0, len(each), each]
 
     def _append_group(
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any

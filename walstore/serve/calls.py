@@ -67,6 +67,7 @@ async def _limits(wal: Wal | CopyLog | StoredLog) -> list[int | None]:
 
 
 async def _refresh(wal: Wal) -> list[Any]:
+    await wal.refresh()
     return [limits(wal), dict(wal.registers)]
 
 
@@ -97,6 +98,7 @@ async def _close_stream(wal: Wal, name: str) -> None:
 
 
 async def _streams(wal: Wal) -> list[Any]:
+    await wal.refresh()
     return [
         [name, info.is_open, dict(info.metadata), info.opened_at]
         for name, info in wal.streams().items()

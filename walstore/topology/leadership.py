@@ -38,6 +38,11 @@ class Leadership:
         """That the key ends with."""
         self._changing = asyncio.Lock()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the claim was seen, with the lease that the session has now."""
+        return self.value is not None and self._lease == self._session.lease != 0
+
     async def take(self, value: Leader) -> Leader | None:
         """Claim the log; return None if that worked, else the present leader.
 

@@ -28,6 +28,8 @@ MOST_LEASE_SECONDS: Final = 3600
 _RENEWALS: Final = 3
 """Renewals in the time of a lease."""
 _PAUSE_SECONDS: Final = 0.2
+_CERTAIN: Final = 0.875
+"""Part of its time in which a lease lasts for certain: clocks run differently fast."""
 
 
 class Session:
@@ -42,11 +44,14 @@ class Session:
         as_count(ttl_seconds, "lease_seconds", high=MOST_LEASE_SECONDS)
 
         async def open_it() -> Session:
-            return cls(keys, ttl_seconds, clock, await keys.grant(ttl_seconds))
+            begun = clock.monotonic()
+            return cls(keys, ttl_seconds, clock, await keys.grant(ttl_seconds), begun)
 
         return Opening(open_it)
 
-    def __init__(self, keys: KeyValues, ttl_seconds: int, clock: Clock, lease: int) -> None:
+    def __init__(
+        self, keys: KeyValues, ttl_seconds: int, clock: Clock, lease: int, begun: float
+    ) -> None:
         """Not for callers; see :meth:`open`."""
         self.lease = lease
         """Its number now; 0 while there is none."""
@@ -55,7 +60,15 @@ class Session:
         self._keys = keys
         self._ttl_seconds = ttl_seconds
         self._clock = clock
+        # When the last renewal that succeeded was asked for.
+        self._renewed = begun
         self._task = start_task(self._renew(), name="walstore session of a cluster")
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the lease lasts: its end is not near by this machine's clock, as long as that runs."""
+        age = self._clock.monotonic() - self._renewed
+        return self.lease != 0 and age < self._ttl_seconds * _CERTAIN
 
     async def aclose(self) -> None:
         """End the lease, so that others need not wait for it. Twice is allowed.
@@ -73,9 +86,10 @@ class Session:
         pause = period = self._ttl_seconds / _RENEWALS
         while True:
             await self._clock.sleep(pause)
-            pause = period
+            pause, begun = period, self._clock.monotonic()
             try:
                 await self._keys.keep_alive(self.lease)
+                self._renewed = begun
             except LeaseLostError:
                 logger.warning("the lease of this machine was lost; another one is granted")
                 self.lease = 0
@@ -89,8 +103,10 @@ class Session:
 
     async def _grant(self) -> None:
         while not self.lease:
+            begun = self._clock.monotonic()
             try:
                 self.lease = await self._keys.grant(self._ttl_seconds)
+                self._renewed = begun
             except WalError as error:
                 logger.warning("no lease was granted: %s", error)
                 await self._clock.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,45 @@
+"""Confirmations: rounds of questions whether something still holds, each shared by all that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from walstore.errors import WalError
+from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.tasks import start_task
+
+
+class Confirmations:
+    """Belongs to the event loop."""
+
+    def __init__(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """``ask`` returns once it is confirmed, or raises why it is not."""
+        self._ask = ask
+        self._running: asyncio.Task[None] | None = None
+        # Begins when the running one ends. Whoever asks after that one began waits for this.
+        self._next: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Return after a round that began since the call; raise what it raised. May be cancelled."""
+        if self._next is None:
+            self._next = start_task(self._round(self._running), name="walstore confirmation")
+        task = self._next
+        await asyncio.wait((task,))
+        try:
+            task.result()
+        except WalError as error:
+            raise copy_error(error) from None
+
+    async def aclose(self) -> None:
+        """End all rounds."""
+        for task in (self._running, self._next):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def _round(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._running, self._next = self._next, None
+        await self._ask()
