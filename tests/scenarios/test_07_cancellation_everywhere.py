@@ -205,11 +205,6 @@ async def flush(log: Log, tag: str) -> None:
     await log.wal.flush()
 
 
-@case("Wal.refresh")
-async def refresh(log: Log, tag: str) -> None:
-    await log.wal.refresh()
-
-
 @case("Wal.wait_durable")
 async def wait_durable(log: Log, tag: str) -> None:
     await log.wal.wait_durable(log.wal.tail - 1)
@@ -420,6 +415,7 @@ def test_every_public_coroutine_is_here() -> None:
     elsewhere |= {"Wal.append_letter", "Wal.has_group", "Reader.coming_bytes"}
     elsewhere |= {"Transaction.write_out"}
     elsewhere |= {"Wal.wait_closing"}  # ends with its log: walstore/replication/test_clients.py
+    elsewhere |= {"Wal.refresh"}  # waits for copies: walstore/replication/test_current.py
     for owner in (Wal, Transaction, Producer, Fence, Reader):
         for name, _ in inspect.getmembers(owner, inspect.iscoroutinefunction):
             if not name.startswith("_") or name.startswith("__a"):
