@@ -392,11 +392,13 @@ class ClientConnection(asyncio.Protocol):
         head = message.head
         if not isinstance(head, dict):
             raise ProtocolViolationError("a greeting that is none")
-        if head.get("version") != VERSION:
+        if type(head.get("version")) is not int:
+            raise ProtocolViolationError("a version that is no number")
+        if head["version"] != VERSION:
             raise FormatVersionError(
                 "the client's version of the protocol is not the server's",
                 path=self.peer,
-                found=str(head.get("version")),
+                found=str(head["version"]),
                 supported=VERSION,
             )
         token = head.get("token")
