@@ -131,7 +131,7 @@ class LogService:
     async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
         if not is_told:
-            self._members.lose()
+            await self._members.lose()
         await self._transactions.rollback_all()
 
 
