@@ -31,7 +31,7 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.runtime.tasks import start_task
 from walstore.serve.answer import PackedAnswer, PreparedAnswer, encode_answer, size_of
-from walstore.serve.calls import CALLS, describe_readable
+from walstore.serve.calls import describe_readable
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
@@ -438,7 +438,7 @@ class ClientConnection(asyncio.Protocol):
             await self._lead_to(wal, message)
             return None
         self._service = LogService(wal, settings, self._owner.transaction_room, again)
-        return {**welcome, "log": await CALLS["describe"](wal)}
+        return {**welcome, "log": await self._service.describe()}
 
     def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""
