@@ -15,7 +15,7 @@ distant       walstore.sync.connect, the same
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +49,14 @@ class Face:
     """Where records are appended, if the program only reads."""
     served: Served | None = None
     """The server, if there is one."""
+    another: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    """Opens the log as another program does, where several may."""
+
+    def again(self) -> AbstractAsyncContextManager[Any]:
+        """Return the log as another program has it: a server as its own, and the same where only one can."""
+        if self.another is not None:
+            return self.another()
+        return nullcontext(self.log if self.served is None else self.served.wal)
 
     @property
     def writer(self) -> Any:
@@ -105,24 +113,32 @@ async def writer(path: Path) -> AsyncIterator[Face]:
 @asynccontextmanager
 async def stored(path: Path) -> AsyncIterator[Face]:
     store = MemoryStore()
+
+    def another() -> Any:
+        return CloudLog.open(URL, store=FaultyStore(store), retry=FAST)
+
     async with (
         CloudWriter.open(URL, store=FaultyStore(store), retry=FAST, settings=QUICK) as beside,
-        CloudLog.open(URL, store=FaultyStore(store), retry=FAST) as log,
+        another() as log,
     ):
-        yield Face(log, beside=beside)
+        yield Face(log, beside=beside, another=another)
 
 
 @asynccontextmanager
 async def partitioned(path: Path) -> AsyncIterator[Face]:
     store = MemoryStore()
     await create_partitions(store, 1, retry=FAST)
+
+    def another() -> Any:
+        return PartitionedLog.open(URL, store=FaultyStore(store), retry=FAST)
+
     async with (
         CloudWriter.open(
             URL, store=FaultyStore(SubStore(store, 0)), retry=FAST, settings=QUICK
         ) as beside,
-        PartitionedLog.open(URL, store=FaultyStore(store), retry=FAST) as log,
+        another() as log,
     ):
-        yield Face(log, beside=beside)
+        yield Face(log, beside=beside, another=another)
 
 
 @asynccontextmanager

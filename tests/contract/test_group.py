@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.neighbour import beside
 from walstore import OffsetNotWrittenError, WalClosedError
@@ -133,3 +134,18 @@ async def test_what_a_member_had_not_begun_when_it_left_was_no_delivery(face: Fa
         assert [(job.value, job.deliveries) for job in again] == [(b"2", 2), (b"3", 1), (b"4", 2)]
         statistics = await group.statistics()
         assert (statistics.delivered, statistics.redelivered) == (6, 2)
+
+
+@on(*WITH_GROUPS)
+async def test_a_settled_job_of_a_deleted_group_says_that_it_is_gone(face: Face) -> None:
+    """As one that was not settled, wherever the group was deleted."""
+    await face.writer.append(b"1")
+    await find(face.log)
+    for verb in ("ack", "term", "nak", "in_progress"):
+        async with face.log.group(verb, **LONG) as group:
+            (job,) = await fetched(group, 1)
+            await job.ack()
+            async with face.again() as log:
+                assert await log.delete_group(verb)
+            with case(verb), pytest.raises(WalClosedError, match="deleted"):
+                await getattr(job, verb)()

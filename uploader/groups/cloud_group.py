@@ -212,15 +212,16 @@ class CloudGroup:
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
         lease = self._held(offset, deliveries)
-        if lease is not None:
-            await self._ask(lambda turn: turn.give_back(lease, delay_seconds))
+        await self._ask(
+            lambda turn: None if lease is None else turn.give_back(lease, delay_seconds)
+        )
 
     async def extend(self, offset: int, deliveries: int) -> None:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
         lease = self._held(offset, deliveries)
         if lease is not None:
             lease.is_begun = True
-        if lease is None or not await self._ask(lambda turn: turn.extend(lease)):
+        if not await self._ask(lambda turn: lease is not None and turn.extend(lease)):
             raise LeaseExpiredError(
                 f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
                 reader=self.name,
@@ -378,6 +379,7 @@ class CloudGroup:
 
     async def _turn(self, wishes: Sequence[_Wish], takers: Sequence[_Taker]) -> None:
         attempt = 0
+        is_read = self._known.document is None
         while True:
             document = self._known.document or await self._known.reload()
             wanted = sum(taker.most for taker in takers)
@@ -397,8 +399,14 @@ class CloudGroup:
                     wanted - len(found), self._jobs.ahead, self._jobs.limit
                 )
             made = turn.made()
+            if made is None and not is_read and any(wish.future for wish in wishes):
+                # No swap will tell that the group was deleted elsewhere.
+                is_read = True
+                await self._known.reload()
+                continue
             if made is not None and not await self._known.put(made, began):
                 attempt += 1
+                is_read = True
                 takers = self._in_time(takers, attempt)
                 retry = self._place.retry
                 await retry.clock.sleep(retry.wait_seconds(attempt))

@@ -118,8 +118,8 @@ def tail(
 
     Takes no lock. With --follow, a directory that another process writes is looked at every 1 to
     50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
-    in 'walstore dump'. If all records are older than the time of --from, that is said on stderr,
-    and the exit code is 0. SIGINT and SIGTERM end it with exit code 0.
+    in 'walstore dump'. If all records are older than the time of --from, or none has the
+    stream, that is said on stderr, and the exit code is 0. SIGINT and SIGTERM end it with exit code 0.
     """
     if start != _LAST_TEN and count is not None:
         raise UsageError("give --from or -n, not both")
@@ -141,23 +141,35 @@ async def _tail(
     with stop_on_signal() as stop:
         async with open_location(location) as log:
             begin = await first.resolve(log, stream)
-            if not follow:
-                _note_if_late(first, begin, log)
             source = log.batches(begin, None if follow else log.limit, stream=stream)
-            async for batch in until_stopped(source, stop):
-                await asyncio.to_thread(_write, batch, render)
+            is_silent = not await _write_all(until_stopped(source, stop), render)
+            if is_silent and not follow and not stop.is_set():
+                _explain_silence(first, begin, log.limit, log, stream)
 
 
-def _note_if_late(first: StartPlace, begin: int, log: OpenedLog) -> None:
+async def _write_all(source: AsyncIterator[Batch], render: Callable[[Batch], bytes]) -> bool:
+    """Write what there is; False if there is nothing."""
+    has_any = False
+    async for batch in source:
+        await asyncio.to_thread(_write, batch, render)
+        has_any = True
+    return has_any
+
+
+def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
+    write_bytes(render(batch))
+
+
+def _explain_silence(
+    first: StartPlace, begin: int, end: int, log: OpenedLog, stream: str | None
+) -> None:
     """Say why nothing is written. It is no failure: a script may ask for what came since a moment."""
     if first.timestamp_us is not None and begin >= log.limit:
         complain(
             "no record is from the time given with --from, or later; 'walstore tail -f' waits for new ones"
         )
-
-
-def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
-    write_bytes(render(batch))
+    elif stream is not None and begin < end:
+        complain(f"no record that was asked for has the stream {stream!r}")
 
 
 def _to_values(batch: Batch) -> bytes:
@@ -192,7 +204,8 @@ def dump(
 
     Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
     {"base64": "..."} unless --value says otherwise. Times without a zone are UTC. If all
-    records are older than the time of --from, that is said on stderr, and the exit code is 0.
+    records are older than the time of --from, or none has the stream, that is said on stderr, and
+    the exit code is 0.
     """
     run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
 
@@ -208,13 +221,12 @@ async def _dump(
     render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)
-        _note_if_late(first, begin, log)
         end = min(await last.resolve(log, stream), log.limit)
-        if limit is not None and stream is None:
+        if limit is not None and (stream is None or limit == 0):
             end = min(end, begin + limit)
         source = log.batches(begin, max(begin, end), stream=stream)
-        async for batch in source if limit is None else _first(source, limit):
-            await asyncio.to_thread(_write, batch, render)
+        if not await _write_all(source if limit is None else _first(source, limit), render):
+            _explain_silence(first, begin, end, log, stream)
 
 
 async def _first(source: AsyncIterator[Batch], count: int) -> AsyncIterator[Batch]:

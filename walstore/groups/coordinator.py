@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -40,6 +40,7 @@ from walstore.runtime.watermark import Watermark
 
 logger = logging.getLogger("walstore")
 
+_Parts = Iterator[Iterable[tuple[int, int]]]
 _READ_RECORDS: Final = 512
 _READ_BYTES: Final = 1 << 20
 _SAVE_SECONDS: Final = 1.0
@@ -111,6 +112,8 @@ class GroupCoordinator:
         """How often each member waits for jobs."""
         self._left: set[bytes] = set()
         """Those of them that have left meanwhile."""
+        self._giving: list[_Parts] = []
+        """What is being given back."""
         self._pump: asyncio.Task[None] | None = None
         # The journal: what waits to be written, and how much of what was asked for is durable.
         self._entries = bytearray()
@@ -180,6 +183,8 @@ class GroupCoordinator:
 
     async def aclose(self) -> None:
         """End the group in this process: what is acknowledged is durable. Twice is allowed."""
+        for parts in self._giving:
+            self._give_rest(parts)
         if self._failure is None:
             self._failure = WalClosedError("the log is closed")
         pump, self._pump = self._pump, None
@@ -315,13 +320,27 @@ class GroupCoordinator:
         if member in self._waiting:
             self._left.add(member)
         if self._state is not None and self._failure is None:
-            self._uncount(self._state.leave(member, self._clock.monotonic(), held))
+            await self._give(self._state.leave(member, self._clock.monotonic(), held))
 
-    def lose(self, via: object) -> None:
+    async def lose(self, via: object) -> None:
         """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
-        if self._state is None or self._failure is not None:
-            return
-        self._uncount(self._state.lose(via, self._clock.monotonic()))
+        if self._state is not None and self._failure is None:
+            await self._give(self._state.lose(via, self._clock.monotonic()))
+
+    async def _give(self, parts: _Parts) -> None:
+        """Give jobs back a part at a time; others come between. If cancelled, the rest at once."""
+        self._giving.append(parts)
+        try:
+            for given in parts:
+                self._uncount(given)
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+        finally:
+            self._giving.remove(parts)
+            self._give_rest(parts)
+
+    def _give_rest(self, parts: _Parts) -> None:
+        for given in parts:
+            self._uncount(given)
 
     def _uncount(self, given: Iterable[tuple[int, int]]) -> None:
         """Note that some jobs were given back that were not begun; they may be taken now."""
@@ -329,7 +348,7 @@ class GroupCoordinator:
             self._note(entry(EntryKind.DELIVERED, offset, count=deliveries))
             self._redelivered -= deliveries > 0
             self._delivered -= 1
-        if given:
+        if given and self._failure is None:
             self._write()
         self._changed.set()
 

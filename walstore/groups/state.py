@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from math import inf
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from walstore.batches.batch import Batch
 from walstore.batches.cost import cost_of
 from walstore.records import Record
+
+PART_JOBS: Final = 1000
+"""How many jobs are given back in one step of the event loop."""
 
 
 class HeldJob(Protocol):
@@ -34,6 +37,7 @@ class HeldJob(Protocol):
 
 
 _J = TypeVar("_J", bound=HeldJob)
+_T = TypeVar("_T")
 
 
 class _Outstanding:
@@ -309,13 +313,13 @@ class GroupState:
         self._at(job, now + self._ack_wait_seconds)
         return True
 
-    def lose(self, via: object, now: float) -> list[tuple[int, int]]:
+    def lose(self, via: object, now: float) -> Iterator[list[tuple[int, int]]]:
         """Give back what members had over a connection that ended, and did not begin: it was no delivery.
 
         A member begins its jobs in their order, as far as is known: what it was given first of the jobs that
         it still has, it has begun, and whatever it has extended. Of those the leases go on, so a member that
         comes back may end them. One that was given jobs over a later connection has come back.
-        Returns offset and deliveries of each job that was given back.
+        Goes on a part at a time: yields offset and deliveries of each job that was given back.
         """
         having: dict[bytes, list[_Outstanding]] = {}
         for job in self._outstanding.values():
@@ -329,29 +333,30 @@ class GroupState:
                 given += not_begun(_in_turn(lost))
             for job in lost:
                 job.via = later or via
-        return self._take_back(given, now)
+        for part in _parts(given):
+            still = (job for job in part if self._is_leased(job) and not job.is_begun)
+            yield self._take_back([job for job in still if job.via is via], now)
 
     def leave(
         self, member: bytes, now: float, held: Iterable[tuple[int, int]] = ()
-    ) -> list[tuple[int, int]]:
-        """Give back all that a member holds, at once. What it had not begun was no delivery: as :meth:`lose`.
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Give back all that a member holds, as :meth:`lose`: what it had not begun was no delivery.
 
         Leases from before a restart of the owner say of no member that they are its own. ``held`` are the
         offsets and deliveries of the jobs that the member has: of those leases these are given back, too.
         """
-        given = [
-            job for job in self._outstanding.values() if job.is_leased and job.member == member
-        ]
-        for offset, deliveries in held:
-            job = self._leased_job(offset, deliveries)
-            if job is not None and not job.member:
-                given.append(job)
-            elif self._is_held_unread(offset, deliveries):
-                self._leased_until[offset] = now
-        undone = not_begun(_in_turn(job for job in given if job.member))
-        for job in set(given).difference(undone):
-            self._end_lease(job, now)
-        return self._take_back(undone, now)
+        own = [job for job in self._outstanding.values() if job.is_leased and job.member == member]
+        undone = set(not_begun(_in_turn(own)))
+        for part in _parts(own):
+            still = [job for job in part if self._is_leased(job) and job.member == member]
+            for job in still:
+                if job not in undone:
+                    self._end_lease(job, now)
+            yield self._take_back([job for job in still if job in undone], now)
+        for some in _parts(list(held)):
+            for one in some:
+                self.give_back(*one, now, 0.0, member=member)
+            yield []
 
     def pass_time(self, now: float) -> None:
         """End the leases that have run out, and make due what waited until now."""
@@ -370,6 +375,10 @@ class GroupState:
                 self._due.append(offset)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _is_leased(self, job: _Outstanding) -> bool:
+        """Whether a job that was found before is still there, and somebody's."""
+        return job.is_leased and self._outstanding.get(job.record.offset) is job
 
     def _at(self, job: _Outstanding, moment: float) -> None:
         job.deadline = moment
@@ -411,6 +420,12 @@ def not_begun(jobs: Iterable[_J]) -> list[_J]:
     It takes them in that order, so it has begun the first, and whatever it said it has.
     """
     return [job for job in islice(jobs, 1, None) if not job.is_begun]
+
+
+def _parts(jobs: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Cut jobs into parts, each of which takes no event loop for long."""
+    for low in range(0, len(jobs), PART_JOBS):
+        yield jobs[low : low + PART_JOBS]
 
 
 def _in_turn(jobs: Iterable[_Outstanding]) -> list[_Outstanding]:

@@ -12,7 +12,6 @@ from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import MAX_NAME_CHARS, Expected, check_sequence, make_conditions
 from walstore.errors import (
     FencedError,
-    OutcomeUnknownError,
     RecordTooLargeError,
     RegisterMismatchError,
     SequenceMismatchError,
@@ -57,14 +56,14 @@ class Conditions:
         self.is_repeated = repeated
 
     def packed(self) -> list[Any]:
-        """Return them as values of msgpack. Older servers refuse the last one, which is there if need be."""
+        """Return them as values of msgpack."""
         return [
             self.expect_offset,
             pack_expected(self.expect),
             self.update,
             self.producer,
             self.sequence,
-            *([True] if self.is_repeated else []),
+            self.is_repeated,
         ]
 
 
@@ -239,18 +238,11 @@ class RemoteProducer(Owned):
         while True:
             name = self._name
             self._last = number = self._last + 1
-            reconnects = self._log.client.reconnects
             try:
                 return await append(conditions=Conditions(producer=name, sequence=number))
             except SequenceMismatchError as error:
                 if error.outcome != "not_written":
                     raise
-                was_forgotten = error.expected == 1 < number
-                if was_forgotten and self._log.client.reconnects != reconnects:
-                    raise OutcomeUnknownError(
-                        "the connection was lost, and the log has forgotten the producer: the append may or "
-                        "may not have happened; read before submitting it again"
-                    ) from error
                 # An append before this one was refused, or the log has forgotten the session for newer
                 # producers. Its numbers are not given away again: an older append may still have one.
                 if name == self._name:

@@ -589,7 +589,7 @@ class Client:
     def _is_turned_away(self, message: Message) -> bool:
         """Whether the server did not take a request, or will not say what became of it: it stops.
 
-        Older servers answer so, too, what was cancelled; that says nothing of them.
+        A request that was withdrawn is never sent again, so that says nothing of it.
         """
         request = self._requests.get(message.id)
         is_over = message.kind == Kind.FAILED and not isinstance(message.head, list)

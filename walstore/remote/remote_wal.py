@@ -44,8 +44,6 @@ from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_t
 from walstore.wire.address import Address, parse_address
 
 _READ_BYTES: Final = 1 << 20
-_PRODUCER_WINDOW: Final = 64
-"""The default, for a server that does not say it."""
 _HEAD_BYTES: Final = 1 << 20
 """Room that a message has for anything but the records of a group."""
 
@@ -181,7 +179,7 @@ class RemoteWal(GroupMixin, MustClose):
         """Largest record that the log takes, as its settings say."""
         self.most_group_bytes = 0
         """Largest atomic group; more needs a :meth:`transaction`."""
-        self.producer_window = _PRODUCER_WINDOW
+        self.producer_window = 0
         """How many appends of a producer the log remembers."""
         self.outbox = Outbox(client, budget_bytes=int(client.welcome["credit_bytes"]))
         """Not for callers."""
@@ -537,7 +535,7 @@ class RemoteWal(GroupMixin, MustClose):
         self.most_group_bytes = min(
             int(about["channel_bytes"]), int(welcome["message_bytes"]) - _HEAD_BYTES
         )
-        self.producer_window = int(about.get("producer_window", _PRODUCER_WINDOW))
+        self.producer_window = int(about["producer_window"])
         self.mirror.durability = Durability(about["durability"])
         self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]

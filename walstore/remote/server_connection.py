@@ -131,7 +131,23 @@ class ServerConnection(asyncio.Protocol):
         welcome = await self._welcome
         if not isinstance(welcome, dict):
             raise StorageUnavailableError("the server's greeting is none")
+        about = welcome.get("log")
+        while isinstance(about, dict) and about.get("has_more") is True:
+            match await self._ask("registers"):
+                case [dict(registers), bool(has_more)]:
+                    about["registers"].update(registers)
+                    about["has_more"] = has_more
+                case _:
+                    raise StorageUnavailableError("the server's registers are none")
         return welcome
+
+    async def _ask(self, name: str) -> Any:
+        """Make a call that belongs to the greeting: nothing else is under way."""
+        if self._transport is None or self._transport.is_closing():
+            raise StorageUnavailableError(self._why)
+        self._welcome = asyncio.get_running_loop().create_future()
+        self.send(encode(Kind.CALL, _GREETING, [name, []]))
+        return await self._welcome
 
     @property
     def unsent_bytes(self) -> int:

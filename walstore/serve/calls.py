@@ -48,7 +48,6 @@ async def describe(wal: Wal) -> dict[str, Any]:
         "channel_bytes": settings.channel_bytes,
         "producer_window": settings.producer_window,
         "limits": limits(wal),
-        "registers": dict(wal.registers),
     }
 
 
@@ -198,7 +197,6 @@ async def _delete_group(wal: Wal, name: str) -> bool:
 
 
 CALLS: Final[Mapping[str, Call]] = {
-    "describe": describe,
     "limits": _limits,
     "refresh": _refresh,
     "wait_durable": _wait_durable,
@@ -223,9 +221,7 @@ CALLS: Final[Mapping[str, Call]] = {
 }
 """What a client may call besides appending and reading."""
 
-LISTINGS: Final = frozenset(
-    {"describe", "refresh", "streams", "statistics", "extents", "cursors", "groups"}
-)
+LISTINGS: Final = frozenset({"refresh", "streams", "statistics", "extents", "cursors", "groups"})
 """Those whose answers have no limit of their own."""
 
 

@@ -31,7 +31,7 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.runtime.tasks import start_task
 from walstore.serve.answer import PackedAnswer, PreparedAnswer, encode_answer, size_of
-from walstore.serve.calls import CALLS, describe_readable
+from walstore.serve.calls import describe_readable
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
@@ -450,11 +450,13 @@ class ClientConnection(asyncio.Protocol):
         head = message.head
         if not isinstance(head, dict):
             raise ProtocolViolationError("a greeting that is none")
-        if head.get("version") != VERSION:
+        if type(head.get("version")) is not int:
+            raise ProtocolViolationError("a version that is no number")
+        if head["version"] != VERSION:
             raise FormatVersionError(
                 "the client's version of the protocol is not the server's",
                 path=self.peer,
-                found=str(head.get("version")),
+                found=str(head["version"]),
                 supported=VERSION,
             )
         token = head.get("token")
@@ -495,7 +497,7 @@ class ClientConnection(asyncio.Protocol):
             return None
         room = self._owner.transaction_room
         self._service = LogService(wal, settings, room, self._accepted, again)
-        return {**welcome, "log": await CALLS["describe"](wal)}
+        return {**welcome, "log": await self._service.describe()}
 
     def _go_on(self) -> None:
         """Take what followed the greeting, once that is answered."""

@@ -32,11 +32,11 @@ class ServedMembers:
         self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {"group": self._group}
         """The calls of members, by name."""
 
-    def lose(self) -> None:
+    async def lose(self) -> None:
         """Give back what the members had not begun: their connection has ended without a word."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            group.lose(self)
+            await group.lose(self)
 
     async def _group(self, verb: str, name: str, options: Any, *arguments: Any) -> Any:
         """Do something in a group, which is made and opened for the first client that names it."""

@@ -16,13 +16,14 @@ from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
-from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, limits
+from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, describe, limits
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.transactions import ServedTransactions
 from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
+from walstore.wire.registers import next_registers
 
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
 _ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
@@ -87,6 +88,19 @@ class LogService:
         self._appender = Appender(wal, on_accepted, again)
         self._transactions = ServedTransactions(wal, settings.transactions, room)
         self._members = ServedMembers(wal, settings.read_bytes)
+        # Of a snapshot, those that the client was not told yet.
+        self._registers = iter(wal.registers.items())
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what its client needs to know when it connects, and as many registers as a short answer has.
+
+        The client asks for the others: a greeting never waits for room.
+        """
+        registers, has_more = next_registers(self._registers)
+        return {**await describe(self._wal), "registers": registers, "has_more": has_more}
+
+    async def _more_registers(self) -> list[Any]:
+        return list(next_registers(self._registers))
 
     @property
     def log(self) -> object:
@@ -117,6 +131,9 @@ class LogService:
         if name in self._members.calls:
             check_arguments(name, self._members.calls[name], arguments, after=0)
             return Asked(partial(self._members.calls[name], *arguments), name)
+        if name == "registers":
+            check_arguments(name, self._more_registers, arguments, after=0)
+            return Asked(self._more_registers, name)
         if name in CALLS:
             check_arguments(name, CALLS[name], arguments, after=1)
             begin = partial(CALLS[name], self._wal, *arguments)
@@ -139,7 +156,7 @@ class LogService:
     async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
         if not is_told:
-            self._members.lose()
+            await self._members.lose()
         await self._transactions.rollback_all()
 
 

@@ -1,11 +1,27 @@
-"""What an append expects of registers, as values of msgpack. Pure."""
+"""Registers and what an append expects of them, as values of msgpack. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 from walstore.batches.conditions import Expected, NoneOf, OneOf, RegisterChoice
 from walstore.wire.message import ProtocolViolationError
+
+_PART_BYTES: Final = 32 << 10
+"""Of registers in one message, but for the last of them: an answer that is short in any case."""
+
+
+def next_registers(rest: Iterator[tuple[str, str]]) -> tuple[dict[str, str], bool]:
+    """Take as many registers as fit in one message, and return whether more may follow."""
+    part: dict[str, str] = {}
+    size_bytes = 0
+    for name, value in rest:
+        part[name] = value
+        size_bytes += len(name.encode()) + len(value.encode())
+        if size_bytes >= _PART_BYTES:
+            return part, True
+    return part, False
 
 
 def pack_expected(expect: Expected | None) -> dict[str, Any] | None:

@@ -202,10 +202,31 @@ def test_one_stream(cli: Cli, streams: str) -> None:
         assert dump("--from", -count) == expected[-count:]
     assert dump("--from", "-4", "--to", "-2") == expected[-4:-2]
     assert dump("--from", "-0") == []
-    assert cli("dump", streams, "--stream", "nowhere").out == b""
-    assert cli("dump", streams, "--stream", "nowhere", "--from", "-3").out == b""
     assert cli("tail", streams, "--stream", "eu").lines == [str(offset) for offset in expected]
     assert cli("tail", streams, "--stream", "eu", "--from", "-2").lines == ["8007", "9007"]
+
+
+def test_a_stream_that_no_record_has_is_no_failure_and_no_silence(cli: Cli, streams: str) -> None:
+    for asked in (
+        ("dump", "--stream", "nowhere"),
+        ("dump", "--stream", "nowhere", "--from", "-3"),
+        ("dump", "--stream", "eu", "--from", "8", "--to", "1007"),
+        ("tail", "--stream", "nowhere"),
+    ):
+        with case(*asked):
+            done = cli(asked[0], streams, *asked[1:])
+            assert (done.code, done.out) == (0, b"")
+            assert (
+                done.err == f"walstore: no record that was asked for has the stream {asked[2]!r}\n"
+            )
+    for asked in (
+        ("dump", "--stream", "eu", "--limit", "0"),
+        ("dump", "--stream", "eu", "--limit", "1"),
+        ("dump", "--stream", "eu", "--from", "latest"),
+        ("tail", "--stream", "eu", "-n", "0"),
+    ):
+        with case(*asked):
+            assert cli(asked[0], streams, *asked[1:]).err == ""
 
 
 def test_no_stream_has_an_empty_name(cli: Cli, location: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,41 @@ async def test_what_is_not_settled_takes_so_much_memory_at_most(
                 seen += [job.offset for job in jobs]
                 await group.ack(jobs)
         assert seen == list(range(1, 301))
+
+
+async def turns_beside(work: asyncio.Future[None]) -> int:
+    """Return how often others come while something is done."""
+    for turns in count():
+        if work.done():
+            return turns
+        await asyncio.sleep(0)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("ends", ["left", "cancelled", "closed"])
+async def test_others_come_between_what_a_member_gives_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """All of it is given back, also if the member is cancelled or the log is closed meanwhile."""
+    monkeypatch.setattr("walstore.groups.state.PART_JOBS", 10)
+    wal = await Wal.open(tmp_path / "log", settings=SMALL)
+    await wal.append_many([b""] * 500)
+    group = await wal.group("g", max_deliver=1).__aenter__()
+    jobs = 0
+    while jobs < 500:
+        jobs += len(await group.fetch(500))
+    leaving = asyncio.ensure_future(group.__aexit__(None, None, None))
+    if ends == "left":
+        assert await turns_beside(leaving) >= 50
+    else:
+        await asyncio.sleep(0)
+        assert not leaving.done()
+    if ends == "cancelled":
+        leaving.cancel()
+        await asyncio.wait((leaving,))
+    await wal.aclose()
+    await asyncio.wait((leaving,))
+    async with Wal.open(tmp_path / "log") as wal, wal.group("g", max_deliver=1) as group:
+        while jobs > 1:  # of the first one there is a dead letter
+            jobs -= len(await group.fetch(500))
+        assert await group.fetch(max_wait=0) == []

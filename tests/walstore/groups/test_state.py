@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 
 from tests.effort import first_seed
 from walstore.batches.derived import EmptyBatch
-from walstore.groups.state import GroupState
+from walstore.groups.state import PART_JOBS, GroupState
 from walstore.records import Record
 
 WAIT = 10.0
+Held = Sequence[tuple[int, int]]
 
 
 class Batch(EmptyBatch):
@@ -53,6 +55,14 @@ def taken(state: GroupState, now: float = 0.0, member: bytes = b"a") -> tuple[in
     return None if found is None else (found[0].offset, found[1])
 
 
+def leave(state: GroupState, member: bytes, now: float, held: Held = ()) -> list[tuple[int, int]]:
+    return [one for part in state.leave(member, now, held) for one in part]
+
+
+def lose(state: GroupState, via: object, now: float) -> list[tuple[int, int]]:
+    return [one for part in state.lose(via, now) for one in part]
+
+
 def test_each_job_once_while_its_lease_holds() -> None:
     state = make(count=2)
     assert [taken(state), taken(state), taken(state)] == [(1, 1), (2, 1), None]
@@ -91,18 +101,42 @@ def test_giving_back_extending_and_leaving() -> None:
     assert not state.extend(1, 1, 9.0)
     assert taken(state, 16.5) == (2, 2)  # its lease ended at 10; that of 1 was extended to 19
     assert not state.extend(1, 2, 19.0)
-    state.leave(b"a", 17.0)
+    leave(state, b"a", 17.0)
     assert taken(state, 17.0) == (1, 3)
 
 
 def test_a_member_may_leave_with_very_many_jobs() -> None:
-    """Each is looked at once: with one pass for each of them this would take minutes."""
+    """A part at a time. Each is looked at once: with one pass for each of them this would take minutes."""
     many = 100_000
     state = make(count=many)
     for _ in range(many):
         taken(state)
-    assert len(state.leave(b"a", 1.0)) == many - 1  # it has begun the first
+    parts = list(map(len, state.leave(b"a", 1.0)))
+    assert sum(parts) == many - 1  # it has begun the first
+    assert max(parts) == PART_JOBS
     assert (state.leased, taken(state, 1.0), taken(state, 1.0)) == (0, (1, 2), (2, 1))
+
+
+def test_what_happens_between_parts_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part gives back only what is still as it was."""
+    monkeypatch.setattr("walstore.groups.state.PART_JOBS", 2)
+    one, other = object(), object()
+    state = make(count=7)
+    for _ in range(7):
+        state.take(b"a", 0.0, is_away=True, via=one)
+    parts = state.lose(one, 1.0)
+    assert next(parts) == [(2, 0), (3, 0)]
+    state.settle(4)
+    assert state.extend(5, 1, 1.0, member=b"a", via=other)  # it came back
+    assert state.give_back(6, 1, 1.0, 0.0)
+    assert [taken(state, 1.0, b"b") for _ in range(3)] == [(2, 1), (3, 1), (6, 2)]
+    assert list(parts) == [[], [(7, 0)]]
+    parts = state.leave(b"b", 2.0)
+    assert next(parts) == [(3, 0)]
+    assert (taken(state, 2.0, b"c"), state.leased) == ((7, 1), 4)
+    state.settle(6)
+    assert list(parts) == [[]]
+    assert state.leased == 3
 
 
 def test_very_many_jobs_of_one_key() -> None:
@@ -123,14 +157,14 @@ def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
     assert state.leased == 3
     state.settle(3)
     # The first with other deliveries, one that is settled, one still to be read, one that nobody has.
-    state.leave(b"a", 1.0, [(1, 1), (2, 1), (3, 1), (4, 1), (5, 3), (99, 1)])
+    leave(state, b"a", 1.0, [(1, 1), (2, 1), (3, 1), (4, 1), (5, 3), (99, 1)])
     assert [taken(state, 1.0, b"b"), taken(state, 1.0)] == [(2, 2), None]
     offer(state, 4, "--")
     assert {taken(state, 2.0, b"b"), taken(state, 2.0, b"b")} == {(4, 2), (5, 4)}
     # What somebody has since the restart is nobody else's, whatever the deliveries.
-    state.leave(b"a", 3.0, [(2, 2), (4, 2), (5, 4)])
+    leave(state, b"a", 3.0, [(2, 2), (4, 2), (5, 4)])
     assert (taken(state, 3.0), state.leased) == (None, 4)
-    state.leave(b"c", 3.0, [(1, 2)])
+    leave(state, b"c", 3.0, [(1, 2)])
     assert taken(state, 3.0) == (1, 3)
 
 
@@ -143,13 +177,13 @@ def test_what_was_not_begun_when_a_connection_ended_was_not_delivered() -> None:
     state.take(b"c", 0.0, is_away=True, via=other)
     state.settle(1)
     assert state.extend(4, 1, 1.0, member=b"a", via=one)
-    assert state.lose(one, 1.0) == [
+    assert lose(state, one, 1.0) == [
         (3, 0)
     ]  # 2 is the first of a, 4 is in progress, 5 the first of b
     assert taken(state, 1.0) == (3, 1)
     assert not state.extend(3, 1, 1.0, member=b"b", via=other)
     assert state.extend(2, 1, 1.0, member=b"a", via=other)  # it came back
-    assert state.lose(one, 1.0) == []
+    assert lose(state, one, 1.0) == []
     assert state.leased == 5
 
 
@@ -158,9 +192,9 @@ def test_jobs_of_a_member_that_came_back_over_another_connection_stay_its_own() 
     state = make(count=3)
     for via in (one, one, other):
         state.take(b"a", 0.0, is_away=True, via=via)
-    assert state.lose(one, 1.0) == []
+    assert lose(state, one, 1.0) == []
     assert state.leased == 3
-    assert state.lose(other, 1.0) == [(2, 0), (3, 0)]
+    assert lose(state, other, 1.0) == [(2, 0), (3, 0)]
 
 
 def test_a_job_that_costs_more_than_there_is_room_for_stays_the_next() -> None:

@@ -119,6 +119,22 @@ async def test_an_append_whose_answer_was_lost_is_in_the_stream_once(served: Ser
     assert await served.content("s") == b"".join(b"%d," % number for number in range(20))
 
 
+async def test_a_producer_without_room_for_its_register_is_refused(served: Served) -> None:
+    """A program has taken all registers of the log for itself; the streams' own are among them."""
+    marks = {**TEXT, "Producer_Id": "p", "Producer_Epoch": 0}
+    await served.send("PUT", "s", **TEXT)
+    assert await served.status("POST", "s", b"1", **marks, Producer_Seq=0) == 200
+    wal = await served.store.wal("s")
+    names = [f"mine {number}" for number in range(1024 - len(wal.registers))]
+    async with wal.transaction(update=dict.fromkeys(names, "")):
+        pass
+    assert await served.status("POST", "s", b"2", **marks, Producer_Seq=1) == 200
+    other = {**marks, "Producer_Id": "other"}
+    assert await served.status("POST", "s", b"3", **other, Producer_Seq=0) == 413
+    assert await served.status("POST", "s", b"4", **TEXT) == 204
+    assert await served.content("s") == b"124"
+
+
 async def test_producers_at_once(served: Served) -> None:
     await served.send("PUT", "s", **TEXT)
 

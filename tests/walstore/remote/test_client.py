@@ -249,7 +249,7 @@ async def test_nothing_new_is_sent_after_a_goodbye(tmp_path: Path) -> None:
 async def test_a_server_that_answers_what_was_cancelled_as_not_begun_is_not_left(
     tmp_path: Path,
 ) -> None:
-    """Older servers do: the same nil says that they stop, of a request that was not cancelled."""
+    """The same nil says that a server stops, of a request that was not cancelled."""
 
     def answer(writer: asyncio.StreamWriter, message: Message) -> None:
         if message.kind == Kind.CANCEL:

@@ -97,6 +97,10 @@ async def test_bytes_that_are_no_message_end_the_connection(
             ("an epoch", PREAMBLE + b"".join(encode(Kind.HELLO, 1, {**GREETING, "after": after})))
             for after in (-1, True, "1", None)
         ),
+        *(
+            ("a version that", PREAMBLE + b"".join(encode(Kind.HELLO, 1, {**GREETING, "version": it})))
+            for it in ("1", True, 1.0, None)
+        ),
         ("a message of", PREAMBLE + HEADER.pack(1 << 31, 1, 0, Kind.HELLO)),
         ("a head of", PREAMBLE + HEADER.pack(100, 1, 99, Kind.HELLO) + bytes(200)),
         ("not msgpack", PREAMBLE + HEADER.pack(10, 1, 1, Kind.HELLO) + b"\xc1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 from tests.waiting import until
@@ -12,6 +13,7 @@ from tests.walstore.serve.served import Served, serving
 from tests.walstore.serve.test_bad_input import HELLO, Raw, raw
 from walstore import Wal, connect
 from walstore.serve import Server, ServeSettings
+from walstore.serve.outgoing import SHORT_BYTES
 from walstore.testing import ManualClock
 from walstore.wire.message import PREAMBLE, Kind
 
@@ -71,22 +73,44 @@ async def test_who_has_taken_answers_gets_large_ones_before_those_who_have_not(
 
 
 async def test_who_came_last_does_not_wait_for_many_that_take_nothing(tmp_path: Path) -> None:
-    """A greeting with many registers is as large as an answer."""
     clock = ManualClock()
-    async with limited(tmp_path, clock) as served:
-        await served.wal.append_many([b""], update={f"r{at}": "x" * 1000 for at in range(500)})
-        async with AsyncExitStack() as stack:
-            many = [await stack.enter_async_context(raw(served, greets=False)) for _ in range(20)]
-            for client in many:
-                client.writer.transport.pause_reading()
-                client.send(PREAMBLE, HELLO)
-            await until(lambda: served.server.outgoing.waiting == 19)
-            connecting = asyncio.ensure_future(stack.enter_async_context(connect(served.address)))
-            await is_waiting(served, 20)
-            await pass_seconds(served, clock, 7)
-            assert len((await connecting).registers) == 500
-            assert served.server.figures.dropped == 1
-            await is_waiting(served, 18)
+    async with limited(tmp_path, clock) as served, AsyncExitStack() as stack:
+        for client in [await stack.enter_async_context(raw(served)) for _ in range(20)]:
+            takes_nothing(client)
+        await is_waiting(served, 19)
+        last = await stack.enter_async_context(raw(served))
+        taking = asyncio.ensure_future(takes(last, 2))
+        await is_waiting(served, 20)
+        await pass_seconds(served, clock, 7)
+        await taking
+        assert served.server.figures.dropped == 1
+        await is_waiting(served, 18)
+
+
+async def test_a_greeting_is_short_and_waits_for_nobody(tmp_path: Path) -> None:
+    """Registers that one has no room for are asked for, as they were at the greeting."""
+    async with limited(tmp_path, ManualClock()) as served, AsyncExitStack() as stack:
+        written = {f"r{at}": "é" * 1000 for at in range(500)}
+        await served.wal.append_many([b""], update=written)
+        for _ in range(100):
+            client = await stack.enter_async_context(raw(served, greets=False))
+            client.writer.transport.pause_reading()
+            client.send(PREAMBLE, HELLO)
+        early = await stack.enter_async_context(raw(served))
+        remote = await stack.enter_async_context(connect(served.address))
+        assert remote.registers == written
+        await served.wal.append_many([b""], update={"r499": "new"})
+        found: dict[str, str] = {}
+        for number in count(2):
+            early.request(Kind.CALL, number, ["registers", []])
+            answer = await early.answer()
+            assert answer.size <= SHORT_BYTES
+            found |= answer.head[0]
+            if not answer.head[1]:
+                break
+        assert len(found) > 400
+        assert found.items() <= written.items()
+        assert (served.server.outgoing.waiting, served.server.figures.dropped) == (0, 0)
 
 
 async def test_an_answer_takes_no_more_than_there_was_room_for(tmp_path: Path) -> None:
