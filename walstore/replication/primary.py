@@ -63,7 +63,8 @@ class Primary:
         """For the log in ``path``."""
         self.settings = replication
         """As given to :meth:`walstore.Wal.open`."""
-        self.name = check_log_name(path.name if replication.name is None else replication.name)
+        name = path.name if replication.name is None else replication.name
+        self.name = check_log_name(name, hint="; give Replication(name=...)")
         """Name of the log at the nodes."""
         self.clock = clock
         """Sleeps between attempts."""
