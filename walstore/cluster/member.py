@@ -31,6 +31,7 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
+from walstore.replication.remote_copy import client_of
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
@@ -99,9 +100,9 @@ class ClusterMember(MustClose):
         """
 
         async def open_it() -> ClusterMember:
-            node = await ReplicaNode.open(directory, fs=fs)
+            used = clock or SystemClock()
+            node = await ReplicaNode.open(directory, fs=fs, clock=used)
             try:
-                used = clock or SystemClock()
                 session = await Session.open(keys, ttl_seconds=lease_seconds, clock=used)
             except BaseException:
                 await node.aclose()
@@ -208,15 +209,36 @@ class ClusterMember(MustClose):
         """Take part: publish where this machine is, follow and lead. Returns when that has begun.
 
         ``address`` is where the others reach the server of this member, ``web`` its HTTP server if it has
-        one, such as ``https://10.0.0.1:7421``. InvalidSettingsError, and what the store raises.
+        one, such as ``https://10.0.0.1:7421``. This connects to the address first, for at most
+        ``patience_seconds``: StorageUnavailableError if nobody answers there, InvalidSettingsError if another
+        program does. What the store raises.
         """
         if self._task is not None:
             raise RuntimeError("a member joins once")
-        self.address = str(parse_address(address))
+        place = parse_address(address)
         self._web = check_web(web)
+        await self._check_reached(place)
+        self.address = str(place)
         await self.view.look()
         self.session.on_changed = self.view.notify
         self._task = start_task(self._run(), name=f"walstore member at {self.address}")
+
+    async def _check_reached(self, place: Address) -> None:
+        """Raise as :meth:`join` unless the server at an address is the one of this member."""
+        settings = Replication(nodes=[str(place)], **self._replication)
+        client = client_of(place, settings, clock=self.clock, make_tag=self.make_tag)
+        try:
+            await client.connect()
+        except StorageUnavailableError as error:
+            raise StorageUnavailableError(
+                f"this machine is not reached at {place}, where the others would look for it: {error}"
+            ) from error
+        finally:
+            await client.aclose()
+        if client.welcome.get("node") != self.node.tag:
+            raise InvalidSettingsError(
+                f"another program answers at {place}; give the address at which the others reach this machine"
+            )
 
     async def make_log(
         self,

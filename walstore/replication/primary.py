@@ -185,10 +185,11 @@ class Primary:
         It may have obeyed a newer primary and not know. So enough of the others have to obey this one still:
         then there was no newer one before the copy was asked. StorageUnavailableError if they do not answer.
         """
-        needed = max(self.settings.needed, self.settings.needed_to_take_over)
+        enough = max(self.settings.needed, self.settings.needed_to_take_over)
+        needed = min(enough, self.settings.copies - 1)  # it is not among them itself
         answers = await asyncio.gather(*(follower.confirm() for follower in self._followers))
         found = 1 + sum(answers)
-        if found < min(needed, self.settings.copies):
+        if found < needed:
             raise StorageUnavailableError(
                 f"the copy at {copy.client.address} is new: before it counts, {needed} others, the "
                 f"primary's among them, have to be there; there are {found}"

@@ -20,13 +20,16 @@ from walstore import (
     LogNotFoundError,
     StorageUnavailableError,
     WalClosedError,
+    WalLockedError,
     connect,
 )
 from walstore.cluster.member import ClusterMember
 from walstore.files.directory import PROMISE_NAME
+from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
 from walstore.testing.faults import FaultyFileSystem
 from walstore.topology.documents import PREFIX
+from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -485,16 +488,52 @@ async def test_a_program_at_the_same_address_takes_the_place(
     await cluster.apply()
     await cluster.led()
     old = cluster.all[0]
-    other = await ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=60)
     assert old.member is not None
-    await other.join(old.address)
-    await asyncio.wait_for(old.member.wait_closing(), 60)
-    assert old.member.is_replaced
-    await old.stop()
-    assert not other.is_replaced
-    await other.aclose()
+    socket = tmp_path / "x.sock"
+    async with (
+        ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=60) as other,
+        Server.open(None, cluster=other, unix=socket),
+    ):
+        (old.path / "s.sock").rename(old.path / "old.sock")
+        (old.path / "s.sock").symlink_to(socket)  # the address leads to another machine now
+        await other.join(old.address)
+        await asyncio.wait_for(old.member.wait_closing(), 60)
+        assert old.member.is_replaced
+        await old.stop()
+        assert not other.is_replaced
     async with await cluster.connect() as remote:
         await remote.append(b"v")
+
+
+async def test_a_machine_that_is_not_reached_at_its_address_does_not_join(
+    tmp_path: Path, cluster: Machines
+) -> None:
+    """It would take the place of the machine that is there, or lead where nobody reaches it."""
+    socket, old = tmp_path / "x.sock", cluster.all[0]
+    keys = cluster.store.client()
+    opened = ClusterMember.open(tmp_path / "x", keys, patience_seconds=RUNS_OUT_SECONDS)
+    async with opened as member, Server.open(None, cluster=member, unix=socket):
+        with pytest.raises(InvalidSettingsError, match="another program answers"):
+            await member.join(old.address)
+        with pytest.raises(StorageUnavailableError, match="this machine is not reached"):
+            await member.join(f"unix://{tmp_path}/nobody.sock")
+        assert not member.is_joined
+        assert old.member is not None
+        assert not old.member.is_closing
+        await member.join(f"unix://{socket}")
+        await until(lambda: len(member.view.members) == 4)
+
+
+async def test_a_directory_belongs_to_one_machine(tmp_path: Path) -> None:
+    store = MemoryKeyValues()
+    async with ClusterMember.open(tmp_path / "m", store.client()):
+        with pytest.raises(WalLockedError, match="a directory of its own"):
+            await ClusterMember.open(tmp_path / "m", store.client())
+        with pytest.raises(WalLockedError, match="a directory of its own"):
+            await ReplicaNode.open(tmp_path / "m")
+    async with ReplicaNode.open(tmp_path / "m"):
+        pass
+    assert store.leases == []
 
 
 async def test_fewer_copies(tmp_path: Path) -> None:
