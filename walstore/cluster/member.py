@@ -90,8 +90,9 @@ class ClusterMember(MustClose):
         ``walstore.topology.etcd.EtcdKeyValues.open("etcd://…")``; it stays open. ``zone`` names what fails
         together with this machine. ``lease_seconds``, 1 to 3600, is how long the others wait for it once it
         is silent. ``patience_seconds`` is that of :class:`walstore.Replication`, ``token`` and ``tls`` are
-        what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
-        made again at another one; infinity for never. ``settings`` are those of logs that have none of their
+        what the machines ask each other for. A copy whose machine has been away for ``replace_seconds``, or
+        is there with a copy that its leader has lost, is made again at another one; infinity for never.
+        ``settings`` are those of logs that have none of their
         own. ``tier`` makes the tier of a log that has one, of its name and URL, each time it is opened:
         ``lambda name, url: CloudTier(url)``. ``stored`` opens a log that is read from a store, of its URL:
         ``lambda url: CloudLog.open(url)``.

@@ -28,7 +28,7 @@ from walstore.files.directory import PROMISE_NAME
 from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
 from walstore.testing.faults import FaultyFileSystem
-from walstore.topology.documents import PREFIX
+from walstore.topology.documents import PREFIX, Leader
 from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
@@ -375,6 +375,38 @@ async def test_a_machine_that_stays_away_is_replaced(tmp_path: Path) -> None:
         # The machine that was replaced knows it, and the one that leads does not need it.
         await gone.start()
         assert await read(cluster) == [b"one", b"two"]
+
+
+async def test_a_copy_whose_disk_is_dead_is_made_at_another_machine(tmp_path: Path) -> None:
+    cluster = Machines(tmp_path, 4, replace_seconds=RUNS_OUT_SECONDS)
+    disks = {machine.address: FaultyFileSystem() for machine in cluster.all}
+    for machine in cluster.all:
+        machine.options["fs"] = disks[machine.address]
+    async with cluster:
+        await cluster.apply()
+        leader = await cluster.led()
+        copies = cluster.spec().copies
+        spare = next(one.address for one in cluster.all if one.address not in copies)
+        gone = next(one for one in copies if one != leader.address)
+        async with await cluster.connect() as remote:
+            await remote.append(b"one")
+            await until(lambda: len(published(cluster).present) == 2)
+            await cluster.apply("other")
+            await cluster.led("other")  # the allocator has looked since
+            assert cluster.spec().copies == copies
+            disks[gone].fail("*", times=None)
+            await remote.append(b"two")
+            await until(lambda: spare in cluster.spec().copies)
+            assert gone not in cluster.spec().copies
+            await until(lambda: spare in _present(cluster))
+            disks[gone].heal()
+        assert await read(cluster) == [b"one", b"two"]
+
+
+def published(cluster: Machines) -> Leader:
+    found = cluster.store.get("walstore/leaders/orders")
+    assert found is not None
+    return Leader.decode(found.value, found.key)
 
 
 def _present(cluster: Machines) -> list[str]:
