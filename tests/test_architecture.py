@@ -141,6 +141,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
     "walstore/replication/confirmations.py Confirmations.wait": "aclose() ends it",
     "walstore/replication/primary.py Primary._confirm": "it waits for them",
+    "walstore/replication/node.py ReplicaNode._look_soon": "it looks once; aclose() waits for it",
     "walstore/replication/primary.py Primary._spawn": "aclose() ends it",
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",

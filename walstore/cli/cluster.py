@@ -116,7 +116,9 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
         if is_selected(view.specs[name].labels, wanted)
     ]
     if as_json:
-        print_json({"logs": rows, "members": [one._asdict() for one in view.members.values()]})
+        members = [one._asdict() for one in view.members.values()]
+        left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
+        print_json({"logs": rows, "members": members, "left_out": left_out})
         return
     if not rows:
         complain("there are no such logs; make one with 'walstore logs apply NAME'")

@@ -1,8 +1,8 @@
 """Which machines have the copies of which logs. Pure.
 
 A plan changes one copy of a log at a time, and only while all others have caught up: then the machines that
-remain are enough to take over, and have everything. What is assigned to a machine that is away stays until
-another one has been away long enough to be replaced.
+remain are enough to take over, and have everything. A copy is replaced once it has been absent for long: its
+machine is away, or has not caught up again since it had.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def plan(
     specs: Mapping[str, LogSpec],
     leaders: Mapping[str, Leader],
     members: Mapping[str, Member],
-    lost: AbstractSet[str],
+    lost: AbstractSet[tuple[str, str]],
 ) -> list[CopiesChange]:
     """Return the changes to make now, in the order of names. A suspended log has none until it is resumed.
 
-    ``lost`` are the addresses of machines that have been away so long that their copies are replaced.
+    ``lost`` are the copies, as log and address, that have been absent so long that they are replaced.
     """
     load: Counter[str] = Counter(dict.fromkeys(members, 0))
     firsts = Counter(spec.copies[0] for spec in specs.values() if spec.copies)
@@ -38,7 +38,8 @@ def plan(
         load.update(address for address in spec.copies if address in members)
     changes = []
     for name in sorted(specs):
-        changed = _change(specs[name], leaders.get(name), members, lost, load)
+        gone = {address for log, address in lost if log == name}
+        changed = _change(specs[name], leaders.get(name), members, gone, load)
         if changed is not None:
             if not specs[name].copies:  # the first one leads: each machine leads as many logs
                 changed = changed.led_first_by(min(changed.copies, key=lambda one: firsts[one]))
@@ -63,7 +64,8 @@ def _change(
         return None
     if len(spec.copies) > spec.replicas:
         return _without_one(spec, leader, members, load)
-    gone = [address for address in spec.copies if address in lost and address not in members]
+    led = (leader.address, *leader.present)
+    gone = [one for one in spec.copies if one in lost and one not in led]
     found = _choose(spec.copies, members, load)
     if found is None:
         return None

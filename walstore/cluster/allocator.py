@@ -11,6 +11,7 @@ from walstore.topology.documents import LOGS
 
 if TYPE_CHECKING:
     from walstore.cluster.member import ClusterMember
+    from walstore.cluster.view import ClusterView
 
 logger = logging.getLogger("walstore")
 
@@ -23,17 +24,42 @@ async def allocate(member: ClusterMember) -> None:
     Two members that think so for a moment do no harm: each change is a swap of what it was made from.
     """
     view, clock = member.view, member.clock
-    away: dict[str, float] = {}
+    away: dict[tuple[str, str, bool], float] = {}
+    seen: set[tuple[str, str]] = set()
     while True:
         now = clock.monotonic()
-        known = {address for spec in view.specs.values() for address in spec.copies}
-        missing = known - set(view.members)
-        away = {address: away.get(address, now) for address in missing}
-        lost = {address for address, since in away.items() if now - since >= member.replace_seconds}
+        seen = {one for one in _copies(view) if one in seen or _is_present(view, *one)}
+        away = {
+            (*one, one[1] in view.members): away.get((*one, one[1] in view.members), now)
+            for one in _copies(view)
+            if _is_absent(view, *one, has_been_present=one in seen)
+        }
+        lost = {one[:2] for one, since in away.items() if now - since >= member.replace_seconds}
         if view.members and min(view.members) == member.address:
             for change in plan(view.specs, view.leaders, view.members, lost):
                 await _make(member, change.name, change.spec.encode())
         await clock.sleep(_LOOK_SECONDS)
+
+
+def _copies(view: ClusterView) -> list[tuple[str, str]]:
+    return [(name, address) for name, spec in view.specs.items() for address in spec.copies]
+
+
+def _is_present(view: ClusterView, name: str, address: str) -> bool:
+    leader = view.leaders.get(name)
+    return leader is not None and address in leader.present
+
+
+def _is_absent(view: ClusterView, name: str, address: str, *, has_been_present: bool) -> bool:
+    """Return whether a copy's machine is away, or is there with a copy that its leader has lost.
+
+    Not one that is being made: that may take long, and another machine would need as long.
+    """
+    leader = view.leaders.get(name)
+    if address not in view.members:
+        return True
+    is_followed = leader is not None and leader.epoch > 0 and address in leader.copies
+    return has_been_present and is_followed and not _is_present(view, name, address)
 
 
 async def _make(member: ClusterMember, name: str, value: bytes) -> None:

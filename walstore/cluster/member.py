@@ -31,6 +31,7 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
+from walstore.replication.remote_copy import client_of
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
@@ -89,8 +90,9 @@ class ClusterMember(MustClose):
         ``walstore.topology.etcd.EtcdKeyValues.open("etcd://…")``; it stays open. ``zone`` names what fails
         together with this machine. ``lease_seconds``, 1 to 3600, is how long the others wait for it once it
         is silent. ``patience_seconds`` is that of :class:`walstore.Replication`, ``token`` and ``tls`` are
-        what the machines ask each other for. A copy whose machine has been away for ``replace_seconds`` is
-        made again at another one; infinity for never. ``settings`` are those of logs that have none of their
+        what the machines ask each other for. A copy whose machine has been away for ``replace_seconds``, or
+        is there with a copy that its leader has lost, is made again at another one; infinity for never.
+        ``settings`` are those of logs that have none of their
         own. ``tier`` makes the tier of a log that has one, of its name and URL, each time it is opened:
         ``lambda name, url: CloudTier(url)``. ``stored`` opens a log that is read from a store, of its URL:
         ``lambda url: CloudLog.open(url)``.
@@ -99,9 +101,9 @@ class ClusterMember(MustClose):
         """
 
         async def open_it() -> ClusterMember:
-            node = await ReplicaNode.open(directory, fs=fs)
+            used = clock or SystemClock()
+            node = await ReplicaNode.open(directory, fs=fs, clock=used)
             try:
-                used = clock or SystemClock()
                 session = await Session.open(keys, ttl_seconds=lease_seconds, clock=used)
             except BaseException:
                 await node.aclose()
@@ -208,15 +210,39 @@ class ClusterMember(MustClose):
         """Take part: publish where this machine is, follow and lead. Returns when that has begun.
 
         ``address`` is where the others reach the server of this member, ``web`` its HTTP server if it has
-        one, such as ``https://10.0.0.1:7421``. InvalidSettingsError, and what the store raises.
+        one, such as ``https://10.0.0.1:7421``. This connects to the address first, for at most
+        ``patience_seconds``: InvalidSettingsError if another program answers there, a warning if nobody does,
+        since the others may have a way that this machine has not. What the store raises.
         """
         if self._task is not None:
             raise RuntimeError("a member joins once")
-        self.address = str(parse_address(address))
+        place = parse_address(address)
         self._web = check_web(web)
+        await self._check_reached(place)
+        self.address = str(place)
         await self.view.look()
         self.session.on_changed = self.view.notify
         self._task = start_task(self._run(), name=f"walstore member at {self.address}")
+
+    async def _check_reached(self, place: Address) -> None:
+        """Raise as :meth:`join` if the server at an address is not the one of this member."""
+        settings = Replication(nodes=[str(place)], **self._replication)
+        client = client_of(place, settings, clock=self.clock, make_tag=self.make_tag)
+        try:
+            await client.connect()
+        except StorageUnavailableError as error:
+            logger.warning(
+                "this machine does not reach itself at %s, where the others look for it: %s",
+                place,
+                error,
+            )
+            return
+        finally:
+            await client.aclose()
+        if client.welcome.get("node") != self.node.tag:
+            raise InvalidSettingsError(
+                f"another program answers at {place}; give the address at which the others reach this machine"
+            )
 
     async def make_log(
         self,

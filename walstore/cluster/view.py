@@ -7,11 +7,17 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from walstore.errors import CorruptionError, FormatVersionError, WalError
+from walstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    InvalidSettingsError,
+    WalError,
+)
 from walstore.ports import Clock
 from walstore.topology import documents
-from walstore.topology.documents import PREFIX, Leader, LogSpec, Member
+from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, check_log_name
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
+from walstore.wire.address import parse_address
 
 logger = logging.getLogger("walstore")
 
@@ -35,6 +41,8 @@ class ClusterView:
         """Of each key that is there."""
         self.members: dict[str, Member] = {}
         """By address."""
+        self.left_out: dict[str, str] = {}
+        """Keys that say nothing that can be used, and why: what was known before stays."""
         self.revision = 0
         """Of the store, when this was true; 0 before the first look."""
         self._keys = keys
@@ -112,16 +120,22 @@ class ClusterView:
             self.revisions.pop(key, None)
         else:
             self.revisions[key] = item.revision
+        left_out = self.left_out.pop(key, None)
         try:
             match folder + slash:
                 case documents.LOGS:
-                    _put(self.specs, name, item, LogSpec.decode)
+                    _put(self.specs, check_log_name(name), item, LogSpec.decode)
                 case documents.LEADERS:
-                    _put(self.leaders, name, item, Leader.decode)
+                    _put(self.leaders, check_log_name(name), item, Leader.decode)
                 case documents.MEMBERS:
+                    parse_address(name)
                     _put(self.members, name, item, Member.decode)
-        except (CorruptionError, FormatVersionError) as error:
-            logger.error("the key %s of the cluster is left as it was: %s", key, error)
+        except (CorruptionError, FormatVersionError, InvalidSettingsError) as error:
+            if item is None:
+                return
+            self.left_out[key] = str(error)
+            if left_out != str(error):
+                logger.error("the key %s of the cluster is left out: %s", key, error)
 
 
 def _put(

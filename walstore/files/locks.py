@@ -24,6 +24,9 @@ from walstore.ports import FileSystem, Lock
 STORE_NAME: Final = ".store"
 """A store's lock file; it also marks a directory as a store. No log's directory begins with a dot."""
 
+COPIES_NAME: Final = ".copies"
+"""The lock file of the directory with a machine's copies of replicated logs."""
+
 
 def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
     """Lock the log in ``directory`` for writing; WalLockedError if it or its store is open."""
@@ -51,6 +54,20 @@ def lock_in_store(fs: FileSystem, directory: Path, _owner: str) -> Lock:
     if found is not None:
         found.release()
     return _Locks()
+
+
+def lock_copies(fs: FileSystem, directory: Path, owner: str) -> Lock:
+    """Lock the directory with the copies of a machine, creating it if needed; WalLockedError, OSError."""
+    fs.make_directory(directory)
+    try:
+        return fs.lock(directory / COPIES_NAME, owner)
+    except WalLockedError as error:
+        raise WalLockedError(
+            f"another machine keeps its copies in this directory ({error.owner or 'unknown'}): {directory}; "
+            "give each one a directory of its own",
+            path=str(directory),
+            owner=error.owner,
+        ) from None
 
 
 def lock_store(fs: FileSystem, directory: Path, owner: str) -> Lock:

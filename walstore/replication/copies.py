@@ -287,7 +287,7 @@ async def catch_up(
         await target.cut(0, 0)
         end = NOTHING
     extents = list(await source.extents())
-    place = await _agree(source, target, extents, end)
+    place = await _agree(source, target, extents, end, counts=replaces)
     for extent in extents:
         if place.segment and extent.start < place.segment:
             continue
@@ -319,7 +319,12 @@ async def complete(source: SourceCopy, target: LocalCopy) -> None:
 
 
 async def _agree(
-    source: SourceCopy, target: TargetCopy, extents: Sequence[SegmentExtent], end: CopyEnd
+    source: SourceCopy,
+    target: TargetCopy,
+    extents: Sequence[SegmentExtent],
+    end: CopyEnd,
+    *,
+    counts: bool,
 ) -> Place:
     """Cut off the target what its source does not have; return where it ends then."""
     nowhere = Place(0, 0, 0)
@@ -327,8 +332,9 @@ async def _agree(
         return nowhere
     theirs = list(await target.extents())
     own = newest_common(extents, theirs)
-    if own is None:
-        # All of it is older than the source, or none of it is the source's.
+    is_cut = not counts and bool(theirs) and theirs[0].start > extents[0].start
+    if own is None or is_cut:
+        # All of it is older than the source, or none of it is the source's; or it is the rest of a copy.
         await target.cut(0, 0)
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.

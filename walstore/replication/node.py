@@ -7,6 +7,8 @@ first the primary and its epoch, which the copy has promised to obey. ``remote_c
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,48 +20,32 @@ from walstore.errors import (
     LogNotFoundError,
     StorageUnavailableError,
     WalClosedError,
+    WalError,
 )
 from walstore.files.directory import PROMISE_NAME
+from walstore.files.locks import lock_copies, this_process
 from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
-from walstore.ports import FileSystem
-from walstore.replication.copies import LocalCopy
+from walstore.ports import Clock, FileSystem, Lock
 from walstore.replication.copy_log import CopyLog
+from walstore.replication.held_replica import LOOK_SECONDS, HeldReplica
 from walstore.replication.position import Place
 from walstore.replication.promise import Promise
-from walstore.replication.replica import Replica
+from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
+from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
 from walstore.wire.arguments import check_arguments
 
+logger = logging.getLogger("walstore")
+
 SERVICE: Final = "replication"
 """What a primary asks a server for."""
 _MOST_READ_BYTES: Final = 4 << 20
-
-
-class HeldReplica:
-    """One log of a node: its copy, and the thread that its calls run on."""
-
-    def __init__(self, replica: Replica, worker: Worker, log: CopyLog) -> None:
-        self.replica = replica
-        self.copy = LocalCopy(replica, worker)
-        self.worker = worker
-        self.log = log
-        """For readers."""
-
-    async def aclose(self) -> None:
-        """Make all durable and unlock the log. Its readers have to go elsewhere."""
-        self.log.fail(
-            StorageUnavailableError("this machine keeps the copy no longer, or leads the log now")
-        )
-        try:
-            await self.copy.aclose()
-        finally:
-            await self.worker.run_through(self.replica.release)
-            self.worker.close()
+_TAG_BYTES: Final = 8
 
 
 class ReplicaNode(MustClose):
@@ -67,26 +53,47 @@ class ReplicaNode(MustClose):
 
     @classmethod
     def open(
-        cls, directory: str | os.PathLike[str], *, fs: FileSystem | None = None
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
     ) -> Opening[ReplicaNode]:
         """Take the copies below ``directory``, each in a directory with its log's name, made when it is
         needed.
 
         Serve it with ``Server.open(None, replicas=node, tcp=...)``. A copy is locked from the first call of a
-        primary on, until the node is closed.
+        primary on, until the node is closed. If its directory is removed, emptied or moved meanwhile, a new
+        one is made there within some seconds, which its primary fills from the other copies.
+
+        WalLockedError if another node has the directory; StorageUnavailableError and the like as for a log.
         """
         place = as_directory(directory, "ReplicaNode.open()")
 
         async def open_it() -> ReplicaNode:
-            return cls(place, fs or PosixFileSystem())
+            files, worker = fs or PosixFileSystem(), Worker("node")
+            try:
+                lock = await worker.run_owned(
+                    lambda: lock_copies(files, place, this_process()), lambda made: made.release()
+                )
+            except OSError as error:
+                raise describe_open(error, place) from error
+            finally:
+                worker.close()
+            return cls(place, files, lock, clock or SystemClock())
 
         return Opening(open_it)
 
-    def __init__(self, directory: Path, fs: FileSystem) -> None:
+    def __init__(self, directory: Path, fs: FileSystem, lock: Lock, clock: Clock) -> None:
         """Not for callers; see :meth:`open`."""
         self.directory = directory
         """Where the copies are."""
+        self.tag: Final = os.urandom(_TAG_BYTES).hex()
+        """Of this opening: in the greeting of its server, so that a machine knows itself."""
         self._fs = fs
+        self._lock = lock
+        self._clock = clock
+        self._looking: set[asyncio.Task[None]] = set()
         self._held: dict[str, HeldReplica] = {}
         self._led: set[str] = set()
         self._opening = asyncio.Lock()
@@ -113,10 +120,14 @@ class ReplicaNode(MustClose):
         checked = _begin_write if handler is _write else handler
         check_arguments(str(verb), checked, arguments, after=2)
         known = self._held.get(check_log_name(name))
+        if known is not None and self._clock.monotonic() >= known.look_at:
+            self._look_soon(str(name), known)
         if handler is _write and known is not None:
             return _begin_write(known, payload, *arguments)
 
         async def begin() -> Any:
+            if handler is _obey and known is not None:  # a write may have failed for that
+                await self._look(str(name), known)
             return await handler(await self._find(str(name)), payload, *arguments)
 
         return begin
@@ -174,8 +185,15 @@ class ReplicaNode(MustClose):
         self._is_closed = True
         async with self._opening:
             held, self._held = self._held, {}
-            for one in held.values():
-                await one.aclose()
+            try:
+                for one in held.values():
+                    await one.aclose()
+            finally:
+                worker = Worker("node")
+                await worker.run_through(self._lock.release)
+                worker.close()
+        if self._looking:  # they find nothing to look for
+            await asyncio.wait(self._looking)
 
     def _left_open(self) -> Unclosed | None:
         if getattr(self, "_is_closed", True) or self._home.is_inherited:
@@ -191,21 +209,29 @@ class ReplicaNode(MustClose):
             self._check_open(name)
             found = self._held.get(name)
             if found is None:
-                worker = Worker("replica")
-                path = self.directory / name
-                try:
-                    replica = await worker.run_owned(
-                        lambda: Replica.open(self._fs, path), lambda made: made.release()
-                    )
-                except OSError as error:
-                    worker.close()
-                    raise describe_open(error, path) from error
-                except BaseException:
-                    worker.close()
-                    raise
-                log = CopyLog(self._fs, path, replica)
-                found = self._held[name] = HeldReplica(replica, worker, log)
+                look_at = self._clock.monotonic() + LOOK_SECONDS
+                found = await HeldReplica.open(self._fs, self.directory / name, look_at=look_at)
+                self._held[name] = found
             return found
+
+    def _look_soon(self, name: str, held: HeldReplica) -> None:
+        """Look for the directory of a copy beside what is asked of it."""
+        held.look_at = self._clock.monotonic() + LOOK_SECONDS
+        task = start_task(self._look(name, held), name=f"walstore place of {name}")
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+    async def _look(self, name: str, held: HeldReplica) -> None:
+        """Give a copy up whose directory is not at its path any more: the next call makes a new one there."""
+        async with self._opening:
+            if self._held.get(name) is not held or await held.is_in_place():
+                return
+            del self._held[name]
+            logger.warning(
+                "the copy of %s is made again: its directory was removed, emptied or moved", name
+            )
+            with contextlib.suppress(WalError):  # what it cannot write is lost anyway
+                await held.aclose(is_lost=True)
 
     def _check_open(self, name: str) -> None:
         if self._is_closed:

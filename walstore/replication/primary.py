@@ -64,7 +64,8 @@ class Primary:
         """For the log in ``path``."""
         self.settings = replication
         """As given to :meth:`walstore.Wal.open`."""
-        self.name = check_log_name(path.name if replication.name is None else replication.name)
+        name = path.name if replication.name is None else replication.name
+        self.name = check_log_name(name, hint="; give Replication(name=...)")
         """Name of the log at the nodes."""
         self.clock = clock
         """Sleeps between attempts."""
@@ -186,10 +187,11 @@ class Primary:
         It may have obeyed a newer primary and not know. So enough of the others have to obey this one still:
         then there was no newer one before the copy was asked. StorageUnavailableError if they do not answer.
         """
-        needed = max(self.settings.needed, self.settings.needed_to_take_over)
+        enough = max(self.settings.needed, self.settings.needed_to_take_over)
+        needed = min(enough, self.settings.copies - 1)  # it is not among them itself
         answers = await asyncio.gather(*(follower.confirm() for follower in self._followers))
         found = 1 + sum(answers)
-        if found < min(needed, self.settings.copies):
+        if found < needed:
             raise StorageUnavailableError(
                 f"the copy at {copy.client.address} is new: before it counts, {needed} others, the "
                 f"primary's among them, have to be there; there are {found}"

@@ -29,6 +29,8 @@ from typing import Final, Self
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files import spare_segment
 from walstore.files.directory import (
+    LOCK_NAME,
+    PROMISE_NAME,
     SYNCED_NAME,
     has_cell,
     load_checkpoint,
@@ -302,6 +304,14 @@ class Replica:
         finally:
             self._close_file()
             self._note.close()
+
+    def forget_if_emptied(self) -> None:
+        """Remove what was noted since the directory was emptied: it is about files that are gone. OSError."""
+        names = self._fs.list(self._directory)
+        if LOCK_NAME not in names and PROMISE_NAME not in names:
+            self._has_hints = True
+            self._forget_hints()
+            self._forget_note()
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -482,8 +482,9 @@ class ClientConnection(asyncio.Protocol):
             "credit_bytes": settings.credit_bytes,
         }
         if head.get("service") == SERVICE:
-            self._service = NodeService(self._owner.replicas())
-            return welcome
+            node = self._owner.replicas()
+            self._service = NodeService(node)
+            return {**welcome, "node": node.tag}
         if head.get("service") == LIST_SERVICE:
             self._service = EmptyService()
             return {**welcome, "logs": await self._owner.listed()}

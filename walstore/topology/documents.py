@@ -42,13 +42,13 @@ SETTING_NAMES: Final = frozenset(one.name for one in dataclasses.fields(Settings
 """Settings that a log may have of its own. What an append waits for is the program's choice."""
 
 
-def check_log_name(name: object) -> str:
-    """Return the name of a log on a machine; TypeError or ValueError if it is none."""
+def check_log_name(name: object, hint: str = "") -> str:
+    """Return the name of a log on a machine; TypeError or InvalidSettingsError if it is none."""
     found = as_text(name, "the name of a replicated log")
     if not _NAME.fullmatch(found):
-        raise ValueError(
+        raise InvalidSettingsError(
             "the name of a replicated log has 1 to 100 letters, digits, '_', '-' and '.', and no '.' or '-' "
-            f"at the beginning, unlike {found[:200]!r}; give Replication(name=...)"
+            f"at the beginning, unlike {found[:200]!r}{hint}"
         )
     return found
 

@@ -120,7 +120,9 @@ class Machine:
         process = self.new_process("node")
 
         async def open_it() -> None:
-            self.node = await ReplicaNode.open("/", fs=self.file_system(process))
+            self.node = await ReplicaNode.open(
+                "/", fs=self.file_system(process), clock=self.history.clock
+            )
 
         await asyncio.wait(
             [self.history.loop.spawn(process, self.history.guarded(open_it()), "node")]

@@ -297,6 +297,34 @@ def test_options_that_need_each_other(cli: Cli, store: MemoryKeyValues, tmp_path
     assert "no selector" in cli("logs", "list", "--selector", "a b").error
 
 
+@pytest.mark.parametrize(
+    "verb", [("apply",), ("move",), ("suspend",), ("resume",), ("remove",)], ids=case
+)
+def test_names_that_are_none(cli: Cli, store: MemoryKeyValues, verb: tuple[str, ...]) -> None:
+    more = ("tls://10.0.0.2:7430",) if verb == ("move",) else ()
+    for name in ("a b", "../x", ".a", "x" * 101):
+        done = cli("logs", *verb, name, *more)
+        assert (done.code, "1 to 100 letters" in done.error, "Replication" in done.error) == (
+            1,
+            True,
+            False,
+        )
+    assert store.revision == 1
+
+
+def test_keys_that_are_left_out_are_listed(cli: Cli, store: MemoryKeyValues) -> None:
+    put(store, "walstore/logs/orders", LogSpec().encode())
+    put(store, "walstore/logs/a b", LogSpec().encode())
+    put(store, "walstore/logs/newer", b'{"version": 2}')
+    listed = cli("logs", "list")
+    assert [line.split()[0] for line in listed.lines] == ["log", "orders"]
+    told = [line.partition(" of the cluster")[0] for line in listed.err.splitlines()]
+    assert told == [f"walstore: ERROR: the key walstore/logs/{name}" for name in ("a b", "newer")]
+    found = cli("logs", "list", "--json").json
+    assert [one["name"] for one in found["logs"]] == ["orders"]
+    assert [one["key"] for one in found["left_out"]] == ["walstore/logs/a b", "walstore/logs/newer"]
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:2379", "http://a", "etcd://"], ids=case)
 def test_addresses_that_are_none(cli: Cli, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cluster.CLUSTER_VARIABLE, raising=False)

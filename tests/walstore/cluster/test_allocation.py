@@ -46,8 +46,8 @@ def test_a_suspended_log_keeps_its_machines() -> None:
     there = members("b", "c", "d")
     suspended = SPEC._replace(suspended=True)
     for spec in (suspended, suspended._replace(replicas=2), LogSpec(3, suspended=True)):
-        assert plan({"x": spec}, {}, there, {"a"}) == []
-        assert plan({"x": spec}, {"x": leader(SPEC, "a")}, there, {"a"}) == []
+        assert plan({"x": spec}, {}, there, {("x", "a")}) == []
+        assert plan({"x": spec}, {"x": leader(SPEC, "a")}, there, {("x", "a")}) == []
 
 
 def test_a_log_that_is_read_from_a_store_gets_no_machines() -> None:
@@ -61,17 +61,27 @@ def test_zones_come_first() -> None:
 
 def test_a_lost_machine_is_replaced_once_all_others_have_caught_up() -> None:
     there = members("a", "b", "d")
-    assert plan({"x": SPEC}, {"x": leader(SPEC, "b", "c")}, there, {"c"}) == []
+    assert plan({"x": SPEC}, {"x": leader(SPEC, "b", "c")}, there, {("x", "c")}) == []
     assert plan({"x": SPEC}, {"x": leader(SPEC, "c")}, there, set()) == []
-    assert plan({"x": SPEC}, {}, there, {"c"}) == []
-    (change,) = plan({"x": SPEC}, {"x": leader(SPEC, "c")}, there, {"c"})
+    assert plan({"x": SPEC}, {}, there, {("x", "c")}) == []
+    (change,) = plan({"x": SPEC}, {"x": leader(SPEC, "c")}, there, {("x", "c")})
     assert (change.spec.copies, change.spec.generation) == (("a", "b", "d"), 6)
     assert change.spec.joined == {"a": 0, "b": 0, "d": 6}
 
 
+def test_a_copy_that_is_absent_for_long_is_replaced_also_if_its_machine_is_there() -> None:
+    there = members("a", "b", "c", "d")
+    for absent in (["b", "c"], []):
+        assert plan({"x": SPEC}, {"x": leader(SPEC, *absent)}, there, {("x", "c")}) == []
+    assert plan({"x": SPEC}, {"x": leader(SPEC, "c")}, there, {("y", "c")}) == []
+    assert plan({"x": SPEC}, {"x": leader(SPEC, "c")}, members("a", "b", "c"), {("x", "c")}) == []
+    (change,) = plan({"x": SPEC}, {"x": leader(SPEC, "c")}, there, {("x", "c")})
+    assert change.spec.copies == ("a", "b", "d")
+
+
 def test_a_lost_machine_is_replaced_before_there_are_more_copies() -> None:
     spec = SPEC._replace(replicas=4)
-    (change,) = plan({"x": spec}, {"x": leader(spec, "c")}, members("a", "b", "d"), {"c"})
+    (change,) = plan({"x": spec}, {"x": leader(spec, "c")}, members("a", "b", "d"), {("x", "c")})
     assert change.spec.copies == ("a", "b", "d")
 
 
@@ -117,7 +127,7 @@ def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
     )
     for _ in range(50):
         there = members(*chance.sample("abcdefg", chance.randint(2, 7)))
-        lost = set(chance.sample("abcdefg", 3))
+        lost = {("x", one) for one in chance.sample("abcdefg", 3)}
         absent = chance.sample(spec.copies, chance.randint(0, min(3, len(spec.copies))))
         if chance.random() < 0.1:
             spec = spec._replace(replicas=chance.randint(2, 6))

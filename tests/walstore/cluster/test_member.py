@@ -20,13 +20,16 @@ from walstore import (
     LogNotFoundError,
     StorageUnavailableError,
     WalClosedError,
+    WalLockedError,
     connect,
 )
 from walstore.cluster.member import ClusterMember
 from walstore.files.directory import PROMISE_NAME
+from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
 from walstore.testing.faults import FaultyFileSystem
-from walstore.topology.documents import PREFIX
+from walstore.topology.documents import PREFIX, Leader
+from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -374,6 +377,38 @@ async def test_a_machine_that_stays_away_is_replaced(tmp_path: Path) -> None:
         assert await read(cluster) == [b"one", b"two"]
 
 
+async def test_a_copy_whose_disk_is_dead_is_made_at_another_machine(tmp_path: Path) -> None:
+    cluster = Machines(tmp_path, 4, replace_seconds=RUNS_OUT_SECONDS)
+    disks = {machine.address: FaultyFileSystem() for machine in cluster.all}
+    for machine in cluster.all:
+        machine.options["fs"] = disks[machine.address]
+    async with cluster:
+        await cluster.apply()
+        leader = await cluster.led()
+        copies = cluster.spec().copies
+        spare = next(one.address for one in cluster.all if one.address not in copies)
+        gone = next(one for one in copies if one != leader.address)
+        async with await cluster.connect() as remote:
+            await remote.append(b"one")
+            await until(lambda: len(published(cluster).present) == 2)
+            await cluster.apply("other")
+            await cluster.led("other")  # the allocator has looked since
+            assert cluster.spec().copies == copies
+            disks[gone].fail("*", times=None)
+            await remote.append(b"two")
+            await until(lambda: spare in cluster.spec().copies)
+            assert gone not in cluster.spec().copies
+            await until(lambda: spare in _present(cluster))
+            disks[gone].heal()
+        assert await read(cluster) == [b"one", b"two"]
+
+
+def published(cluster: Machines) -> Leader:
+    found = cluster.store.get("walstore/leaders/orders")
+    assert found is not None
+    return Leader.decode(found.value, found.key)
+
+
 def _present(cluster: Machines) -> list[str]:
     leader = cluster.leader()
     wal = None if leader is None else leader.led()
@@ -485,16 +520,55 @@ async def test_a_program_at_the_same_address_takes_the_place(
     await cluster.apply()
     await cluster.led()
     old = cluster.all[0]
-    other = await ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=60)
     assert old.member is not None
-    await other.join(old.address)
-    await asyncio.wait_for(old.member.wait_closing(), 60)
-    assert old.member.is_replaced
-    await old.stop()
-    assert not other.is_replaced
-    await other.aclose()
+    socket = tmp_path / "x.sock"
+    async with (
+        ClusterMember.open(tmp_path / "x", cluster.store.client(), lease_seconds=60) as other,
+        Server.open(None, cluster=other, unix=socket),
+    ):
+        (old.path / "s.sock").rename(old.path / "old.sock")
+        (old.path / "s.sock").symlink_to(socket)  # the address leads to another machine now
+        await other.join(old.address)
+        await asyncio.wait_for(old.member.wait_closing(), 60)
+        assert old.member.is_replaced
+        await old.stop()
+        assert not other.is_replaced
     async with await cluster.connect() as remote:
         await remote.append(b"v")
+
+
+async def test_a_machine_with_the_address_of_another_does_not_join(
+    tmp_path: Path, cluster: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would take the place of the machine that is there."""
+    socket, old = tmp_path / "x.sock", cluster.all[0]
+    keys = cluster.store.client()
+    opened = ClusterMember.open(tmp_path / "x", keys, patience_seconds=RUNS_OUT_SECONDS)
+    async with opened as member, Server.open(None, cluster=member, unix=socket):
+        with pytest.raises(InvalidSettingsError, match="another program answers"):
+            await member.join(old.address)
+        assert not member.is_joined
+        assert old.member is not None
+        assert not old.member.is_closing
+        await member.join(f"unix://{socket}")
+        await until(lambda: len(member.view.members) == 4)
+        assert "does not reach itself" not in caplog.text
+    opened = ClusterMember.open(tmp_path / "y", keys, patience_seconds=RUNS_OUT_SECONDS)
+    async with opened as member:
+        await member.join(f"unix://{tmp_path}/nobody.sock")
+        assert "does not reach itself" in caplog.text
+
+
+async def test_a_directory_belongs_to_one_machine(tmp_path: Path) -> None:
+    store = MemoryKeyValues()
+    async with ClusterMember.open(tmp_path / "m", store.client()):
+        with pytest.raises(WalLockedError, match="a directory of its own"):
+            await ClusterMember.open(tmp_path / "m", store.client())
+        with pytest.raises(WalLockedError, match="a directory of its own"):
+            await ReplicaNode.open(tmp_path / "m")
+    async with ReplicaNode.open(tmp_path / "m"):
+        pass
+    assert store.leases == []
 
 
 async def test_fewer_copies(tmp_path: Path) -> None:

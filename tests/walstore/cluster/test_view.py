@@ -207,3 +207,34 @@ async def test_such_a_spec_does_not_end_the_view(clock: ManualClock) -> None:
     view = ClusterView(store.client(), clock=clock)
     await view.look()
     assert view.specs == {"orders": SPEC}
+
+
+@pytest.mark.parametrize("key", ["logs/a b", "logs/", "leaders/../x", "members/nowhere"])
+async def test_a_key_with_a_name_that_is_none_is_left_out_and_told_once(
+    store: MemoryKeyValues, view: ClusterView, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    value = {"logs": SPEC, "leaders": LEADER, "members": MEMBER}[key.partition("/")[0]].encode()
+    async with running(view):
+        await caught_up(view, store)
+        for _ in range(3):
+            put(store, key, value)
+        fill(store)
+        await caught_up(view, store)
+        await view.look()
+        assert (view.specs, view.leaders) == ({"orders": SPEC}, {"orders": LEADER})
+        assert view.members == {MEMBER.address: MEMBER}
+        assert list(view.left_out) == [f"walstore/{key}"]
+        assert [f"walstore/{key}" in record.message for record in caplog.records] == [True]
+        put(store, key, None)
+        await caught_up(view, store)
+        assert view.left_out == {}
+
+
+async def test_a_key_that_is_right_again_is_not_left_out(
+    store: MemoryKeyValues, view: ClusterView, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in (NEWER, SPEC.encode(), NEWER):
+        put(store, "logs/orders", value)
+        await view.look()
+        assert ("walstore/logs/orders" in view.left_out) is (value == NEWER)
+    assert len(caplog.records) == 2

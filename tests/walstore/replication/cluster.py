@@ -22,8 +22,9 @@ PATIENCE_SECONDS = 60.0
 class Machine:
     """One machine: serves its copy, unless it is down or the primary."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: SkippingClock | None = None) -> None:
         self.path = path
+        self.clock = clock
         self.socket = path / "s.sock"
         path.mkdir()
         self.node: ReplicaNode | None = None
@@ -35,7 +36,7 @@ class Machine:
         return f"unix://{self.socket}"
 
     async def start(self) -> None:
-        self.node = await ReplicaNode.open(self.path, fs=self.fs)
+        self.node = await ReplicaNode.open(self.path, fs=self.fs, clock=self.clock)
         self.server = await Server.open(None, replicas=self.node, unix=self.socket)
 
     async def stop(self) -> None:
@@ -51,8 +52,8 @@ class Cluster:
     """Some machines; use as a context manager."""
 
     def __init__(self, path: Path, size: int = 3) -> None:
-        self.machines = [Machine(path / f"m{number}") for number in range(size)]
         self.clock = SkippingClock()
+        self.machines = [Machine(path / f"m{number}", self.clock) for number in range(size)]
 
     async def __aenter__(self) -> Self:
         for machine in self.machines:

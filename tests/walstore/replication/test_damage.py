@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,9 @@ from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import PATIENCE_SECONDS, Cluster, values
 from tests.walstore.replication.test_replication import caught_up, forget
 from walstore import CorruptionError, StorageUnavailableError, Wal, WalError
+from walstore.files import spare_segment
+from walstore.files.directory import PROMISE_NAME
+from walstore.replication.held_replica import LOOK_SECONDS
 from walstore.testing import FaultyFileSystem
 
 pytestmark = pytest.mark.timeout(60)
@@ -252,3 +256,88 @@ async def test_a_copy_that_lost_what_it_synced_takes_part_in_nothing(
     again = await cluster.primary(1)
     assert await values(again) == [*before, b"more"]
     await again.aclose()
+
+
+def move_away(directory: Path) -> None:
+    directory.rename(directory.with_name("orders.old"))
+
+
+def empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("take", [shutil.rmtree, move_away, empty])
+async def test_a_copy_whose_directory_goes_is_made_again_meanwhile(
+    tmp_path: Path, size: int, take: Callable[[Path], None]
+) -> None:
+    """Also if nothing is appended. It counts once it has everything, and survives its machine."""
+    async with Cluster(tmp_path, size) as cluster:
+        wal = await cluster.primary(0)
+        await fill(wal)
+        await caught_up(cluster, wal, *range(1, size))
+        directory = cluster.machines[1].path / "orders"
+        take(directory)
+        cluster.clock.skip(LOOK_SECONDS)
+        await until(lambda: b'"whole": true' in promise_in(directory))
+        for machine in cluster.machines[2:]:
+            await machine.stop()
+        assert await wal.append(b"last") > 0
+        kept = await values(wal)
+        await wal.aclose()
+        await cluster.machines[0].start()
+        second = await cluster.primary(1)
+        assert await values(second) == kept
+        await second.aclose()
+
+
+def promise_in(directory: Path) -> bytes:
+    path = directory / PROMISE_NAME
+    return path.read_bytes() if path.exists() else b""
+
+
+async def test_a_copy_that_was_emptied_while_it_was_used_does_not_vote(cluster: Cluster) -> None:
+    """Two copies have a record. One is emptied and half filled: with the third alone nobody can take over."""
+    fs = cluster.machines[1].fs = FaultyFileSystem()
+    await cluster.machines[1].stop()
+    await cluster.machines[1].start()
+    wal = await cluster.primary(0)
+    await wal.append(b"first")
+    await caught_up(cluster, wal, 1, 2)
+    await cluster.machines[2].stop()
+    await fill(wal)
+    kept = await values(wal)
+    await caught_up(cluster, wal, 1)
+    directory = cluster.machines[1].path / "orders"
+    fs.fail("open", name=spare_segment.NAME, nth=2, times=None)
+    await asyncio.to_thread(empty, directory)
+    cluster.clock.skip(LOOK_SECONDS)
+    async with cluster.losing_patience(wal):
+        with pytest.raises(WalError):
+            await wal.append(b"lost")
+    await wal.aclose()
+    fs.heal()
+    await cluster.machines[2].start()
+    with pytest.raises(StorageUnavailableError, match=r"of 3 copies .* 2 are needed"):
+        await cluster.primary(2, patience_seconds=RUNS_OUT_SECONDS)
+    await cluster.machines[2].start()
+    await cluster.machines[0].start()
+    third = await cluster.primary(2)
+    assert (await values(third))[: len(kept)] == kept
+    await third.aclose()
+
+
+async def test_a_new_copy_without_the_first_segments_gets_them(cluster: Cluster) -> None:
+    """What an emptied copy was sent before that was noticed, or what is left of one by hand."""
+    wal = await cluster.primary(0)
+    await fill(wal)
+    await caught_up(cluster, wal, 1, 2)
+    await cluster.machines[1].stop()
+    for path in segments(cluster, 1)[:2]:
+        path.unlink()
+    (cluster.machines[1].path / "orders" / PROMISE_NAME).unlink()
+    await cluster.machines[1].start()
+    await caught_up(cluster, wal, 1)
+    assert set(cluster.files(1)) == set(cluster.files(0))
+    await wal.aclose()
