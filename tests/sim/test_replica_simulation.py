@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from tests.sim.rules import ViolationError
 from walstore.replication import primary, takeover
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
+from walstore.topology import session
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -84,10 +84,12 @@ _FAULTS: dict[str, Any] = {
         (Replica, "sync", _does_not_sync),  # what it said is durable is not
         (Promise, "check_same", _nothing),  # an old primary goes on
         (takeover, "_adopt", _goes_on_alone),  # what the best copy has is not fetched
+        (primary.Primary, "check_current", _goes_on_alone),  # it says what was, not what is
+        (session, "_CERTAIN", 10.0),  # the same, as its lease is thought to last
     ],
 )
 def test_a_defect_is_found(
-    owner: Any, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
     for seed in range(60):

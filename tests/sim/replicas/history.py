@@ -28,6 +28,7 @@ from walstore.errors import (
     CorruptionError,
     DiskFullError,
     FencedError,
+    OffsetMismatchError,
     OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
@@ -38,10 +39,12 @@ from walstore.errors import (
 from walstore.files.directory import PROMISE_NAME
 from walstore.replication import primary as primaries
 from walstore.replication.node import ReplicaNode
+from walstore.topology.memory import MemoryClient, MemoryKeyValues
 from walstore.wire.address import Address
 
 REPLICA_RULES: Final = {
     "acknowledged": "what was acknowledged is in the log of every later primary, in its place",
+    "current": "what a primary says of the present has all that was acknowledged before it was asked",
     "seen": "what a reader saw is in the log of every later primary, in its place",
     "one-epoch": "no two primaries have the same epoch",
     "not-written": "what was reported as not written is never in the log",
@@ -77,13 +80,32 @@ class Machine:
         self.number = number
         self.name = f"m{number}"
         self.address = Address("unix", f"/{self.name}.sock")
-        self.is_cut_off = False
+        self._is_cut_off = False
+        self._keys: MemoryClient | None = None
         self.node: ReplicaNode | None = None
         self.requests: deque[Callable[[], Any]] = deque()
         self.lives = 0
         self.replace_disk()
         self.process = Process(f"{self.name}.0")
         self.program: PrimaryProgram | None = None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the other machines do not reach it, nor it the topology. Programs on it go on."""
+        return self._is_cut_off
+
+    @is_cut_off.setter
+    def is_cut_off(self, value: bool) -> None:
+        self._is_cut_off = value
+        if self._keys is not None:
+            self._keys.cut_off = value
+
+    def topology(self) -> MemoryClient | None:
+        """Return a new client of the store that the machines share, if there is one."""
+        if self.history.plan.has_topology:
+            self._keys = self.history.store.client(self.name)
+            self._keys.cut_off = self._is_cut_off
+        return self._keys
 
     def replace_disk(self) -> None:
         """Put a new, empty disk in."""
@@ -148,6 +170,7 @@ class ReplicaHistory:
             Random(f"loop {plan.seed}"), shuffles=plan.seed % 2 == 0, most_turns=3_000_000
         )
         self.clock = SimClock(self.loop)
+        self.store = MemoryKeyValues(self.clock)
         self.trace: list[tuple[float, str, str]] = []
         self.violation: ViolationError | None = None
         self.happened: Counter[str] = Counter(
@@ -474,6 +497,8 @@ class PrimaryProgram:
                 joined=joined,
                 joined_here=self.list.joined.get(self.machine, 0),
                 patience_seconds=_PATIENCE_SECONDS,
+                topology=self.machine.topology(),
+                lease_seconds=1,
             ),
             fs=self.machine.file_system(self.process),
             clock=history.clock,
@@ -500,7 +525,7 @@ class PrimaryProgram:
                 assert history.plan.rate
                 return
             producers = [self._produce(wal) for _ in range(history.plan.producers)]
-            await asyncio.gather(*producers, self._read(wal))
+            await asyncio.gather(*producers, self._read(wal), self._ask(wal))
         finally:
             with contextlib.suppress(WalError):
                 await wal.aclose()
@@ -562,6 +587,28 @@ class PrimaryProgram:
             history.happened["fenced"] += 1
         history.note(self.process, f"append {value[:10]!r}: {error!r:.90}")
         return isinstance(error, StorageUnavailableError) and error.retriable
+
+    async def _ask(self, wal: Wal) -> None:
+        """Ask what is now, also while others have taken over."""
+        history, random = self.history, self.random
+        while not wal.is_closing:
+            await asyncio.sleep(random.choice([0.01, 0.1, 0.5]))
+            known = max(history.known, default=0)
+            try:
+                if known and random.random() < 0.5:
+                    await wal.append_many([b"never"], expect_offset=1)
+                    raise ReplicaViolationError("current", "the log was taken for empty")
+                await wal.refresh()
+                now = wal.visible_limit
+            except OffsetMismatchError as error:
+                now = error.actual or 0
+            except _EXPECTED:
+                history.happened["not confirmed"] += 1
+                continue
+            history.happened["confirmed"] += 1
+            if now <= known:
+                text = f"it ends at {now}, and {known} was acknowledged before"
+                raise ReplicaViolationError("current", text)
 
     async def _read(self, wal: Wal) -> None:
         """Follow the log: what a reader sees stays."""

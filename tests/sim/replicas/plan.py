@@ -33,6 +33,8 @@ class ReplicaPlan:
     """Share of the changes of the list that add a copy, or give one up."""
     checkpoint_writes: int = 1024
     """After so many writes a primary sends its copies a checkpoint."""
+    has_topology: bool = False
+    """Whether programs claim the log in a store that they share, with leases."""
     ignored: tuple[str, ...] = ()
 
     def replace(self, **changes: Any) -> ReplicaPlan:
@@ -75,4 +77,5 @@ def draw(seed: int) -> ReplicaPlan:
         spares=spares,
         checkpoint_writes=extra.choice([3, 20, 1024]),
         resizes=0.5 if spares else 0.0,
+        has_topology=Random(f"replica topology {seed}").random() < 0.5,
     )
