@@ -110,16 +110,18 @@ class Answers:
                 else:  # the beginning, which is kept in any case
                     await sending.write_all(data)
                     at = len(data)
+            del data
+            await sending.taken()
             while at < size:
-                del data
-                await sending.taken()
                 async with self._large(key, _COPIES * size, chunk.limit) as (_, _, data):
                     at = await sending.write(data, at)
+                    del data
+                await sending.taken()
             if end is not None:
                 await sending.write(end(chunk))
+                await sending.taken()
             return answer, chunk
         finally:
-            sending.end()
             self._sendings.discard(sending)
 
     async def sweep(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.runtime.tasks import start_task
@@ -68,15 +69,15 @@ class Sending:
             await self.taken()
 
     async def write(self, data: bytes, start: int = 0) -> int:
-        """Write from byte ``start`` on, and return how far, once the client has taken nearly all of that.
+        """Write from byte ``start`` on, and return how far; await :meth:`taken` before more is written.
 
-        Less than all if it takes nothing and :meth:`let_go` was called: then it has not taken that yet.
+        Less than all if the client takes nothing and :meth:`let_go` was called.
         """
         for at in range(start, len(data), _PIECE_BYTES):
+            if at > start and self._left_bytes > SHORT_BYTES and not await self._is_taken():
+                return at
             # Copied: a view would keep all of the data as long as its last piece.
             await self._put(data[at : at + _PIECE_BYTES])
-            if self._left_bytes > SHORT_BYTES and not await self._is_taken():
-                return min(at + _PIECE_BYTES, len(data))
         return len(data)
 
     def let_go(self) -> None:
@@ -87,18 +88,17 @@ class Sending:
 
     async def taken(self) -> None:
         """Return once the client has taken nearly all that was written."""
-        await (self._draining or self._request.writer.drain())
-        self._draining = None
+        if self._draining is None:
+            await self._request.writer.drain()
+            return
+        await asyncio.wait((self._draining,))
+        draining, self._draining = self._draining, None
+        draining.result()
 
     def close(self) -> None:
         """End the connection now."""
         if self._request.transport is not None:
             self._request.transport.abort()
-
-    def end(self) -> None:
-        """Nothing more is written."""
-        if self._draining is not None:
-            self._draining.cancel()
 
     @property
     def peer(self) -> str:
@@ -108,17 +108,21 @@ class Sending:
     async def _is_taken(self) -> bool:
         """Wait until the client has taken nearly all; False if what is written is to be dropped before."""
         loop = asyncio.get_running_loop()
-        # A task, since waiting for it may not be cancelled: others of the connection wait for the same.
-        self._draining = start_task(self._request.writer.drain())
+        # A task that is never cancelled: what is answered next on the connection waits for the same. It ends
+        # with the connection.
+        self._draining = start_task(self._drain())
         self._letting_go = loop.create_future()
         both = {self._draining, self._letting_go}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         self._letting_go = None
         if not self._draining.done():
             return False
-        self._draining.result()
-        self._draining = None
+        await self.taken()
         return True
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(ConnectionError):  # what is written next says so, too
+            await self._request.writer.drain()
 
     async def _put(self, data: bytes) -> None:
         self._written_bytes += len(data)

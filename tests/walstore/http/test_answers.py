@@ -232,3 +232,35 @@ async def test_who_takes_nothing_for_long_is_disconnected_though_nobody_waits(
         assert served.server.requests == 1
         await pass_time(served, clock, 10)
         await until(lambda: served.server.requests == 0)
+
+
+async def test_a_live_reader_that_takes_nothing_for_a_moment_stays_while_others_wait(
+    tmp_path: Path,
+) -> None:
+    """Its answer was let go of, so others had its room; what it is sent next waits for the same socket."""
+    clock = ManualClock()
+    async with serving(tmp_path, settings=SMALL_ROOM, logs=Settings(), clock=clock) as served:
+        await served.send("PUT", "s", **TEXT)
+        wal = await served.store.wal("s")
+        async with slow(served.server, 1) as (client,):
+            client.writer.transport.pause_reading()
+            client.send(ask("?offset=-1&live=sse"))
+            await until(lambda: served.server.requests == 1)
+            for _ in range(7):
+                await wal.append(bytes(100_000))
+            for _ in range(50):  # what has room is sent meanwhile
+                await served.status("HEAD", "s")
+                if served.server.outgoing.used_bytes > 100_000:
+                    break
+            others = served.server.outgoing.share(lambda: None)
+            others.take(6 * MIB)
+            waiting = served.server.outgoing.share(lambda: None)
+            waiting.wait(5 * MIB)
+            for _ in range(8):
+                await pass_time(served, clock, 0.5)
+                await served.status("HEAD", "s")
+                assert served.server.requests == 1
+            await pass_time(served, clock, 10)
+            for share in (waiting, others):
+                share.close()
+            await until(lambda: served.server.requests == 0)
