@@ -184,6 +184,13 @@ def apply(
         typer.FileText | None,
         typer.Option("--from", metavar="FILE", help="Specs as JSON lines; - for stdin."),
     ] = None,
+    adopts: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="With --from: take newer lists of copies than the cluster stores, after it was set back.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
@@ -193,12 +200,14 @@ def apply(
     """
     if (name is None) is (source is None):
         raise UsageError("give the NAME of a log, or --from FILE")
+    if adopts and source is None:
+        raise UsageError("--adopt goes with --from FILE")
     wanted: dict[str, Callable[[LogSpec], LogSpec]]
     if source is not None:
         given = (replicas, quorum, tier, reads, labels or None, settings or None)
         if any(one is not None for one in given):
             raise UsageError("--from FILE goes without the other options")
-        wanted = _parse_specs(source.read())
+        wanted = _parse_specs(source.read(), adopts=adopts)
     else:
         assert name is not None
         options: dict[str, Any] = {
@@ -377,7 +386,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
+def _parse_specs(text: str, *, adopts: bool = False) -> dict[str, Callable[[LogSpec], LogSpec]]:
     """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
     wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
     placed = ("copies", "generation", "joined")
@@ -396,19 +405,44 @@ def _parse_specs(text: str) -> dict[str, Callable[[LogSpec], LogSpec]]:
             raise UsageError(f"line {number}: the log {name!r} is there twice")
         values = {field: value for field, value in fields.items() if field in allowed}
         where = {field: fields[field] for field in placed if field in fields}
-        wanted[name] = partial(_with_fields, values, where)
+        wanted[name] = partial(_with_fields, name, values, where, adopts=adopts)
     return wanted
 
 
-def _with_fields(values: dict[str, Any], where: dict[str, Any], spec: LogSpec) -> LogSpec:
-    """Return a spec with other fields; one that is made, with the copies that it had before."""
+def _with_fields(
+    name: str, values: dict[str, Any], where: dict[str, Any], spec: LogSpec, *, adopts: bool
+) -> LogSpec:
+    """Return a spec with other fields; one that is made, with the copies that it had before.
+
+    A list of copies that is there is replaced by one with a higher generation only, if ``adopts``: the store
+    was set back to an earlier state, and the copies know that list. Anything else is an error.
+    """
     changed = spec._replace(**values)
-    if spec.copies or not where.get("copies"):
+    if not where.get("copies"):
         return changed
     if not isinstance(where["copies"], list):
         raise UsageError("copies must be a list of addresses")
     copies = tuple(str(parse_address(one)) for one in where["copies"])
-    return changed._replace(**{**where, "copies": copies})
+    found = changed._replace(**{"generation": spec.generation, **where, "copies": copies})
+    if "joined" not in where and spec.copies:
+        came = {one: found.generation for one in copies if one not in spec.copies}
+        stayed = {one: at for one, at in spec.joined.items() if one in copies}
+        found = found._replace(joined={**stayed, **came})
+    if not spec.copies or found == changed:
+        return found
+    now, given = (f"generation {one.generation}: {', '.join(one.copies)}" for one in (spec, found))
+    if found.generation <= spec.generation:
+        raise UsageError(
+            f"the copies of {name!r} cannot be given, only their number: leave copies, generation and "
+            f"joined out. They are {now}; given is {given}"
+        )
+    if not adopts:
+        raise UsageError(
+            f"{name!r} has an older list of copies ({now}) than what is given ({given}). If what the "
+            "cluster stores was set back to an earlier state, take the one given with --adopt; nothing was "
+            "changed"
+        )
+    return found
 
 
 async def _change(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -196,7 +197,7 @@ class HostedLog:
     ) -> None:
         """Open the log and keep it until it is over. ``leaving`` may give up the claim a little later."""
         async with self._member.node.leading(self.name) as directory:
-            opened = await self._open(directory, spec, nodes)
+            opened = await self._open(directory, spec, nodes, claim)
             if opened is None:
                 rest = min(_FIRST_REST_SECONDS * 2**self._failures, _LONGEST_REST_SECONDS)
                 self._failures = min(self._failures + 1, 8)
@@ -218,14 +219,15 @@ class HostedLog:
                     early.cancel()  # it closed by a defect
 
     async def _open(
-        self, directory: Path, spec: LogSpec, nodes: tuple[str, ...]
+        self, directory: Path, spec: LogSpec, nodes: tuple[str, ...], claim: Leadership
     ) -> tuple[Wal, Primary] | None:
         """Take the log over; None if that fails, or the member closes or the log is suspended meanwhile."""
         member = self._member
 
         async def open_it() -> tuple[Wal, Primary] | None:
             try:
-                plan = _OpeningPlan(member.replication(self.name, nodes, spec))
+                replication = member.replication(self.name, nodes, spec)
+                plan = _OpeningPlan(replication, lambda: self._is_held(claim))
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
@@ -243,6 +245,12 @@ class HostedLog:
             giving_up.cancel()
             task.cancel()
         return None if task.cancelled() else task.result()
+
+    def _is_held(self, claim: Leadership) -> bool:
+        """Whether others see the claim for certain, so that none of them begins to take over."""
+        seen = self._view.leaders.get(self.name)
+        is_seen = seen is not None and seen.tag == claim.tag
+        return is_seen and claim.is_held and self._member.session.is_certain
 
     def _is_led_elsewhere_next(self, wal: Wal, opened: LogSpec, primary: Primary) -> bool:
         """Return whether another machine should open the log while it is closed here.
@@ -347,14 +355,15 @@ class HostedLog:
 class _OpeningPlan:
     """How one opening is replicated; implements :class:`walstore.ports.ReplicationPlan`."""
 
-    def __init__(self, replication: Replication) -> None:
+    def __init__(self, replication: Replication, is_held: Callable[[], bool]) -> None:
         self._replication = replication
+        self._is_held = is_held
         self.primary: Primary | None = None
         """What replicates it, once it opens."""
 
     def begin(self, path: Path, clock: Clock) -> Primary:
         """As the port says."""
-        self.primary = Primary(self._replication, path, clock=clock)
+        self.primary = Primary(self._replication, path, clock=clock, is_held=self._is_held)
         return self.primary
 
 

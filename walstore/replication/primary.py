@@ -60,8 +60,9 @@ class Primary:
         *,
         clock: Clock,
         make_tag: Callable[[], bytes] = lambda: os.urandom(_TAG_BYTES),
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
-        """For the log in ``path``."""
+        """For the log in ``path``. While ``is_held()`` nobody else begins to take over."""
         self.settings = replication
         """As given to :meth:`walstore.Wal.open`."""
         name = path.name if replication.name is None else replication.name
@@ -93,6 +94,7 @@ class Primary:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._claim: LeaderClaim | None = None
+        self._is_held = is_held
         self._confirmations = Confirmations(self._confirm)
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
@@ -106,13 +108,14 @@ class Primary:
         """As of :class:`walstore.ports.Replicator`."""
         settings = self.settings
         if settings.topology is not None:
-            self._claim = LeaderClaim(
+            claim = self._claim = LeaderClaim(
                 settings.topology,
                 self.name,
                 lease_seconds=settings.lease_seconds,
                 clock=self.clock,
                 make_tag=self.make_tag,
             )
+            self._is_held = lambda: claim.is_held
             await self._claim.take(self._leader, patience_seconds=settings.patience_seconds)
         self.epoch = await take_over(self, fs, directory, lane)
         return self.epoch
@@ -200,8 +203,8 @@ class Primary:
 
     async def check_current(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
-        if self._claim is not None and self._claim.is_held and self.has_quorum:
-            return  # nobody begins to take over before its lease has ended
+        if self.has_quorum and self._is_held():
+            return
         await self._confirmations.wait()
 
     async def _confirm(self) -> None:

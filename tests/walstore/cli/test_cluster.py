@@ -173,6 +173,32 @@ def test_specs_from_a_file(cli: Cli, store: MemoryKeyValues) -> None:
     assert store.get("walstore/logs/c") is None
 
 
+def test_a_list_of_copies_that_a_store_has_forgotten_is_adopted(
+    cli: Cli, store: MemoryKeyValues
+) -> None:
+    """Etcd was set back: it has generation 2 of the list, and the copies know 3."""
+    a, b, c, d = (f"tls://{letter}:1" for letter in "abcd")
+    newer = LogSpec(copies=(a, b, d), generation=3, joined={d: 3})
+    put(store, "walstore/logs/orders", newer.encode())
+    (row,) = cli("logs", "list", "--json").json["logs"]
+    line = json.dumps(row).encode()
+    assert cli("logs", "apply", "--from", "-", stdin=line).code == 0  # nothing is different
+    older = LogSpec(copies=(a, b, c), generation=2)
+    put(store, "walstore/logs/orders", older.encode())
+    refused = cli("logs", "apply", "--from", "-", stdin=line)
+    assert (refused.code, "--adopt" in refused.error) == (1, True), refused.error
+    assert spec(store) == older
+    assert cli("logs", "apply", "--from", "-", "--adopt", stdin=line).code == 0
+    assert spec(store) == newer
+    for wrong in ({**row, "generation": 2, "copies": [a, b, c]}, {**row, "copies": [a, b, c]}):
+        for options in ((), ("--adopt",)):
+            given = json.dumps(wrong).encode()
+            refused = cli("logs", "apply", "--from", "-", *options, stdin=given)
+            assert (refused.code, "leave copies" in refused.error) == (1, True), refused.error
+    assert spec(store) == newer
+    assert "goes with --from" in cli("logs", "apply", "orders", "--adopt").error
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

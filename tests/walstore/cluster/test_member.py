@@ -112,6 +112,26 @@ async def test_without_its_store_a_log_goes_on(cluster: Machines) -> None:
     assert await read(cluster) == [b"v"] * 4
 
 
+async def test_while_its_claim_lasts_a_leader_knows_what_is_now_without_its_copies(
+    cluster: Machines,
+) -> None:
+    """When that is no longer certain, it asks: tests/walstore/replication/test_current.py."""
+    await cluster.apply()
+    leader = await cluster.led()
+    wal = leader.led()
+    assert wal is not None
+    await until(lambda: sum(one.is_present for one in wal.statistics().copies) == 2)
+
+    def calls() -> int:
+        servers = (machine.server for machine in cluster.all)
+        return sum(one.figures.requests["replica"] for one in servers if one is not None)
+
+    before = calls()
+    for _ in range(100):
+        await wal.refresh()
+    assert calls() - before < 50
+
+
 async def test_a_log_is_moved_without_a_refused_append(cluster: Machines) -> None:
     await cluster.apply()
     leader = await cluster.led()
