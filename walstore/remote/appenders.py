@@ -112,7 +112,7 @@ async def append_group(
         fate=Fate.UNKNOWN if conditions.sequence is None else Fate.REPEATED,
         is_write=True,
     )
-    log.mirror.registers = registers
+    log.mirror.hear_registers(registers, conditions.update)
     log.mirror.note_appended(limit, level)
     return range(start, limit)
 

@@ -54,6 +54,15 @@ class LogMirror:
             self.replicated_limit = None
         self.hear(limits)
 
+    def hear_registers(
+        self, registers: Mapping[str, str] | None, update: Mapping[str, str | None] | None
+    ) -> None:
+        """Take over the registers after a change; None if they are many: then only the change is known."""
+        if registers is None:
+            changed = {**self.registers, **(update or {})}
+            registers = {name: value for name, value in changed.items() if value is not None}
+        self.registers = registers
+
     def hear(self, limits: Any) -> None:
         """Take over what the server said: see :func:`walstore.serve.calls.limits`."""
         match limits:

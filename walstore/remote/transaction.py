@@ -201,7 +201,8 @@ class RemoteTransaction(Owned):
     def _note_committed(self, answer: Answer) -> None:
         start, limit, self._is_duplicate, registers = answer[0]
         self._span = range(start, limit)
-        self._log.mirror.registers = registers
+        update = {**(self._conditions.update or {}), **self._update}
+        self._log.mirror.hear_registers(registers, update)
         self._log.mirror.note_appended(limit, self._level)
 
     async def _begin(self) -> None:

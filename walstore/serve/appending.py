@@ -16,7 +16,7 @@ from walstore.records import Durability
 from walstore.wire.errors import pack_error
 from walstore.wire.message import Message, ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
-from walstore.wire.registers import unpack_expected
+from walstore.wire.registers import short_registers, unpack_expected
 
 _Columns = tuple[list[bytes], list[tuple[Any, ...]] | None]
 """The values of records, and their options if one has any."""
@@ -145,7 +145,7 @@ class Appender:
     def _append_group(
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
     ) -> Awaitable[list[Any]]:
-        """Append a group under its conditions, in its turn; return its offsets and the registers.
+        """Append a group under its conditions, in its turn; return its offsets and the registers, if short.
 
         Raises what :meth:`walstore.Wal.append_many` or :meth:`walstore.Producer.append_many` raises.
         """
@@ -165,7 +165,7 @@ class Appender:
         self._on_accepted(number)
         if level is not Durability.MEMORY:
             await self._wal.wait_durable(span.stop - 1, level)
-        return [span.start, span.stop, dict(self._wal.registers)]
+        return [span.start, span.stop, short_registers(self._wal.registers)]
 
     async def _accept_group(
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any

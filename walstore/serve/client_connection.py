@@ -64,6 +64,9 @@ logger = logging.getLogger("walstore")
 _NEED_SECONDS: Final = 5.0
 """How long a client may take nothing of its answers while others wait for the room that they take."""
 
+_SEND_SECONDS: Final = 3.0
+"""How long a client may send nothing of a large message that has its room, while others wait for room."""
+
 Begin = Callable[[], Awaitable[Any]]
 
 
@@ -138,7 +141,9 @@ class ClientConnection(asyncio.Protocol):
         """Number of the greeting while it is being answered."""
         # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
         self._moves = self._is_leaving = False
+        self._is_aborted = False
         self._taking = Taking(owner.monotonic())
+        self._heard_at = owner.monotonic()
         self.since = owner.monotonic()
         """When it last made progress: nothing half received and nothing that the client does not take."""
         self.peer = "a client"
@@ -166,6 +171,7 @@ class ClientConnection(asyncio.Protocol):
             self._tunnel.send(data)
             return
         self._decoder.add(data)
+        self._heard_at = self._owner.monotonic()
         if not was_inside:
             self.since = self._owner.monotonic()
         self.take_turn()
@@ -201,6 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._spawn(self._service.aclose(is_told=is_told))
         self._outgoing.end()
         self._turns.leave(self)
+        self._decoder.drop()
         self._incoming.end()
         self._owner.left(self)
 
@@ -224,6 +231,10 @@ class ClientConnection(asyncio.Protocol):
         )
         if why is None and self._is_stuck and now - self.since > seconds:
             why = f"it left something half done for {seconds:g} s"
+        is_needed = self._owner.incoming.waiting and self._incoming.holds_room
+        idle_seconds = now - max(self._heard_at, self.since)
+        if why is None and is_needed and not self._reads_paused and idle_seconds > _SEND_SECONDS:
+            why = f"it sent nothing of a large message for {_SEND_SECONDS:g} s; others wait for its room"
         return why
 
     @property
@@ -244,8 +255,9 @@ class ClientConnection(asyncio.Protocol):
             task.cancel()
 
     def drop(self, why: str) -> None:
-        """End the connection now."""
-        if self._transport is not None and not self._transport.is_closing():
+        """End the connection now, also if what was written is still to be sent."""
+        if self._transport is not None and not self._is_aborted:
+            self._is_aborted = True
             self._figures.dropped += 1
             logger.warning("%s is disconnected: %s", self.peer, why)
             self._transport.abort()
@@ -310,6 +322,8 @@ class ClientConnection(asyncio.Protocol):
             raise
         self.since = self._owner.monotonic()
         cost, is_running = self._incoming.begin(message.size), False
+        if held and message.kind != Kind.APPEND:
+            held = self._turns.settle(held, message.size - len(message.payload), message.parts)
         if held:
             self._heads[message.id] = self._heads.get(message.id, 0) + held
         try:
@@ -590,8 +604,13 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
-        if is_reading and self._decoder.lengths is not None:
+        try:
+            is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
+            is_waiting = is_reading and self._decoder.lengths is not None
+        except ProtocolViolationError as error:
+            self._violated(error)
+            return
+        if is_waiting:
             is_reading = False
             self._turns.join(self)
         if not is_reading and not self._reads_paused:

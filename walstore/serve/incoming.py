@@ -30,6 +30,11 @@ class Incoming:
         # Room for the next message, and that for which it waits.
         self._coming_bytes = self._wanted_bytes = 0
 
+    @property
+    def holds_room(self) -> bool:
+        """Whether the next message is a large one that has its room."""
+        return self._coming_bytes > 0
+
     def begin(self, size_bytes: int) -> int:
         """Note that the next message is a request that begins, and return what it takes."""
         cost_bytes = size_bytes + REQUEST_BYTES

@@ -19,7 +19,7 @@ from walstore.log.wal import Wal
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, take_values, unpack_options
-from walstore.wire.registers import unpack_expected
+from walstore.wire.registers import short_registers, unpack_expected
 
 _TRANSACTION_COST_BYTES: Final = 1 << 10
 """Of a transaction without records."""
@@ -124,7 +124,8 @@ class ServedTransactions:
             await self._end(one)
         span = one.transaction.span
         assert span is not None
-        return [span.start, span.stop, one.transaction.is_duplicate, dict(self._wal.registers)]
+        registers = short_registers(self._wal.registers)
+        return [span.start, span.stop, one.transaction.is_duplicate, registers]
 
     async def _rollback(self, payload: memoryview, number: int) -> None:
         _check_number(number)

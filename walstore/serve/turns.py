@@ -24,6 +24,8 @@ _HEAD_BYTES: Final = 512
 """So many bytes of a head take as long as a request."""
 _OBJECT_FACTOR: Final = 24
 """What a byte of a head takes as objects: 250 bytes for a record with a short key, of 10 bytes here."""
+_FEW_PARTS: Final = 64
+_PART_BYTES: Final = 64
 _FREE_BYTES: Final = 128
 """The head of a request that is mostly payload, or a read; what it takes counts as part of the request."""
 
@@ -41,7 +43,7 @@ class Turns:
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], most_bytes: int = 32 << 20
     ) -> None:
-        """Let the heads of requests take about ``most_bytes`` as objects; one that takes more goes alone."""
+        """Let the heads of requests take about ``most_bytes`` as objects; none counts as more than half."""
         self.held_bytes = 0
         """What they take."""
         self._call_soon = call_soon
@@ -68,7 +70,8 @@ class Turns:
         elif is_short and is_first:
             cost = 1
         else:
-            cost = min(head_bytes * _OBJECT_FACTOR, self._most_bytes)
+            # What waits long holds little, so half of it is free at some time.
+            cost = min(head_bytes * _OBJECT_FACTOR, self._most_bytes // 2)
         is_turn = self._turn is client
         if is_turn:
             has_work = self._turn_left > 0 and (is_short or self._is_long_turn)
@@ -83,6 +86,15 @@ class Turns:
             return cost
         self._wait(client, is_short=is_short and has_room, is_next=is_turn and has_work)
         return None
+
+    def settle(self, held_bytes: int, head_bytes: int, parts: int) -> int:
+        """Return what a head holds for which so much was held, now that its parts are known.
+
+        One of few parts holds nothing: its bytes count as those of the request.
+        """
+        needed = 0 if parts <= _FEW_PARTS else min(held_bytes, head_bytes + parts * _PART_BYTES)
+        self.release(held_bytes - needed)
+        return needed
 
     def release(self, held_bytes: int) -> None:
         """Note that nothing is left of a head."""

@@ -36,8 +36,10 @@ MOST_HEAD_PARTS: Final = 1 << 20
 """Elements of all arrays and maps of the head of a request: options of a quarter as many records."""
 MOST_HEAD_CONTAINERS: Final = 1 << 15
 """Arrays and maps in it: a member's jobs, 10 000 at once, have one each. They take 20 times as long."""
-_SHORT_BYTES: Final = 1 << 14
+_SHORT_BYTES: Final = 1 << 7
 """A head of up to so many bytes has few parts in any case."""
+_KEPT_BYTES: Final = 128 << 10
+"""Bytes of messages that were taken, and are kept with what follows them."""
 MESSAGE_OVERHEAD_BYTES: Final = 256
 """What a message costs its sender's budget, in addition to its bytes."""
 _LENGTH: Final = struct.Struct("<I")
@@ -91,6 +93,8 @@ class Message(NamedTuple):
     payload: memoryview
     size: int = 0
     """Bytes of all of it."""
+    parts: int = 0
+    """Elements of all arrays and maps of the head of a request; 0 if it is short."""
 
 
 class _Header(NamedTuple):
@@ -187,7 +191,7 @@ class Decoder:
     def take_rest(self) -> bytes:
         """Return, and forget, the bytes of all that was not taken."""
         rest = bytes(memoryview(self._data)[self._position :])
-        self._drop()
+        self.drop()
         return rest
 
     def feed(self, data: bytes) -> list[Message]:
@@ -233,9 +237,10 @@ class Decoder:
         self._advance(size)
         end = HEADER.size + head_bytes
         packed = data[HEADER.size : end]
-        is_short = self._skips or head_bytes <= _SHORT_BYTES
-        head = _unpack(packed) if is_short else _unpack_counted(packed)
-        return Message(kind, number, head, data[end:], size)
+        if self._skips or head_bytes <= _SHORT_BYTES:
+            return Message(kind, number, _unpack(packed), data[end:], size)
+        head, parts = _unpack_counted(packed)
+        return Message(kind, number, head, data[end:], size, parts)
 
     @property
     def _left_bytes(self) -> int:
@@ -246,9 +251,14 @@ class Decoder:
         self._position += size
         self._is_growing, self._header = False, None
         if self._position == len(self._data):
-            self._drop()
+            self.drop()
+        elif self._position > _KEPT_BYTES:
+            # What follows a large message would keep all of it.
+            self._data = bytes(memoryview(self._data)[self._position :])
+            self._position = 0
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Forget all that was not taken."""
         self._data, self._position, self._header = b"", 0, None
 
     def _peek(self) -> _Header | None:
@@ -308,7 +318,7 @@ def _unpack(data: memoryview, **options: Any) -> Any:
         raise ProtocolViolationError(f"a head that is not msgpack: {error}") from None
 
 
-def _unpack_counted(data: memoryview) -> Any:
+def _unpack_counted(data: memoryview) -> tuple[Any, int]:
     """Unpack a head that may have many parts: a byte each at the sender, an object each here."""
     parts = containers = 0
 
@@ -322,13 +332,14 @@ def _unpack_counted(data: memoryview) -> Any:
             raise ValueError(f"it has more than {MOST_HEAD_CONTAINERS} arrays and maps")
         return found
 
-    return _unpack(
+    head = _unpack(
         data,
         list_hook=count,
         object_hook=count,
         max_array_len=MOST_HEAD_PARTS,
         max_map_len=MOST_HEAD_PARTS,
     )
+    return head, parts
 
 
 def _refuse_preamble(data: bytes) -> None:

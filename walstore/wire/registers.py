@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from walstore.batches.conditions import Expected, NoneOf, OneOf, RegisterChoice
@@ -22,6 +22,12 @@ def next_registers(rest: Iterator[tuple[str, str]]) -> tuple[dict[str, str], boo
         if size_bytes >= _PART_BYTES:
             return part, True
     return part, False
+
+
+def short_registers(registers: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the registers for an answer; None if they are too large for one that is short in any case."""
+    found, has_more = next_registers(iter(registers.items()))
+    return None if has_more else found
 
 
 def pack_expected(expect: Expected | None) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ from walstore import (
 )
 from walstore.serve import Server, ServeSettings
 from walstore.serve.calls import CALLS
+from walstore.testing import ManualClock
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, Message, encode
 
@@ -598,3 +599,75 @@ async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) 
         offset = await remote.append(b"well")
         async with remote.reader(offset, follow=False) as reader:
             assert (await anext(reader)).value == b"well"
+
+
+async def test_who_sends_something_wrong_and_takes_nothing_is_gone_in_the_end(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Wal.open(tmp_path / "log") as wal,
+        Server.open(wal, unix=tmp_path / "s.sock", settings=QUICK) as server,
+    ):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s.sock"))
+        client = Raw(reader, writer)
+        client.send(PREAMBLE, HELLO)
+        assert (await client.answer()).kind == Kind.DONE
+        writer.transport.pause_reading()
+        for number in range(2, 2000):
+            client.request(Kind.CALL, number, ["x" * 200, []])
+        client.send(HEADER.pack(1 << 31, 1, 0, Kind.CALL))
+        await until(lambda: not server.connections)
+        writer.transport.abort()
+
+
+async def test_who_sends_no_more_of_a_large_message_gives_its_room_to_others(
+    tmp_path: Path,
+) -> None:
+    """Each takes more than half of the room: the second one waits for the first."""
+    clock = ManualClock()
+    async with (
+        Wal.open(tmp_path / "log") as wal,
+        Server.open(wal, unix=tmp_path / "s.sock", clock=clock) as server,
+    ):
+        begun = HEADER.pack(71 << 20, 2, 9, Kind.CALL) + bytes(20_000)
+        clients = []
+        for count in (1, 2):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s.sock"))
+            client = Raw(reader, writer)
+            client.send(PREAMBLE, HELLO)
+            assert (await client.answer()).kind == Kind.DONE
+            client.send(begun)
+            await until(lambda: server.incoming.used_bytes > 70 << 20)
+            await until(lambda count=count: server.incoming.waiting == count - 1)  # type: ignore[misc]
+            clients.append(client)
+        for _ in range(8):
+            await clock.wait_for_sleepers()
+            clock.advance(0.5)
+        await clients[0].end()
+        await until(lambda: server.incoming.waiting == 0)
+        assert server.connections == 1
+        clients[1].writer.transport.abort()
+        clients[0].writer.transport.abort()
+        await until(lambda: server.incoming.used_bytes == 0)
+
+
+async def test_an_answer_has_no_registers_that_are_large(served: Served, remote: RemoteWal) -> None:
+    await remote.append_many([b"v"], update={"small": "1"})
+    assert remote.registers == {"small": "1"}
+    large = {f"r{number}": "x" * 1000 for number in range(60)}
+    await remote.append_many([b"v"], update=large)
+    async with remote.transaction(update={"small": None}) as transaction:
+        await transaction.append(b"v")
+    assert remote.registers == large
+    await served.wal.append_many([b"v"], update={"r0": "of another"})
+    await remote.append_many([b"v"], update={"r1": None})
+    assert "r1" not in remote.registers
+    await remote.refresh()
+    assert remote.registers["r0"] == "of another"
+    assert "r1" not in remote.registers
+    async with raw(served) as client:
+        sizes = (1).to_bytes(4, "little")
+        group = ["append_group", [None, sizes, [None] * 4, [None, None, {"a": "b"}, None, None]]]
+        client.request(Kind.CALL, 2, group, b"v")
+        answer = await client.answer()
+        assert answer.head[2] is None

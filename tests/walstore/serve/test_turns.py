@@ -150,29 +150,45 @@ def test_what_heads_become_is_bounded_and_a_client_that_holds_nothing_begins_a_s
     assert setting.turns.held_bytes == 0
 
 
-def test_one_that_takes_more_than_all_goes_alone_and_nobody_overtakes_it() -> None:
+def test_the_largest_begin_one_after_the_other_and_nobody_overtakes_one() -> None:
     setting = Setting(most_bytes=MIB)
     holder, huge, later = setting.client(), setting.client(), setting.client()
-    holder.send(16 << 10)
+    holder.send(32 << 10)
     huge.send(16 * MIB)
-    later.send(16 << 10)
+    later.send(32 << 10)
     setting.loop.run()
-    assert (holder.unbegun, huge.unbegun, later.unbegun) == (0, 1, 1)
+    assert (holder.unbegun, huge.unbegun, later.unbegun) == (0, 0, 1)
+    huge.send(16 * MIB)
+    setting.loop.run()
     holder.answer()
     setting.loop.run()
-    assert (huge.unbegun, later.unbegun) == (0, 1)
+    assert (huge.unbegun, later.unbegun) == (1, 0)
     huge.answer()
     setting.loop.run()
-    assert not later.unbegun
+    assert not huge.unbegun
+
+
+def test_what_waits_long_with_few_parts_holds_nothing(setting: Setting) -> None:
+    """A name of a megabyte is one object; its bytes count as those of the request."""
+    turns, client = setting.turns, setting.client()
+    held = turns.begin(client, 2 * MIB, is_first=True)
+    assert held
+    assert turns.settle(held, 2 * MIB, 12) == 0
+    assert turns.held_bytes == 0
+    turns = Setting().turns
+    held = turns.begin(client, 2 * MIB, is_first=True)
+    assert held
+    assert turns.settle(held, 2 * MIB, 1000) == turns.held_bytes == 2 * MIB + 64_000
 
 
 def test_one_that_leaves_holds_nobody_up() -> None:
     setting = Setting(most_bytes=MIB)
     holder, huge, later = setting.client(), setting.client(), setting.client()
-    holder.send(16 << 10)
+    holder.send(16 << 10, 16 << 10)
     huge.send(16 * MIB)
-    later.send(16 << 10)
+    later.send(8 << 10)
     setting.loop.run()
+    assert (huge.unbegun, later.unbegun) == (1, 1)
     setting.turns.leave(huge)
     setting.loop.run()
     assert not later.unbegun

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from walstore import LimitExceededError
@@ -117,3 +119,18 @@ def test_what_an_error_says_has_a_limit() -> None:
     assert sum(map(len, encode(Kind.FAILED, 1, pack_error(error)))) < 2 << 20
     again = unpack_error(pack_error(LimitExceededError("short", limit=1)))
     assert str(again) == "short"
+
+
+def test_what_follows_a_large_message_does_not_keep_it() -> None:
+    decoder = Decoder(most_bytes=32 << 20)
+    data = PREAMBLE + said(Kind.CALL, 1, "a", bytes(8 << 20)) + said(Kind.CALL, 2, "b")
+    tracemalloc.start()
+    try:
+        decoder.add(data[:100_000])
+        decoder.add(data[100_000:-1])
+        assert decoder.take() is not None
+        assert decoder.take() is None
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert [one.id for one in decoder.feed(data[-1:])] == [2]
+    finally:
+        tracemalloc.stop()
