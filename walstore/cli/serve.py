@@ -25,6 +25,7 @@ from walstore.http import HttpSettings
 from walstore.runtime.memory import return_large_blocks
 from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
+from walstore.wire.address import is_loopback, parse_listen
 
 SERVE_EXAMPLES = """\b
 Examples:
@@ -192,6 +193,8 @@ def serve(
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
     }
+    if not (shared["tls"] and shared["token"]):
+        _check_listens({"--tcp": tcp, "--http": http})
     places: dict[str, Any] = {
         **shared,
         "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
@@ -255,6 +258,16 @@ def _check_options(
         if given[option] and any(given[other] for other in others):
             names = f"{', '.join(others[:-1])} and {others[-1]}"
             raise UsageError(f"{option} goes without {names}")
+
+
+def _check_listens(given: dict[str, str | None]) -> None:
+    """Raise UsageError for a place that other machines reach."""
+    for option, listen in given.items():
+        if listen is not None and not is_loopback(parse_listen(listen)[0]):
+            raise UsageError(
+                f"{option} {listen} can be reached from other machines: that needs --tls-cert, --tls-key and "
+                f"a token in {TOKEN_VARIABLE}; or listen at 127.0.0.1"
+            )
 
 
 def _context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

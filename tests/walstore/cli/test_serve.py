@@ -192,6 +192,8 @@ def test_mistakes(tmp_path: Path, cli: Cli) -> None:
         (["s3://bucket/x"], "log directory"),
         ([tmp_path / "l", "--tcp", "0.0.0.0:1"], "tls"),
         ([tmp_path / "l", "--tcp", "nowhere"], "HOST:PORT"),
+        ([tmp_path / "l", "--tcp", "0.0.0.0:7999"], "--tls-cert, --tls-key and a token in"),
+        ([tmp_path / "l", "--http", "0.0.0.0:7999"], "--tls-cert, --tls-key and a token in"),
         ([tmp_path / "l", "--unix", "x" * 200], "socket"),
         ([tmp_path / "l", "--tls-cert", "a"], "belong together"),
         ([tmp_path / "l", "--tls-cert", "a", "--tls-key", "b"], "--tcp"),
