@@ -107,7 +107,11 @@ class FencedError(WalError):
 
 
 class CorruptionError(WalError):
-    """Stored bytes differ from what was written. Nothing was changed; see ``walstore verify``."""
+    """Stored bytes differ from what was written. Nothing was changed; see ``walstore verify``.
+
+    A copy of a replicated log with less than it noted as synced, or with a damaged file ``PROMISE``, counts
+    for nothing until its directory is emptied and it is made again.
+    """
 
     def __init__(
         self,

@@ -215,8 +215,8 @@ class Replicator(Protocol):
     def tee(self) -> SegmentTee:
         """Is told what is written."""
 
-    def copies(self) -> Sequence[tuple[str, bool, int]]:
-        """Return of each other copy where it is, whether it is there, and below which offset it has all.
+    def copies(self) -> Sequence[tuple[str, str | None, int]]:
+        """Return of each other copy where it is, why it is missing, and below which offset it has all.
 
         May be called on any thread.
         """

@@ -137,6 +137,9 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
             for row in rows
         ],
     )
+    for row in rows:
+        for address, why in row["missing"].items():
+            complain(f"{row['name']}: the copy at {address} does not count: {why}")
 
 
 def apply(
@@ -365,6 +368,7 @@ def _fields(view: ClusterView, name: str) -> dict[str, Any]:
         "leader": leader.address if leader is not None and is_led else None,
         "epoch": leader.epoch if leader is not None and is_led else None,
         "present": 1 + len(leader.present) if leader is not None and is_led else None,
+        "missing": dict(leader.missing) if leader is not None and is_led else {},
     }
 
 

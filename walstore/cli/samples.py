@@ -230,7 +230,8 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
 
 
 def _state_of(copy: CopyStatistics) -> str:
-    return f"{'there' if copy.is_present else 'not there'}, {copy.lag} records behind"
+    behind = f"{'there' if copy.is_present else 'not there'}, {copy.lag} records behind"
+    return behind if copy.trouble is None else f"{behind}: {copy.trouble}"
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from walstore.cli.output import (
 )
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError, WalError
+from walstore.files.directory import PROMISE_NAME, REMAKE
 from walstore.format import checkpoint, segment
 from walstore.verify import VerifyReport, verify_directory
 
@@ -61,6 +62,12 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
         complain(
             f"'walstore repair {location} --from-tier' puts back what {found['tier_url']} holds of {names}"
         )
+    if (
+        not found["ok"]
+        and found["kind"] == "directory"
+        and (Path(location) / PROMISE_NAME).exists()
+    ):
+        complain(f"it is a copy of a replicated log: while the others are there, {REMAKE}")
     if not found["ok"]:
         raise typer.Exit(CORRUPTION)
 

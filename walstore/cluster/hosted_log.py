@@ -286,8 +286,8 @@ class HostedLog:
         nodes = tuple(copy.address for copy in opened.copies)
 
         def current() -> Leader:
-            present = tuple(_present(wal))
-            return Leader(self._member.address, "", opened.epoch, nodes, present)
+            troubles = {copy.address: copy.trouble for copy in wal.statistics().copies}
+            return Leader.of(self._member.address, opened.epoch, nodes, troubles)
 
         keeping = claim.keep(current, self._member.clock, pause_seconds=_LOOK_SECONDS)
         async with asyncio.TaskGroup() as group:

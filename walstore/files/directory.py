@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,11 @@ SYNCED_NAME: Final = "SYNCED"
 a log has. It is no evidence once its segment was replaced, and is removed before the copy is cut."""
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
+REMAKE: Final = "empty the directory of this copy to have it made again from the others"
+"""What helps a copy that lost something."""
 _CELL_ATTEMPTS: Final = 1000
+_NO_EPOCH: Final = 1 << 63
+"""Above all epochs: no frame says anything of this disk."""
 
 
 def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
@@ -187,6 +192,29 @@ def evidence_of(
         ),
         own_epoch=hint.own_epoch if hint is not None else 0,
     )
+
+
+def evidence_of_copy(
+    directory: Path,
+    header: SegmentHeader,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+    synced: DurableCell | None,
+) -> Evidence:
+    """Return the same of the last segment of a copy of a replicated log, which must have all of it.
+
+    Its frames are those of another machine, where what they say of syncs applied. CorruptionError if
+    ``synced`` speaks of a later segment.
+    """
+    if synced is not None and synced.tail_start > header.start:
+        raise CorruptionError(
+            f"the newest segments of the copy are gone; {REMAKE}",
+            path=str(directory),
+            expected=segment.file_name(synced.tail_start),
+            found=segment.file_name(header.start),
+        )
+    evidence = evidence_of(header.start, header.salt, hint, cell, synced)
+    return replace(evidence, own_epoch=_NO_EPOCH, is_strict=True)
 
 
 def sync_entry(fs: FileSystem, directory: Path) -> None:

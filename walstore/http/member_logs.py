@@ -118,4 +118,5 @@ class MemberLogs:
             "leader": leader.address if leader is not None and is_led else None,
             "epoch": leader.epoch if leader is not None and is_led else None,
             "present": [leader.address, *leader.present] if leader is not None and is_led else [],
+            "missing": dict(leader.missing) if leader is not None and is_led else {},
         }

@@ -29,8 +29,10 @@ from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
+    REMAKE,
     SYNCED_NAME,
     evidence_of,
+    evidence_of_copy,
     load_checkpoint,
     load_claims,
     peek_log_id,
@@ -63,9 +65,6 @@ logger = logging.getLogger("walstore")
 
 """How many copies of torn tails are kept in a directory."""
 _CHUNK_BYTES: Final = 8 << 20
-_REMAKE: Final = "empty the directory of this copy to have it made again from the others"
-_NO_EPOCH: Final = 1 << 63
-"""Above all epochs: no frame says anything of this disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +193,7 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     found = find_log(fs, directory, names, known, headless, Ledger())
     if found is None:
         return None
-    if synced is not None and synced.tail_start > found.header.start:
-        raise CorruptionError(
-            f"the newest segments of the copy are gone; {_REMAKE}",
-            path=str(directory),
-            expected=segment.file_name(synced.tail_start),
-            found=segment.file_name(found.header.start),
-        )
-    evidence = evidence_of(found.header.start, found.header.salt, hint, cell, synced)
-    evidence = replace(evidence, own_epoch=_NO_EPOCH, is_strict=True)
+    evidence = evidence_of_copy(directory, found.header, hint, cell, synced)
     copies = TornCopies(fs, directory, names)
     start = _recover(fs, directory, found, hint, evidence, copies)
     start.close()
@@ -524,7 +515,7 @@ def _cut_torn_tail(
     rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
     verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
     if verdict is Verdict.CORRUPT:
-        advice = _REMAKE if evidence.is_strict else "see 'walstore repair'"
+        advice = REMAKE if evidence.is_strict else "see 'walstore repair'"
         raise CorruptionError(
             f"{why}; nothing was changed, {advice}",
             path=str(path),

@@ -698,8 +698,8 @@ def _check_settings(settings: object) -> Settings:
 def _copies(replicator: Replicator | None, durable_limit: int) -> tuple[CopyStatistics, ...]:
     found = () if replicator is None else replicator.copies()
     return tuple(
-        CopyStatistics(address, is_present, limit, max(0, durable_limit - limit))
-        for address, is_present, limit in found
+        CopyStatistics(address, trouble is None, limit, max(0, durable_limit - limit), trouble)
+        for address, trouble, limit in found
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.replication.copies import catch_up
+from walstore.replication.copy_trouble import CopyTrouble
 from walstore.replication.position import Place
 from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.wire.address import Address
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from walstore.ports import Buffer
     from walstore.replication.primary import Primary
     from walstore.replication.written import Piece, SentHint
-
-logger = logging.getLogger("walstore")
 
 _CREDIT_BYTES: Final = 8 << 20
 """What may be under way to one node."""
@@ -44,8 +42,9 @@ class Follower:
         """What was written up to it is durable there."""
         self.limit = 0
         """Every offset below it is durable there, as far as is known."""
-        self.is_present = False
-        """Whether the node is connected, and its copy is no further behind than what is under way."""
+        self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
+        self._is_stuck = False
+        """Whether it was reached, and its copy does not count since that could not be completed."""
         self._head = 0
         """Segments wholly below it can be removed there."""
         self._primary = primary
@@ -68,20 +67,28 @@ class Follower:
         self._hint_kept = asyncio.Event()
         """Set when that changes, or the copy is lost."""
 
+    @property
+    def is_present(self) -> bool:
+        """Whether the node is connected, and its copy is no further behind than what is under way."""
+        return self.trouble is None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not present; None if it is."""
+        return self._trouble.text
+
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
         pause = _FIRST_PAUSE_SECONDS
-        was_told = False
         while True:
             error = await self._try_to_follow()
-            was_present, self.is_present = self.is_present, False
+            was_present = self.is_present
+            self._trouble.keep(error)
             self._hint_kept.set()
             # A newer primary that did not win takes its copy from this one, and no more.
             if isinstance(error, FencedError) and self._primary.is_passed_over(error):
                 return
-            if was_present or not was_told:
-                logger.warning("the copy at %s is behind: %s", self.address, error)
-                was_told = True
+            self._trouble.note(error)
             pause = _FIRST_PAUSE_SECONDS if was_present else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await self._primary.clock.sleep(pause * (0.5 + self._primary.make_tag()[0] / 256))
 
@@ -96,12 +103,16 @@ class Follower:
     async def _follow(self) -> None:
         primary, self.serial, self._shown = self._primary, 0, 0
         self._durable = self._hinted = self._kept = Place(0, 0, 0)
+        was_stuck, self._is_stuck = self._is_stuck, False
         client = primary.client_of(self.address)
         client.on_lost = self._wake.set
         try:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
+            if not was_stuck:
+                self._trouble.keep("it is sent what it lacks")
+            self._is_stuck = True
             self.limit = end.place.segment
             self._place = await catch_up(
                 primary, copy, end, log_id=primary.log_id, replaces=is_whole
@@ -113,7 +124,8 @@ class Follower:
                 await primary.admit(copy)
             self._copy = copy
             self._note(self._place)
-            self.is_present = True
+            self._trouble.end()
+            self._is_stuck = False
             await self._stream(copy)
         finally:
             self._under_way, self._copy, self._failure = 0, None, None

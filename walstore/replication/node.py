@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import Clock, FileSystem, Lock
 from walstore.replication.copy_log import CopyLog
+from walstore.replication.copy_trouble import CopyTroubles
 from walstore.replication.held_replica import LOOK_SECONDS, HeldReplica
 from walstore.replication.position import Place
 from walstore.replication.promise import Promise
@@ -95,6 +97,7 @@ class ReplicaNode(MustClose):
         self._clock = clock
         self._looking: set[asyncio.Task[None]] = set()
         self._held: dict[str, HeldReplica] = {}
+        self._troubles = CopyTroubles()
         self._led: set[str] = set()
         self._opening = asyncio.Lock()
         self._home = LoopGuard("node")
@@ -123,14 +126,22 @@ class ReplicaNode(MustClose):
         if known is not None and self._clock.monotonic() >= known.look_at:
             self._look_soon(str(name), known)
         if handler is _write and known is not None:
-            return _begin_write(known, payload, *arguments)
+            return partial(self._noting, name, handler, _begin_write(known, payload, *arguments))
 
         async def begin() -> Any:
             if handler is _obey and known is not None:  # a write may have failed for that
                 await self._look(str(name), known)
-            return await handler(await self._find(str(name)), payload, *arguments)
+            held = await self._find(str(name))
+            return await self._noting(name, handler, partial(handler, held, payload, *arguments))
 
         return begin
+
+    async def _noting(
+        self, name: object, handler: object, call: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Return what a call returns. Only a copy that takes part gets writes, and is told what to show."""
+        with self._troubles.noting(str(name), is_end=handler in (_write, _show)):
+            return await call()
 
     async def log(self, name: str) -> CopyLog:
         """Return the copy of a log for readers. It ends when this machine leads the log, or the node closes.
@@ -175,6 +186,7 @@ class ReplicaNode(MustClose):
 
     async def forget(self, name: str) -> None:
         """Not for callers: unlock a copy that no primary needs here any more; its files stay."""
+        self._troubles.forget(name)
         async with self._opening:
             held = self._held.pop(name, None)
             if held is not None:
@@ -210,7 +222,8 @@ class ReplicaNode(MustClose):
             found = self._held.get(name)
             if found is None:
                 look_at = self._clock.monotonic() + LOOK_SECONDS
-                found = await HeldReplica.open(self._fs, self.directory / name, look_at=look_at)
+                with self._troubles.noting(name):
+                    found = await HeldReplica.open(self._fs, self.directory / name, look_at=look_at)
                 self._held[name] = found
             return found
 

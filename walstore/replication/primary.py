@@ -250,9 +250,9 @@ class Primary:
     def _end_waits(self, error: WalError) -> None:
         self._replicated.fail(lambda _: copy_error(error))
 
-    def copies(self) -> Sequence[tuple[str, bool, int]]:
+    def copies(self) -> Sequence[tuple[str, str | None, int]]:
         """As of :class:`walstore.ports.Replicator`."""
-        return [(str(one.address), one.is_present, one.limit) for one in self._followers]
+        return [(str(one.address), one.trouble, one.limit) for one in self._followers]
 
     async def wait_all(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
@@ -315,9 +315,9 @@ class Primary:
                 self._give_up()
 
     def _leader(self) -> Leader:
-        present = tuple(str(one.address) for one in self._followers if one.is_present)
         copies = tuple(map(str, self.settings.addresses))
-        return Leader(self.settings.address, "", self.epoch, copies, present)
+        troubles = {str(one.address): one.trouble for one in self._followers}
+        return Leader.of(self.settings.address, self.epoch, copies, troubles)
 
     def _give_up(self) -> None:
         """Let nobody wait any longer; the writes go on, and count when there are enough copies again."""

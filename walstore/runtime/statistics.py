@@ -87,6 +87,8 @@ class CopyStatistics:
     """Every offset below it is on its disk, as far as is known."""
     lag: int
     """Records on the primary's disk from there on."""
+    trouble: str | None = None
+    """Why it is not present, as the last error said; None while it is, and of a server that does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,6 +218,17 @@ class Leader(NamedTuple):
     """The other copies that it writes to."""
     present: tuple[str, ...] = ()
     """Those of them that have caught up."""
+    missing: Mapping[str, str] = {}
+    """Of the others, why; empty of a program that does not tell."""
+
+    @classmethod
+    def of(
+        cls, address: str, epoch: int, copies: Sequence[str], troubles: Mapping[str, str | None]
+    ) -> Leader:
+        """Return what a leader says of its copies; ``troubles`` has None for those that are there."""
+        present = tuple(one for one, why in troubles.items() if why is None)
+        missing = {one: why for one, why in troubles.items() if why is not None}
+        return cls(address, "", epoch, tuple(copies), present, missing)
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -233,8 +244,11 @@ class Leader(NamedTuple):
                 "epoch": int(epoch),
                 "copies": list(copies),
                 "present": list(present),
+                **later,
             } if type(epoch) is int and epoch >= 0 and _are_texts([*copies, *present]):
-                return cls(address, tag, epoch, tuple(copies), tuple(present))
+                missing = later.get("missing", {})
+                if isinstance(missing, dict) and _are_texts([*missing.values()]):
+                    return cls(address, tag, epoch, tuple(copies), tuple(present), missing)
         raise _no("leader", key)
 
 

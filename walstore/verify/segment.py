@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import evidence_of
+from walstore.files.directory import evidence_of, evidence_of_copy
 from walstore.files.frame_walk import FrameScan, unfinished_bytes
 from walstore.files.segment_file import decode, read_footer, read_last_footer
 from walstore.format import frame, segment
 from walstore.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
 from walstore.format.frame import FrameHeader
 from walstore.format.ledger import Marks
-from walstore.format.recovery import Chain
+from walstore.format.recovery import Chain, Evidence
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File
 
@@ -128,6 +128,10 @@ class SegmentCheck:
     _findings: Findings
     is_last: bool = field(kw_only=True)
     """Whether it may be the active segment; any other must be sealed."""
+    synced: DurableCell | None = field(kw_only=True)
+    """What a copy of a replicated log noted, as it was when verifying began."""
+    is_copy: bool = field(kw_only=True)
+    """Whether the log is such a copy."""
 
     def run(self, file: File, header: SegmentHeader, before: Chain) -> Chain:
         """Check the segment in ``file``, whose header was read before; return the chain after it."""
@@ -135,7 +139,7 @@ class SegmentCheck:
         findings.segments += 1
         self._check_header(header, before)
         self._file, self._header = file, header
-        self._evidence = evidence_of(self._start, header.salt, self._hint, self._cell)
+        self._evidence = self._find_evidence(header)
         self._chain = Chain(self._start, header.previous_crc, before.timestamp_us, header.epoch)
         problems_before = findings.problem_count
         footer, self._is_sealed = self._read_footer(file)
@@ -170,6 +174,16 @@ class SegmentCheck:
         if findings.problem_count == problems_before and summary != found:
             self._report(f"the footer says {summary}, the batches {found}", summary.data_bytes)
         return Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, chain.epoch)
+
+    def _find_evidence(self, header: SegmentHeader) -> Evidence:
+        """Return what is known to have been synced; of a copy, what that judges itself by when it opens."""
+        known = self._hint, self._cell, self.synced
+        if self.is_last and self.is_copy:
+            try:
+                return evidence_of_copy(self._path.parent, header, *known)
+            except CorruptionError as error:
+                self._findings.add_error(self._path.parent, error)
+        return evidence_of(self._start, header.salt, *known)
 
     def _report(self, message: str, position: int | None) -> None:
         self._findings.add(self._path, message, position)

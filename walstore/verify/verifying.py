@@ -16,6 +16,7 @@ from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files import spare_segment
 from walstore.files.directory import (
     RESTORE_NAME,
+    SYNCED_NAME,
     anchor_log,
     is_name_taken,
     read_cell,
@@ -24,9 +25,10 @@ from walstore.files.directory import (
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_header
 from walstore.format import checkpoint, segment
-from walstore.format.checkpoint import Checkpoint
+from walstore.format.checkpoint import CELL_FILE_NAME, Checkpoint
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
+from walstore.replication.promise import Promise, load_promise
 from walstore.verify.segment import Findings, Problem, SegmentCheck
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]
@@ -95,7 +97,10 @@ class _Verification:
         # The order matters next to a live writer: what the checkpoint names was durable when the cell was
         # stored, and what the cell names is in the listing.
         hint = self._load_checkpoint()
-        cell = read_cell(self._fs, self._path)
+        cell, synced = (
+            read_cell(self._fs, self._path, name) for name in (CELL_FILE_NAME, SYNCED_NAME)
+        )
+        is_copy = self._check_promise()
         starts = self._list(hint)
         head = max(cell.head if cell else 0, hint.head if hint else 0)
         durable_limit = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
@@ -108,7 +113,14 @@ class _Verification:
         for start in starts:
             path = self._path / segment.file_name(start)
             check = SegmentCheck(
-                path, start, hint, cell, self._findings, is_last=start == starts[-1]
+                path,
+                start,
+                hint,
+                cell,
+                self._findings,
+                is_last=start == starts[-1],
+                synced=synced,
+                is_copy=is_copy,
             )
             chain = self._verify(check, path, start, chain)
             limit = max(limit, chain.next_offset)
@@ -138,6 +150,14 @@ class _Verification:
         if found is None:
             self._findings.add(path, "the checkpoint is damaged; opening the log rebuilds it", 0)
         return found
+
+    def _check_promise(self) -> bool:
+        """Return whether this is a copy of a replicated log, whose promise says whom it obeys."""
+        try:
+            return load_promise(self._fs, self._path) != Promise()
+        except CorruptionError as error:
+            self._findings.add_error(Path(error.path), error)
+            return True
 
     def _list(self, hint: Checkpoint | None) -> list[int]:
         """Return the first offsets of the segments that belong to the log."""

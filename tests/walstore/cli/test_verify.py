@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, flip
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
+from walstore.files.directory import PROMISE_NAME
 from walstore.verify.verifying import VerifyReport, verify_directory
 
 
@@ -37,6 +38,14 @@ def test_a_damaged_directory(cli: Cli, damaged: Path) -> None:
     assert found["ok"] is False
     assert found["problems"][0]["path"] == str(segment)
     assert isinstance(found["problems"][0]["position"], int)
+
+
+def test_a_damaged_copy(cli: Cli, log: Path) -> None:
+    """Of a replicated log: what helps is not a repair."""
+    (log / PROMISE_NAME).write_bytes(b"garbage")
+    done = cli("verify", log)
+    assert (done.code, f"{log / PROMISE_NAME}: the promise" in done.err) == (2, True)
+    assert "while the others are there, empty the directory" in done.err
 
 
 def test_a_clean_store(cli: Cli, stored: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -25,6 +25,7 @@ from walstore import (
     connect_readonly,
 )
 from walstore.cluster.member import ClusterMember
+from walstore.files.directory import PROMISE_NAME
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import RefusedError
 from walstore.http.proxy import Proxy
@@ -119,6 +120,31 @@ async def test_a_suspended_log_is_refused_and_shown(
     await cluster.apply(suspended=False)
     async with client.get(at(cluster.all[1])) as answer:
         assert (answer.status, await answer.text()) == (200, "one")
+
+
+async def test_why_a_copy_is_missing_is_shown(
+    cluster: Machines, client: aiohttp.ClientSession
+) -> None:
+    """By any machine, of the logs of all: as the leader last published it."""
+    await create(cluster, client)
+    leader = await cluster.led()
+    bad, other = (one for one in cluster.all if one is not leader)
+    await bad.stop()
+    (bad.path / "orders" / PROMISE_NAME).write_bytes(b"garbage")
+    await bad.start()
+
+    async def look() -> dict[str, Any]:
+        async with client.get(at(other, "/v1/look")) as answer:
+            (log,) = (await answer.json())["cluster"]["logs"]
+        return cast(dict[str, Any], log)
+
+    log = await look()
+    while "promise" not in log["missing"].get(bad.address, ""):
+        log = await look()
+    assert bad.address not in log["present"]
+    async with client.get(at(leader, "/v1/look/orders")) as answer:
+        copies = (await answer.json())["statistics"]["copies"]
+    assert "promise" in next(one["trouble"] for one in copies if one["address"] == bad.address)
 
 
 async def test_a_log_that_is_read_from_a_store_is_not_served_over_http(

@@ -45,7 +45,10 @@ def test_values_that_are_no_text_are_damage(fields: dict[str, Any]) -> None:
         LogSpec.decode(changed(SPEC, **fields), "k")
 
 
-@pytest.mark.parametrize("fields", [{"epoch": -3}, {"epoch": True}, {"present": [{}]}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"epoch": -3}, {"epoch": True}, {"present": [{}]}, {"missing": ["b"]}, {"missing": {"b": 1}}],
+)
 def test_a_leader_that_cannot_be_is_damage(fields: dict[str, Any]) -> None:
     with pytest.raises(CorruptionError):
         Leader.decode(changed(Leader("a", "t"), **fields), "k")

@@ -17,7 +17,11 @@ Document = LogSpec | Leader | Member
 Decode = Callable[[bytes, str], Document]
 
 SPEC = LogSpec(3, 2, {"env": "prod"}, ("a", "b", "c"), "b", 5, {"a": 0, "b": 5})
-DOCUMENTS: list[Document] = [SPEC, Leader("a", "t", 3, ("b", "c"), ("b",)), Member("a", "t")]
+DOCUMENTS: list[Document] = [
+    SPEC,
+    Leader("a", "t", 3, ("b", "c"), ("b",), {"c": "away"}),
+    Member("a", "t"),
+]
 FIELDS = [(document, field) for document in DOCUMENTS for field in document._asdict()]
 
 TEXT = st.text(max_size=8)
@@ -29,6 +33,7 @@ LEADERS = st.builds(
     epoch=st.integers(0),
     copies=st.lists(TEXT).map(tuple),
     present=st.lists(TEXT).map(tuple),
+    missing=st.dictionaries(TEXT, TEXT),
 )
 WEB = st.sampled_from(["", "https://10.0.0.1:7421"])
 MEMBERS = st.builds(Member, address=TEXT, tag=TEXT, zone=TEXT, web=WEB)

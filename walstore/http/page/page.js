@@ -198,7 +198,8 @@ function show_cursors(log) {
 
 function show_copies(now) {
   const rows = now.copies.map((one) => [
-    one.address, one.is_present ? "yes" : make("span", { class: "bad" }, "no"), count(one.limit), count(one.lag),
+    one.address, one.is_present ? "yes" : make("span", { class: "bad" }, one.trouble ? `no: ${one.trouble}` : "no"),
+    count(one.limit), count(one.lag),
   ]);
   const trouble = now.replication_trouble ? [make("p", { class: "bad" }, now.replication_trouble)] : [];
   $("copies").replaceChildren(
@@ -275,7 +276,9 @@ function show_cluster(cluster) {
   const logs = cluster.logs.map((one) => {
     const copies = one.copies.map((copy) => {
       const is_fine = (one.suspended || one.present.includes(copy)) && there.has(copy);
-      return make("div", is_fine ? {} : { class: "bad" }, is_fine ? copy : `${copy}, ${there.has(copy) ? "behind" : "away"}`);
+      if (is_fine) return make("div", {}, copy);
+      const why = one.missing[copy];
+      return make("div", { class: "bad" }, `${copy}, ${there.has(copy) ? "behind" : "away"}${why ? `: ${why}` : ""}`);
     });
     const labels = Object.entries(one.labels).map(([name, value]) => `${name}=${value}`).join(" ");
     return [

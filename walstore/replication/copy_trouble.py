@@ -1,0 +1,79 @@
+"""Why a copy does not count: kept, and logged whenever it changes. At the primary, and at the copy's node."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from walstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    StorageUnavailableError,
+    WalLockedError,
+)
+
+logger = logging.getLogger("walstore")
+
+_MOST_CHARACTERS: Final = 500
+_OF_THE_COPY: Final = (CorruptionError, FormatVersionError, StorageUnavailableError, WalLockedError)
+"""What is wrong with a copy itself. All else is between it and its primary, which may be an old one."""
+
+
+class CopyTrouble:
+    """Why one copy does not count."""
+
+    def __init__(self, which: str, text: str | None = None) -> None:
+        """``which`` names the copy in the log; ``text`` is the reason at first."""
+        self.text = text
+        """The reason, of printable characters; None if the copy counts."""
+        self._which = which
+        self._told: str | None = None
+
+    def keep(self, why: object) -> None:
+        """Keep a reason without logging it."""
+        text = str(why)[:_MOST_CHARACTERS]
+        self.text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+    def note(self, why: object) -> None:
+        """Keep a reason; it is logged unless it was the last one that was."""
+        self.keep(why)
+        text = self.text
+        if text != self._told:
+            self._told = text
+            logger.warning("%s does not count: %s", self._which, text)
+
+    def end(self) -> None:
+        """Take note that the copy counts."""
+        self.text = None
+        if self._told is not None:
+            self._told = None
+            logger.warning("%s counts again", self._which)
+
+
+class CopyTroubles:
+    """The same of the copies at a node, by the names of their logs."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._known: dict[str, CopyTrouble] = {}
+
+    @contextmanager
+    def noting(self, name: str, *, is_end: bool = False) -> Iterator[None]:
+        """Note what is wrong with a copy when the block fails for that.
+
+        ``is_end``: what the block does is only done of a copy that takes part, so with it the trouble ends.
+        """
+        try:
+            yield
+        except _OF_THE_COPY as error:
+            which = f"the copy of {name} here"
+            self._known.setdefault(name, CopyTrouble(which)).note(error)
+            raise
+        if is_end and name in self._known:
+            self._known.pop(name).end()
+
+    def forget(self, name: str) -> None:
+        """Forget what was noted of a copy."""
+        self._known.pop(name, None)
