@@ -189,7 +189,10 @@ class ReplicatedLog(Protocol):
         """Its segments when it was opened: start, salt, time of making, size, whether it is sealed."""
 
     async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
-        """Return bytes of a segment; OSError, also if it was begun anew after that time."""
+        """Return bytes of a segment; OSError, also if it was begun anew after that time.
+
+        CorruptionError if a frame that one of them belongs to is not whole. Less where the file ends.
+        """
 
     async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs; OSError."""

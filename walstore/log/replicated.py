@@ -13,7 +13,8 @@ from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
 from walstore.cursors.queue import patiently
 from walstore.errors import WalClosedError, WalError
 from walstore.files.directory import load_claims, read_segment_header
-from walstore.files.frame_walk import frames_of, read_bytes
+from walstore.files.frame_stream import CheckedReads
+from walstore.files.frame_walk import frames_of
 from walstore.format import segment
 from walstore.format.claims import Claims
 from walstore.groups.journal import read_journals, remove_journals
@@ -35,6 +36,7 @@ class EngineSource:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reads = CheckedReads(engine.fs)
         self.extents: list[tuple[int, int, int, int, bool]] = []
         """As the port says."""
 
@@ -56,8 +58,8 @@ class EngineSource:
     async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
         """As the port says."""
         path = self._engine.path / segment.file_name(start)
-        fs = self._engine.fs
-        return await self._engine.reading.run(read_bytes, fs, path, created_us, position, size)
+        read = self._reads.read
+        return await self._engine.reading.run(read, path, start, created_us, position, size)
 
     async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """As the port says."""

@@ -233,7 +233,13 @@ class Follower:
         self._under_way += piece.size
         self._sent.append(self._primary.clock.monotonic())
         self._shown = max(self._shown, self._visible)
-        future = copy.begin_write(piece.place, pieces, seals=piece.seals, shown=self._shown)
+        future = copy.begin_write(
+            piece.place,
+            pieces,
+            seals=piece.seals,
+            shown=self._shown,
+            checks=piece.pieces is None,
+        )
         future.add_done_callback(partial(self._answered, copy, piece.size))
 
     def _answered(self, copy: RemoteCopy, size: int, future: asyncio.Future[Any]) -> None:

@@ -314,10 +314,11 @@ def _begin_write(
     place: Any,
     seals: Any,
     shown: Any = 0,
+    checks: Any = 0,
 ) -> Callable[[], Awaitable[Any]]:
     where = Place(*map(_offset, place))
     by, limit = Promise(epoch, primary), _offset(shown)
-    writing = held.copy.begin_write(where, [payload], seals=bool(seals), by=by)
+    writing = held.copy.begin_write(where, [payload], seals=bool(seals), checks=bool(checks), by=by)
 
     async def answer() -> Any:
         durable = await writing

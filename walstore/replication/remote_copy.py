@@ -91,13 +91,24 @@ class RemoteCopy:
     async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         views = [memoryview(piece) for piece in pieces]
-        return written_there(await self._call("write", list(place), seals, payload=views))[0]
+        found = await self._call("write", list(place), seals, 0, 1, payload=views)
+        return written_there(found)[0]
 
     def begin_write(
-        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, shown: int
+        self,
+        place: Place,
+        pieces: Sequence[Buffer],
+        *,
+        seals: bool,
+        shown: int,
+        checks: bool = False,
     ) -> asyncio.Future[Any]:
-        """Send a write, and up to which offset readers of the copy may see; see :func:`written_there`."""
-        head = ["write", [self._name, *self._author, list(place), seals, shown]]
+        """Send a write, and up to which offset readers of the copy may see; see :func:`written_there`.
+
+        ``checks``: the pieces were read from a file.
+        """
+        extra = [1] if checks else []
+        head = ["write", [self._name, *self._author, list(place), seals, shown, *extra]]
         views = [memoryview(piece) for piece in pieces]
         return self.client.send(Kind.CALL, head, views, fate=Fate.DROPPED).future
 
