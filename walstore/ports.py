@@ -197,6 +197,14 @@ class ReplicatedLog(Protocol):
     async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs; OSError."""
 
+    async def check(
+        self, extent: tuple[int, int, int, int, bool], begin: int, most_bytes: int | None
+    ) -> int:
+        """Check frames of a segment, as :func:`walstore.files.frame_stream.check_segment`; OSError."""
+
+    async def mend(self, start: int, created_us: int, position: int, data: bytes) -> int:
+        """Put bytes where a segment is damaged, durably; return how many bytes changed. OSError."""
+
     def on_replicated(self, limit: int) -> None:
         """Every offset below ``limit`` is on enough machines."""
 
@@ -233,6 +241,13 @@ class Replicator(Protocol):
 
     def start(self, log: ReplicatedLog, log_id: bytes) -> None:
         """Begin to copy."""
+
+    async def heal(self, start: int) -> bool:
+        """Put frames of other copies where a segment here is damaged; return whether it is whole then."""
+
+    @property
+    def mended_bytes(self) -> int:
+        """Bytes that were replaced, here and at the copies."""
 
     async def wait_all(self) -> None:
         """Return when all that was written until now is on enough machines."""

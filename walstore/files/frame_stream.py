@@ -199,24 +199,32 @@ def check_segment(
     *,
     is_sealed: bool,
     begin: int = 0,
-) -> None:
-    """CorruptionError, at the first frame that is not whole, unless a segment is, up to byte ``size``.
+    most_bytes: int | None = None,
+) -> int:
+    """CorruptionError, at the first frame that is not whole, unless a segment of ``size`` bytes is whole.
 
-    ``begin`` is 0 or the end of a frame. OSError, also if it is not the one that was made at that time.
+    Looks from ``begin``, 0 or the end of a frame, at ``most_bytes``, and at the rest of the last frame.
+    Returns up to where: the begin of the next look, or ``size``. OSError, also if it is not the segment that
+    was made at that time.
     """
+    end = size if most_bytes is None else min(size, begin + most_bytes)
     with contextlib.closing(fs.open(path, "r")) as file:
         if begin:
             header = _check_same(file, path, created_us)
             stream = FrameStream.behind(path, start, header.salt, begin)
         else:
             stream = FrameStream(path, start)
-        _feed_file(stream, file, size)
-        if is_sealed or stream.is_inside:
+        _feed_file(stream, file, end)
+        while stream.is_inside and stream.position < size:
+            if not _feed_file(stream, file, min(size, stream.position + stream.missing)):
+                break
+        if stream.is_inside or (is_sealed and stream.position >= size):
             stream.finish()
-        if stream.position < size:
+        if stream.position < end:
             raise CorruptionError(
                 "the segment ends early", path=str(path), position=stream.boundary
             )
+        return stream.position
 
 
 def mend_segment(fs: FileSystem, path: Path, created_us: int, position: int, data: Buffer) -> int:

@@ -140,9 +140,13 @@ class LocalCopy:
         """As :meth:`Replica.add_older`."""
         await self._run(self._replica.add_older, extent, position, data)
 
-    async def check(self, start: int) -> None:
+    async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""
-        await self._run(self._replica.check, start)
+        return await self._run(self._replica.check, start, begin, most_bytes)
+
+    async def mend(self, place: Place, data: bytes, *, by: Promise | None = None) -> int:
+        """As :meth:`Replica.mend`."""
+        return await self._run(self._for, by, self._replica.mend, place, data)
 
     async def trim(self, head: int, *, by: Promise | None = None) -> None:
         """Remove the segments wholly below the head, and free their blocks between other calls."""
@@ -351,10 +355,11 @@ async def _agree(
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
     agreed = await _agreed(source, target, own, extents)
+    if agreed < min(own.size, next(one.size for one in extents if one.start == own.start)):
+        # Frames differ there, or are damaged: then the target may have what the source has not.
+        await source.read(Place(own.start, own.created_us, agreed), 1)
+        agreed = await _agreed(source, target, own, extents)  # reading may have repaired it
     if agreed < own.size or theirs[-1].start != own.start:
-        if agreed < next(one.size for one in extents if one.start == own.start):
-            # Frames end there, or are damaged: then the target may have what the source has not.
-            await source.read(Place(own.start, own.created_us, agreed), 1)
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)
 

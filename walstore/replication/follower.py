@@ -46,6 +46,8 @@ class Follower:
         """Every offset below it is durable there, as far as is known."""
         self.is_present = False
         """Whether the node is connected, and its copy is no further behind than what is under way."""
+        self.reached: RemoteCopy | None = None
+        """The copy, while the node is connected."""
         self._head = 0
         """Segments wholly below it can be removed there."""
         self._primary = primary
@@ -102,14 +104,14 @@ class Follower:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
-            self.limit = end.place.segment
+            self.limit, self.reached = end.place.segment, copy
             self._place = await catch_up(
-                primary, copy, end, log_id=primary.log_id, replaces=is_whole
+                primary.source, copy, end, log_id=primary.log_id, replaces=is_whole
             )
             if not is_whole:
-                # What is damaged here was copied as it is. A copy with that is no second one.
+                # A copy with damage is no second one.
                 for extent in await copy.extents():
-                    await copy.check(extent.start)
+                    await primary.source.check_copy(self, copy, extent.start)
                 await primary.admit(copy)
             self._copy = copy
             self._note(self._place)
@@ -117,6 +119,7 @@ class Follower:
             await self._stream(copy)
         finally:
             self._under_way, self._copy, self._failure = 0, None, None
+            self.reached = None
             self._sent.clear()
             await client.aclose()
 
@@ -183,7 +186,7 @@ class Follower:
             await self._send_hint(copy)
             found = self._send_recent(copy)
             if found is not None:
-                data = await primary.read(found.place, found.size)
+                data = await primary.source.read(found.place, found.size)
                 if len(data) != found.size:
                     raise StorageUnavailableError("the log changed; its copy is compared again")
                 self._send(copy, found, [data])

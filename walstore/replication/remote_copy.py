@@ -125,9 +125,14 @@ class RemoteCopy:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         await self._call("cut", start, position)
 
-    async def check(self, start: int) -> None:
-        """CorruptionError unless all frames of a segment are whole there: all of it is read."""
-        await self._call("check", start, seconds=_CHECK_SECONDS)
+    async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
+        """As :meth:`Replica.check`."""
+        asked = [] if most_bytes is None else [begin, most_bytes]
+        return int(await self._call("check", start, *asked, seconds=_CHECK_SECONDS) or 0)
+
+    async def mend(self, place: Place, data: bytes) -> int:
+        """As :meth:`Replica.mend`."""
+        return int(await self._call("mend", list(place), payload=[memoryview(data)]))
 
     def begin_trim(self, head: int) -> asyncio.Future[Any]:
         """Let the copy remove the segments wholly below the head, without waiting."""

@@ -38,7 +38,7 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
-from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
+from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment, mend_segment
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
 from walstore.files.open_files import ActiveCell, ActiveFile
@@ -320,13 +320,37 @@ class Replica:
         self._fs.sync_directory(self._directory)
         self.end = self.end._replace(first=extent.start)
 
-    def check(self, start: int) -> None:
-        """CorruptionError, with the place, unless all frames of a segment are whole. OSError."""
-        extent = self._extent(start)
-        path = self._path(start)
-        check_segment(
-            self._fs, path, start, extent.created_us, extent.size, is_sealed=extent.is_sealed
+    def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
+        """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where."""
+        extent, path = self._extent(start), self._path(start)
+        return check_segment(
+            self._fs,
+            path,
+            start,
+            extent.created_us,
+            extent.size,
+            is_sealed=extent.is_sealed,
+            begin=begin,
+            most_bytes=most_bytes,
         )
+
+    def mend(self, place: Place, data: bytes) -> int:
+        """Put whole frames, or a footer, where a segment is damaged, durably; return how many bytes changed.
+
+        CorruptionError if they are damaged themselves, ContentionError if they go beyond the end. OSError.
+        """
+        start, created_us, position = place
+        end, path = self.end.place, self._path(start)
+        if (start, position + len(data)) > (end.segment, end.position):
+            raise ContentionError(f"frames at {place} behind the end, {end}")
+        stream = FrameStream(path, start)
+        if position:
+            salt = read_segment_header(self._fs, self._directory, start).salt
+            stream = FrameStream.behind(path, start, salt, position)
+        stream.feed(data)
+        if stream.is_inside:
+            stream.finish()
+        return mend_segment(self._fs, path, created_us, position, data)
 
     def close(self) -> None:
         """Make all durable and close the files; OSError. The directory stays locked."""

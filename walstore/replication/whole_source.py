@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from walstore.errors import CorruptionError, WalError
+from walstore.format.frame import ALIGNMENT
 from walstore.replication.copies import READ_BYTES, SourceCopy
 from walstore.replication.position import Place, SegmentExtent, common_frames
 
@@ -52,7 +53,7 @@ async def is_same_there(damaged: SourceCopy, other: SourceCopy, place: Place) ->
     primaries may have begun the same segment, and gone on with frames of their own.
     """
     start, _, position = place
-    ours = await damaged.frames(start, position + 1)
+    ours = await damaged.frames(start, position + ALIGNMENT)
     theirs = await other.frames(start, position)
     if not {tuple(one) for one in ours}.isdisjoint(tuple(one) for one in theirs):
         return True

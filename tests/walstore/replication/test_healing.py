@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from tests.waiting import until
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.replication.test_damage import fill, segments, start, stop
 from tests.walstore.replication.test_replication import caught_up, forget
-from walstore import CorruptionError, WalError
+from walstore import CorruptionError, Settings, WalError
 from walstore.replication import follower
 from walstore.replication.copies import catch_up
 from walstore.replication.position import Place
+from walstore.testing import FaultyFileSystem
 
 pytestmark = pytest.mark.timeout(15)
 
@@ -121,4 +123,107 @@ async def test_a_damaged_leader_cuts_nothing_that_another_copy_has(
         await cluster.machines[1].start()
         await until(lambda: any(str(last) in one for one in refusals))
         assert {name: data.rstrip(b"\0") for name, data in cluster.files(1).items()} == whole
+        await wal.aclose()
+
+
+PLACES = [0.0005, 0.3, 0.6, 0.9, 0.9999]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_reader_at_a_damaged_leader_gets_its_records(
+    cluster: Cluster, place: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The damage is replaced in place, from another copy; the message says what and whence."""
+    before, sound = await filled(cluster)
+    await start(cluster)
+    wal = await cluster.primary(0)
+    await caught_up(cluster, wal, 1, 2)
+    damaged = segments(cluster, 0)[1]
+    flip(damaged, place)
+    assert await wal._engine.replicator.heal(int(damaged.stem))  # type: ignore[union-attr]
+    assert await values(wal) == before
+    assert sealed_files(cluster, 0, sound) == sound
+    assert wal.statistics().mended_bytes == 1
+    assert str(damaged) in caplog.text
+    assert "unix://" in caplog.text
+    await wal.aclose()
+
+
+async def test_records_are_whole_somewhere(cluster: Cluster) -> None:
+    """Each copy has damage, each elsewhere; the reader and the leader's file lack nothing."""
+    before, sound = await filled(cluster)
+    flip(segments(cluster, 0)[0], 0.2)
+    flip(segments(cluster, 0)[1], 0.2)
+    flip(segments(cluster, 1)[0], 0.8)
+    flip(segments(cluster, 2)[1], 0.8)
+    await start(cluster)
+    wal = await cluster.primary(0)
+    await caught_up(cluster, wal, 1, 2)
+    assert await values(wal) == before
+    assert sealed_files(cluster, 0, sound) == sound
+    await wal.aclose()
+
+
+@pytest.mark.parametrize("happened", [False, True])
+@pytest.mark.parametrize("kind", ["open", "pread", "pwrite", "datasync"])
+async def test_a_repair_may_fail_at_any_call(cluster: Cluster, kind: str, happened: bool) -> None:
+    """The file is the old one or the new one; the next read repairs it."""
+    before, sound = await filled(cluster)
+    disk = cluster.machines[0].fs = FaultyFileSystem()
+    await start(cluster)
+    wal = await cluster.primary(0)
+    await caught_up(cluster, wal, 1, 2)
+    damaged = segments(cluster, 0)[1]
+    flip(damaged)
+    old = damaged.read_bytes()
+    disk.fail(kind, name=damaged.name, nth=2 if kind in {"open", "pread"} else 1, happened=happened)
+    with suppress(WalError):
+        await values(wal)
+    assert damaged.read_bytes() in {old, sound[damaged.name]}
+    disk.heal()
+    assert await values(wal) == before
+    assert sealed_files(cluster, 0, sound) == sound
+    await wal.aclose()
+
+
+async def test_the_active_segment_is_repaired_while_it_is_written(cluster: Cluster) -> None:
+    wal = await cluster.primary(0, settings=Settings(segment_bytes=65536, cache_bytes=0))
+    for at in range(20):
+        await wal.append(b"%d" % at * 100)
+    await caught_up(cluster, wal, 1, 2)
+    active = segments(cluster, 0)[-1]
+    with active.open("r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    await wal.append(b"more")
+    assert await values(wal) == [*(b"%d" % at * 100 for at in range(20)), b"more"]
+    assert wal.statistics().mended_bytes > 0
+    await wal.append(b"again")
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    contents = [cluster.files(number)[active.name].rstrip(b"\0") for number in (0, 1, 2)]
+    assert len(set(contents)) == 1
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_copy_that_comes_back_repairs_the_leader(tmp_path: Path, size: int) -> None:
+    """Nobody else is there. What is behind the damage proves that it is the same log."""
+    async with Cluster(tmp_path, size) as cluster:
+        wal = await cluster.primary(
+            0, quorum=1, settings=Settings(segment_bytes=1 << 20, cache_bytes=0)
+        )
+        for at in range(20):
+            await wal.append(b"%d" % at * 100)
+        await caught_up(cluster, wal, *range(1, size))
+        for machine in cluster.machines[1:]:
+            await machine.stop()
+        with segments(cluster, 0)[-1].open("r+b") as file:
+            file.seek(2500)
+            file.write(b"damage")
+        await cluster.machines[1].start()
+        await caught_up(cluster, wal, 1)
+        await wal.append(b"more")
+        await until(lambda: wal.statistics().copies[0].lag == 0)
+        assert await values(wal) == [*(b"%d" % at * 100 for at in range(20)), b"more"]
+        assert wal.statistics().mended_bytes > 0
         await wal.aclose()
