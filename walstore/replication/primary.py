@@ -30,6 +30,7 @@ from walstore.replication.follower import Follower
 from walstore.replication.healing import Healer, OwnSource
 from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
+from walstore.replication.scrub import Scrub
 from walstore.replication.settings import Replication
 from walstore.replication.takeover import take_over
 from walstore.replication.written import WrittenBytes
@@ -147,6 +148,11 @@ class Primary:
             follower = Follower(self, address)
             self.followers.append(follower)
             self._spawn(follower.run, f"walstore replica {address}")
+        if self.settings.scrub_seconds:
+            scrub = Scrub(
+                self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
+            )
+            self._spawn(scrub.run, f"walstore scrub of {self.name}")
         self._spawn(self._watch, f"walstore quorum of {self.name}")
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
