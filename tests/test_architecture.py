@@ -140,6 +140,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/groups/coordinator.py GroupCoordinator._write": "aclose() waits for it",
     "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
     "walstore/replication/confirmations.py Confirmations.wait": "aclose() ends it",
+    "walstore/replication/healing.py Healer.heal": "it repairs once for all that ask; aclose() ends it",
     "walstore/replication/primary.py Primary._confirm": "it waits for them",
     "walstore/replication/node.py ReplicaNode._look_soon": "it looks once; aclose() waits for it",
     "walstore/replication/primary.py Primary._spawn": "aclose() ends it",

@@ -189,10 +189,21 @@ class ReplicatedLog(Protocol):
         """Its segments when it was opened: start, salt, time of making, size, whether it is sealed."""
 
     async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
-        """Return bytes of a segment; OSError, also if it was begun anew after that time."""
+        """Return bytes of a segment; OSError, also if it was begun anew after that time.
+
+        CorruptionError if a frame that one of them belongs to is not whole. Less where the file ends.
+        """
 
     async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs; OSError."""
+
+    async def check(
+        self, extent: tuple[int, int, int, int, bool], begin: int, most_bytes: int | None
+    ) -> int:
+        """Check frames of a segment, as :func:`walstore.files.frame_stream.check_segment`; OSError."""
+
+    async def mend(self, start: int, created_us: int, position: int, data: bytes) -> int:
+        """Put bytes where a segment is damaged, durably; return how many bytes changed. OSError."""
 
     def on_replicated(self, limit: int) -> None:
         """Every offset below ``limit`` is on enough machines."""
@@ -230,6 +241,13 @@ class Replicator(Protocol):
 
     def start(self, log: ReplicatedLog, log_id: bytes) -> None:
         """Begin to copy."""
+
+    async def heal(self, start: int) -> bool:
+        """Put frames of other copies where a segment here is damaged; return whether it is whole then."""
+
+    @property
+    def mended_bytes(self) -> int:
+        """Bytes that were replaced, here and at the copies."""
 
     async def wait_all(self) -> None:
         """Return when all that was written until now is on enough machines."""

@@ -7,7 +7,6 @@ after it with a :class:`FrameScan`: the next whole frame is found by its magic, 
 from __future__ import annotations
 
 import contextlib
-import errno
 import struct
 import sys
 from collections.abc import Callable, Iterator
@@ -124,14 +123,6 @@ def frames_of(fs: FileSystem, path: Path, begin: int = 0) -> list[tuple[int, int
             position, crc = position + frame[0].length, frame[0].crc
             found.append((position, crc))
         return found
-
-
-def read_bytes(fs: FileSystem, path: Path, created_us: int, position: int, size: int) -> bytes:
-    """Return bytes of a segment file; OSError, also if it is not the one that was made at that time."""
-    with contextlib.closing(fs.open(path, "r")) as file:
-        if read_header(file, path).created_us != created_us:
-            raise OSError(errno.ESTALE, "the segment was begun anew")
-        return file.pread(size, position)
 
 
 class FrameScan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from walstore.batches.conditions import RESERVED, AppendConditions
@@ -13,7 +14,8 @@ from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
 from walstore.cursors.queue import patiently
 from walstore.errors import WalClosedError, WalError
 from walstore.files.directory import load_claims, read_segment_header
-from walstore.files.frame_walk import frames_of, read_bytes
+from walstore.files.frame_stream import CheckedReads, check_segment, mend_segment
+from walstore.files.frame_walk import frames_of
 from walstore.format import segment
 from walstore.format.claims import Claims
 from walstore.groups.journal import read_journals, remove_journals
@@ -35,6 +37,7 @@ class EngineSource:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reads = CheckedReads(engine.fs)
         self.extents: list[tuple[int, int, int, int, bool]] = []
         """As the port says."""
 
@@ -56,13 +59,38 @@ class EngineSource:
     async def read(self, start: int, created_us: int, position: int, size: int) -> bytes:
         """As the port says."""
         path = self._engine.path / segment.file_name(start)
-        fs = self._engine.fs
-        return await self._engine.reading.run(read_bytes, fs, path, created_us, position, size)
+        read = self._reads.read
+        return await self._engine.reading.run(read, path, start, created_us, position, size)
 
     async def frames(self, start: int, begin: int) -> Sequence[Sequence[int]]:
         """As the port says."""
         path = self._engine.path / segment.file_name(start)
         return await self._engine.reading.run(frames_of, self._engine.fs, path, begin)
+
+    async def check(
+        self, extent: tuple[int, int, int, int, bool], begin: int, most_bytes: int | None
+    ) -> int:
+        """As the port says."""
+        start, _, created_us, size, is_sealed = extent
+        path = self._engine.path / segment.file_name(start)
+        check = partial(
+            check_segment,
+            self._engine.fs,
+            path,
+            start,
+            created_us,
+            size,
+            is_sealed=is_sealed,
+            begin=begin,
+            most_bytes=most_bytes,
+        )
+        return await self._engine.reading.run(check)
+
+    async def mend(self, start: int, created_us: int, position: int, data: bytes) -> int:
+        """As the port says. No frames are written there any more, and no file is used again."""
+        path = self._engine.path / segment.file_name(start)
+        fs = self._engine.fs
+        return await self._engine.reading.run(mend_segment, fs, path, created_us, position, data)
 
     def on_replicated(self, limit: int) -> None:
         """As the port says."""
@@ -89,6 +117,7 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
         source = EngineSource(engine)
         await engine.writer.attach(replicator.tee, source.look)
         replicator.start(source, engine.opened.log_id)
+        engine.source.repair = replicator.heal
         await engine.writer.mark_epoch()
         await replicator.wait_all()
         if engine.tier is not None:

@@ -578,6 +578,7 @@ class Wal(CursorMixin, OwnedGroups):
             replicated_limit=self.replicated_limit,
             copies=_copies(engine.replicator, self.durable_limit),
             replication_trouble=_trouble(engine.replicator),
+            mended_bytes=0 if engine.replicator is None else engine.replicator.mended_bytes,
             upload=_uploads(engine.tier),
             errors=state.errors.snapshot(),
             failure=str(failure) if failure else None,

@@ -202,6 +202,10 @@ METRICS: Final = (
         "healed_reads",
         "Reads served from the cloud tier because a segment file is damaged, missing or unreadable.",
     ),
+    _counter(
+        "mended_bytes",
+        "Bytes of segment files of a replicated log that were damaged, and were replaced from a whole copy.",
+    ),
     _gauge(
         "readers", "Live readers that follow the log; those of clients while they wait for records."
     ),

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import logging
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from walstore.append.channel import Channel
@@ -77,6 +78,8 @@ class TieredSource:
         self.healed_reads = 0
         """Reads served from the tier because a local file is damaged, including searches by time."""
         self._damaged = DamagedSegments()
+        self.repair: Callable[[int], Awaitable[bool]] | None = None
+        """Repairs a segment, by its first offset, and returns whether it is whole then."""
         # The interval that a reader wanted last, and its records and their size if several want it now.
         self._wanted = (0, 0)
         self._shared: tuple[list[Record] | None, int] | None = None
@@ -378,7 +381,21 @@ class TieredSource:
         self._channel.check_loop()
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return batches from cache or files; an empty list if the files were deleted meanwhile."""
+        """Return batches from cache or files; an empty list if the files were deleted meanwhile.
+
+        A file that is damaged is repaired first, if other copies of the log have what is missing.
+        """
+        try:
+            return await self._read_files(position, limit, max_bytes)
+        except CorruptionError:
+            segment = self._state.segment_of(position)
+            if self.repair is None or segment is None:
+                raise
+            if not await self.repair(segment.start):
+                raise
+        return await self._read_files(position, limit, max_bytes)
+
+    async def _read_files(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         cached = self._state.cache.read(position, limit, max_bytes)
         if cached:
             self.cache_read_bytes += _size(cached)

@@ -45,14 +45,17 @@ class SourceCopy(Protocol):
         """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs."""
 
     async def read(self, place: Place, size: int) -> bytes:
-        """Return bytes of a segment's file, if it is still the one that was made at that time."""
+        """Return bytes of a segment's file, if it is still the one that was made at that time.
+
+        CorruptionError if a frame that one of them belongs to is not whole."""
 
 
 class TargetCopy(SourceCopy, Protocol):
     """A copy that is made of another one."""
 
     async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
-        """Write bytes at its end, and return up to where it is durable."""
+        """Write bytes of files at its end, and return up to where it is durable. CorruptionError if a frame
+        is not whole."""
 
     async def cut(self, start: int, position: int) -> None:
         """Remove what is behind a byte of a segment."""
@@ -64,6 +67,7 @@ class _QueuedWrite(NamedTuple):
     place: Place
     pieces: Sequence[Buffer]
     seals: bool
+    checks: bool
     by: Promise | None
     future: asyncio.Future[Place]
 
@@ -136,9 +140,13 @@ class LocalCopy:
         """As :meth:`Replica.add_older`."""
         await self._run(self._replica.add_older, extent, position, data)
 
-    async def check(self, start: int) -> None:
+    async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""
-        await self._run(self._replica.check, start)
+        return await self._run(self._replica.check, start, begin, most_bytes)
+
+    async def mend(self, place: Place, data: bytes, *, by: Promise | None = None) -> int:
+        """As :meth:`Replica.mend`."""
+        return await self._run(self._for, by, self._replica.mend, place, data)
 
     async def trim(self, head: int, *, by: Promise | None = None) -> None:
         """Remove the segments wholly below the head, and free their blocks between other calls."""
@@ -160,19 +168,26 @@ class LocalCopy:
         self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
     ) -> Place:
         """As of :class:`TargetCopy`; see :meth:`begin_write`."""
-        return await self.begin_write(place, pieces, seals=seals, by=by)
+        return await self.begin_write(place, pieces, seals=seals, checks=True, by=by)
 
     def begin_write(
-        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, by: Promise | None = None
+        self,
+        place: Place,
+        pieces: Sequence[Buffer],
+        *,
+        seals: bool,
+        checks: bool = False,
+        by: Promise | None = None,
     ) -> asyncio.Future[Place]:
         """Begin a write, or queue it behind the one that has begun.
 
+        ``checks``: they were read from a file; see :meth:`Replica.write`.
         Writes are done in the order of the calls, also of those whose futures are cancelled. ``by`` is the
         primary that asks, if it is another machine: checked when its turn has come.
         """
         self._check_open()
         future: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        self._writes.append(_QueuedWrite(place, pieces, seals, by, future))
+        self._writes.append(_QueuedWrite(place, pieces, seals, checks, by, future))
         if self._writing is None:
             self._write_queued()
         return future
@@ -224,7 +239,7 @@ class LocalCopy:
         try:
             if write.by is not None:
                 self._replica.promise.check_same(*write.by.author)
-            self._replica.write(write.place, write.pieces, seals=write.seals)
+            self._replica.write(write.place, write.pieces, seals=write.seals, checks=write.checks)
         except WalError as error:
             return error
         return None
@@ -273,7 +288,8 @@ async def catch_up(
     Returns where the target ends, durably: where the source ended when this was called. ``end`` is where
     the target ends before, ``log_id`` the source's identity. CorruptionError if the target belongs to
     another log: nothing of that is removed, unless the copy ``replaces`` it. That is for a copy that
-    counts: it may be of the same log when its making failed, before anything was acknowledged.
+    counts: it may be of the same log when its making failed, before anything was acknowledged. Also for
+    damage in the source: nothing of that is copied, and nothing cut for it.
     StorageUnavailableError if the source changed meanwhile: call again.
     """
     if end.log_id and end.log_id != log_id:
@@ -339,6 +355,10 @@ async def _agree(
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
     agreed = await _agreed(source, target, own, extents)
+    if agreed < min(own.size, next(one.size for one in extents if one.start == own.start)):
+        # Frames differ there, or are damaged: then the target may have what the source has not.
+        await source.read(Place(own.start, own.created_us, agreed), 1)
+        agreed = await _agreed(source, target, own, extents)  # reading may have repaired it
     if agreed < own.size or theirs[-1].start != own.start:
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)

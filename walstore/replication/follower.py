@@ -45,6 +45,8 @@ class Follower:
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""
+        self.reached: RemoteCopy | None = None
+        """The copy, while the node is connected."""
         self._head = 0
         """Segments wholly below it can be removed there."""
         self._primary = primary
@@ -113,14 +115,14 @@ class Follower:
             if not was_stuck:
                 self._trouble.keep("it is sent what it lacks")
             self._is_stuck = True
-            self.limit = end.place.segment
+            self.limit, self.reached = end.place.segment, copy
             self._place = await catch_up(
-                primary, copy, end, log_id=primary.log_id, replaces=is_whole
+                primary.source, copy, end, log_id=primary.log_id, replaces=is_whole
             )
             if not is_whole:
-                # What is damaged here was copied as it is. A copy with that is no second one.
+                # A copy with damage is no second one.
                 for extent in await copy.extents():
-                    await copy.check(extent.start)
+                    await primary.source.check_copy(self, copy, extent.start)
                 await primary.admit(copy)
             self._copy = copy
             self._note(self._place)
@@ -129,6 +131,7 @@ class Follower:
             await self._stream(copy)
         finally:
             self._under_way, self._copy, self._failure = 0, None, None
+            self.reached = None
             self._sent.clear()
             await client.aclose()
 
@@ -195,7 +198,7 @@ class Follower:
             await self._send_hint(copy)
             found = self._send_recent(copy)
             if found is not None:
-                data = await primary.read(found.place, found.size)
+                data = await primary.source.read(found.place, found.size)
                 if len(data) != found.size:
                     raise StorageUnavailableError("the log changed; its copy is compared again")
                 self._send(copy, found, [data])
@@ -245,7 +248,13 @@ class Follower:
         self._under_way += piece.size
         self._sent.append(self._primary.clock.monotonic())
         self._shown = max(self._shown, self._visible)
-        future = copy.begin_write(piece.place, pieces, seals=piece.seals, shown=self._shown)
+        future = copy.begin_write(
+            piece.place,
+            pieces,
+            seals=piece.seals,
+            shown=self._shown,
+            checks=piece.pieces is None,
+        )
         future.add_done_callback(partial(self._answered, copy, piece.size))
 
     def _answered(self, copy: RemoteCopy, size: int, future: asyncio.Future[Any]) -> None:

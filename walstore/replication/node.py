@@ -327,10 +327,11 @@ def _begin_write(
     place: Any,
     seals: Any,
     shown: Any = 0,
+    checks: Any = 0,
 ) -> Callable[[], Awaitable[Any]]:
     where = Place(*map(_offset, place))
     by, limit = Promise(epoch, primary), _offset(shown)
-    writing = held.copy.begin_write(where, [payload], seals=bool(seals), by=by)
+    writing = held.copy.begin_write(where, [payload], seals=bool(seals), checks=bool(checks), by=by)
 
     async def answer() -> Any:
         durable = await writing
@@ -361,9 +362,25 @@ async def _keep_hint(
     await held.copy.keep_hint(where, bytes(payload), by=Promise(epoch, primary))
 
 
-async def _check(held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int) -> Any:
+async def _check(
+    held: HeldReplica,
+    _: memoryview,
+    epoch: int,
+    primary: str,
+    start: int,
+    begin: int = 0,
+    most_bytes: Any = None,
+) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    await held.copy.check(_offset(start))
+    most = None if most_bytes is None else _offset(most_bytes)
+    return await held.copy.check(_offset(start), _offset(begin), most)
+
+
+async def _mend(
+    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any
+) -> Any:
+    where = Place(*map(_offset, place))
+    return await held.copy.mend(where, bytes(payload), by=Promise(epoch, primary))
 
 
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
@@ -391,4 +408,5 @@ VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "keep_hint": _keep_hint,
     "show": _show,
     "check": _check,
+    "mend": _mend,
 }

@@ -19,17 +19,18 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalClosedError, WalError
-from walstore.format.segment import HEADER_BYTES, decode_header
 from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
 from walstore.replication.follower import Follower
-from walstore.replication.position import Place, SegmentExtent, quorum_value
+from walstore.replication.healing import Healer, OwnSource
+from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
+from walstore.replication.scrub import Scrub
 from walstore.replication.settings import Replication
 from walstore.replication.takeover import take_over
 from walstore.replication.written import WrittenBytes
@@ -41,7 +42,6 @@ from walstore.wire.address import Address
 
 logger = logging.getLogger("walstore")
 
-_T = TypeVar("_T")
 _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.1
 _HINT_SECONDS: Final = 0.5
@@ -90,7 +90,9 @@ class Primary:
         self._replicated = Watermark(0, self._loop)
         """Serials up to it are on enough machines."""
         self._log: ReplicatedLog | None = None
-        self._followers: list[Follower] = []
+        self.followers: list[Follower] = []
+        """One for each other copy."""
+        self._healer: Healer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._claim: LeaderClaim | None = None
@@ -144,10 +146,16 @@ class Primary:
         self._log = log
         self.log_id = log_id
         self.written.begin(log.extents)
+        self._healer = Healer(OwnSource(log, self.written, self.name), self.followers)
         for address in self.settings.addresses:
             follower = Follower(self, address)
-            self._followers.append(follower)
+            self.followers.append(follower)
             self._spawn(follower.run, f"walstore replica {address}")
+        if self.settings.scrub_seconds:
+            scrub = Scrub(
+                self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
+            )
+            self._spawn(scrub.run, f"walstore scrub of {self.name}")
         self._spawn(self._watch, f"walstore quorum of {self.name}")
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
@@ -163,7 +171,7 @@ class Primary:
     def count(self) -> None:
         """Acknowledge what enough copies have, and this one."""
         own = self.written.synced_serial
-        serials = [own, *(follower.serial for follower in self._followers)]
+        serials = [own, *(follower.serial for follower in self.followers)]
         reached = min(own, quorum_value(serials, self.settings.needed))
         if reached <= self._replicated.value:
             return
@@ -172,7 +180,7 @@ class Primary:
         if self._log is not None and limit:
             self.replicated_limit = max(self.replicated_limit, limit)
             self._log.on_replicated(limit)
-            for follower in self._followers:
+            for follower in self.followers:
                 follower.show()
 
     @property
@@ -182,7 +190,7 @@ class Primary:
 
     @property
     def _present(self) -> int:
-        return 1 + sum(follower.is_present for follower in self._followers)
+        return 1 + sum(follower.is_present for follower in self.followers)
 
     async def admit(self, copy: RemoteCopy) -> None:
         """Let a copy count that is new, or whose disk is, and has caught up.
@@ -192,7 +200,7 @@ class Primary:
         """
         enough = max(self.settings.needed, self.settings.needed_to_take_over)
         needed = min(enough, self.settings.copies - 1)  # it is not among them itself
-        answers = await asyncio.gather(*(follower.confirm() for follower in self._followers))
+        answers = await asyncio.gather(*(follower.confirm() for follower in self.followers))
         found = 1 + sum(answers)
         if found < needed:
             raise StorageUnavailableError(
@@ -211,7 +219,7 @@ class Primary:
         """Ask the copies: whoever took over needs the promise of one of these."""
         settings = self.settings
         missing = settings.copies - settings.needed_to_take_over  # this program's own obeys
-        asked = {self._loop.create_task(one.confirm()) for one in self._followers}
+        asked = {self._loop.create_task(one.confirm()) for one in self.followers}
         try:
             while missing > 0 and asked:
                 answered, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -252,7 +260,22 @@ class Primary:
 
     def copies(self) -> Sequence[tuple[str, str | None, int]]:
         """As of :class:`walstore.ports.Replicator`."""
-        return [(str(one.address), one.trouble, one.limit) for one in self._followers]
+        return [(str(one.address), one.trouble, one.limit) for one in self.followers]
+
+    @property
+    def source(self) -> Healer:
+        """The log as other copies are made of it, once it has started."""
+        assert self._healer is not None
+        return self._healer
+
+    async def heal(self, start: int) -> bool:
+        """As of :class:`walstore.ports.Replicator`."""
+        return await self.source.heal(start)
+
+    @property
+    def mended_bytes(self) -> int:
+        """As of :class:`walstore.ports.Replicator`."""
+        return 0 if self._healer is None else self._healer.mended_bytes
 
     async def wait_all(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
@@ -270,7 +293,7 @@ class Primary:
         while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()
-        hinted = [self._loop.create_task(one.until_hinted()) for one in self._followers]
+        hinted = [self._loop.create_task(one.until_hinted()) for one in self.followers]
         try:
             if hinted:
                 await asyncio.wait(hinted, timeout=_HINT_SECONDS)
@@ -283,6 +306,8 @@ class Primary:
         self._is_closed = True
         self._end_waits(WalClosedError("the log is closed"))
         await self._confirmations.aclose()
+        if self._healer is not None:
+            await self._healer.aclose()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -293,12 +318,12 @@ class Primary:
             await self._claim.aclose()
 
     def _on_told(self) -> None:
-        for follower in self._followers:
+        for follower in self.followers:
             follower.push()
         self.count()
 
     def _on_removed(self, head: int) -> None:
-        for follower in self._followers:
+        for follower in self.followers:
             follower.trim(head)
 
     async def _watch(self) -> None:
@@ -316,7 +341,7 @@ class Primary:
 
     def _leader(self) -> Leader:
         copies = tuple(map(str, self.settings.addresses))
-        troubles = {str(one.address): one.trouble for one in self._followers}
+        troubles = {str(one.address): one.trouble for one in self.followers}
         return Leader.of(self.settings.address, self.epoch, copies, troubles)
 
     def _give_up(self) -> None:
@@ -332,42 +357,3 @@ class Primary:
         if self._log is not None:
             self._log.on_too_few(error)
         self._replicated.fail_waiting(lambda _: copy_error(error))
-
-    # -- the log as a source of copies -------------------------------------------------------
-
-    async def extents(self) -> Sequence[SegmentExtent]:
-        """As of :class:`walstore.replication.copies.SourceCopy`."""
-        known = self.written.extents
-        found = []
-        for extent in sorted(known.values()):
-            start = extent.start
-            if not extent.salt:  # the writer's thread did not tell it
-                header = await self.read(Place(start, extent.created_us, 0), HEADER_BYTES)
-                if start not in known:
-                    continue  # retention deleted it meanwhile, so the header may be gone, too
-                salt = decode_header(header, self.name).salt or 0
-                now = known[start]
-                if now.created_us == extent.created_us:
-                    known[start] = now._replace(salt=salt)
-                extent = extent._replace(salt=salt)
-            if start in known:
-                found.append(extent)
-        return found
-
-    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
-        """As of :class:`walstore.replication.copies.SourceCopy`."""
-        assert self._log is not None
-        return await self._look(self._log.frames(start, begin))
-
-    async def read(self, place: Place, size: int) -> bytes:
-        """As of :class:`walstore.replication.copies.SourceCopy`."""
-        assert self._log is not None
-        start, created_us, position = place
-        return await self._look(self._log.read(start, created_us, position, size))
-
-    async def _look(self, call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except OSError as error:
-            text = f"the log cannot be read for its copies: {error}"
-            raise StorageUnavailableError(text) from error

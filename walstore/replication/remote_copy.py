@@ -91,13 +91,24 @@ class RemoteCopy:
     async def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> Place:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         views = [memoryview(piece) for piece in pieces]
-        return written_there(await self._call("write", list(place), seals, payload=views))[0]
+        found = await self._call("write", list(place), seals, 0, 1, payload=views)
+        return written_there(found)[0]
 
     def begin_write(
-        self, place: Place, pieces: Sequence[Buffer], *, seals: bool, shown: int
+        self,
+        place: Place,
+        pieces: Sequence[Buffer],
+        *,
+        seals: bool,
+        shown: int,
+        checks: bool = False,
     ) -> asyncio.Future[Any]:
-        """Send a write, and up to which offset readers of the copy may see; see :func:`written_there`."""
-        head = ["write", [self._name, *self._author, list(place), seals, shown]]
+        """Send a write, and up to which offset readers of the copy may see; see :func:`written_there`.
+
+        ``checks``: the pieces were read from a file.
+        """
+        extra = [1] if checks else []
+        head = ["write", [self._name, *self._author, list(place), seals, shown, *extra]]
         views = [memoryview(piece) for piece in pieces]
         return self.client.send(Kind.CALL, head, views, fate=Fate.DROPPED).future
 
@@ -114,9 +125,14 @@ class RemoteCopy:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
         await self._call("cut", start, position)
 
-    async def check(self, start: int) -> None:
-        """CorruptionError unless all frames of a segment are whole there: all of it is read."""
-        await self._call("check", start, seconds=_CHECK_SECONDS)
+    async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
+        """As :meth:`Replica.check`."""
+        asked = [] if most_bytes is None else [begin, most_bytes]
+        return int(await self._call("check", start, *asked, seconds=_CHECK_SECONDS) or 0)
+
+    async def mend(self, place: Place, data: bytes) -> int:
+        """As :meth:`Replica.mend`."""
+        return int(await self._call("mend", list(place), payload=[memoryview(data)]))
 
     def begin_trim(self, head: int) -> asyncio.Future[Any]:
         """Let the copy remove the segments wholly below the head, without waiting."""

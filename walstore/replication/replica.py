@@ -38,10 +38,10 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
-from walstore.files.frame_walk import frames_of, read_bytes
+from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment, mend_segment
+from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
 from walstore.files.open_files import ActiveCell, ActiveFile
-from walstore.files.segment_file import read_footer
 from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import DurableCell
@@ -86,6 +86,9 @@ class Replica:
         """What it says."""
         self._frames_end = 0
         """End of the last whole frame of the last segment that was looked for."""
+        self._reads = CheckedReads(self._fs)
+        self._stream: FrameStream | None = None
+        """Checks what another copy read from its files."""
         hint = load_checkpoint(self._fs, self._directory)
         self._has_sent_hint = hint is not None and hint.is_of_copy
         """Whether there is a checkpoint that a primary sent."""
@@ -135,39 +138,53 @@ class Replica:
 
     def extents(self) -> list[SegmentExtent]:
         """Return its segments, oldest first."""
-        found = []
-        for start in pick_segments(self._directory, self._fs.list(self._directory)):
-            header = read_segment_header(self._fs, self._directory, start)
-            path = self._path(start)
-            if self._header is not None and start == self._header.start:
-                size, is_sealed = self.end.place.position, self._is_sealed
-            else:
-                with contextlib.closing(self._fs.open(path, "r")) as file:
-                    size, is_sealed = file.size(), True
-            found.append(SegmentExtent(start, header.salt or 0, header.created_us, size, is_sealed))
-        return found
+        starts = pick_segments(self._directory, self._fs.list(self._directory))
+        return [self._extent(start) for start in starts]
+
+    def _extent(self, start: int) -> SegmentExtent:
+        header = read_segment_header(self._fs, self._directory, start)
+        if self._header is not None and start == self._header.start:
+            size, is_sealed = self.end.place.position, self._is_sealed
+        else:
+            with contextlib.closing(self._fs.open(self._path(start), "r")) as file:
+                size, is_sealed = file.size(), True
+        return SegmentExtent(start, header.salt or 0, header.created_us, size, is_sealed)
 
     def frames(self, start: int, begin: int = 0) -> list[tuple[int, int]]:
         """Return the ends of a segment's frames from byte ``begin`` on, and their CRCs."""
         return frames_of(self._fs, self._path(start), begin)
 
     def read(self, place: Place, size: int) -> bytes:
-        """Return bytes of a segment: those that are there."""
+        """Return bytes of a segment: those that are there. As :meth:`CheckedReads.read` raises."""
+        start, created_us, position = place
         end = self.end.place
-        if place.segment == end.segment:
-            size = max(0, min(size, end.position - place.position))
-        path = self._path(place.segment)
-        return read_bytes(self._fs, path, place.created_us, place.position, size)
+        if start == end.segment:
+            size = max(0, min(size, end.position - position))
+        return self._reads.read(self._path(start), start, created_us, position, size)
 
     # -- changing it -------------------------------------------------------------------------
 
-    def write(self, place: Place, pieces: Sequence[Buffer], *, seals: bool = False) -> None:
+    def write(
+        self,
+        place: Place,
+        pieces: Sequence[Buffer],
+        *,
+        seals: bool = False,
+        checks: bool = False,
+    ) -> None:
         """Write bytes at a place, which is the end; at byte 0 they begin a segment, with its header.
 
         With ``seals`` they end with its footer. ContentionError if they do not continue the copy, or an
         earlier write or sync failed: then :meth:`obey` finds out what is there. OSError.
+
+        With ``checks`` somebody read them from a file: CorruptionError for a frame that is not whole, before
+        its last byte is written. The first such call for a segment has to begin where a frame does.
         """
         self._check_sound()
+        if checks:
+            self._check_pieces(place, pieces, seals=seals)
+        else:
+            self._stream = None
         self._has_written = True
         with self._noting_failure():
             self._write(place, pieces, seals=seals)
@@ -188,6 +205,21 @@ class Replica:
             self._file.sync()
             self._file.trim()
             self._is_sealed = True
+
+    def _check_pieces(self, place: Place, pieces: Sequence[Buffer], *, seals: bool) -> None:
+        stream, self._stream = self._stream, None
+        path, header = self._path(place.segment), self._header
+        if not place.position:
+            stream = FrameStream(path, place.segment)
+        elif place != self.end.place or header is None:
+            return  # they are refused
+        elif stream is None or stream.position != place.position:
+            stream = FrameStream.behind(path, place.segment, header.salt, place.position)
+        for piece in pieces:
+            stream.feed(piece)
+        if seals:
+            stream.finish()
+        self._stream = stream
 
     def sync(self) -> Place:
         """Make all that was written durable; return how far that is. Raises as :meth:`write`."""
@@ -266,12 +298,18 @@ class Replica:
     def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
         """Write a part of a sealed segment, the one before the oldest here. OSError.
 
-        The parts come in order; with the last one it gets its name, durably.
+        The parts come in order; with the last one it gets its name, durably. CorruptionError if a frame is
+        not whole.
         """
         spare = self._directory / spare_segment.NAME
         if not position:
+            self._stream = FrameStream(self._path(extent.start), extent.start)
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(spare)
+        assert self._stream is not None
+        self._stream.feed(data)
+        if position + len(data) >= extent.size:
+            self._stream.finish()
         with contextlib.closing(self._fs.open(spare, "r+" if position else "x")) as file:
             file.pwrite([data], position)
             if position + len(data) < extent.size:
@@ -282,19 +320,37 @@ class Replica:
         self._fs.sync_directory(self._directory)
         self.end = self.end._replace(first=extent.start)
 
-    def check(self, start: int) -> None:
-        """CorruptionError unless all frames of a segment are whole. OSError."""
-        ends = [HEADER_BYTES, *(end for end, _ in frames_of(self._fs, self._path(start)))]
-        wanted = self.end.place.position
-        if start != self.end.place.segment or self._is_sealed:
-            path = self._path(start)
-            with contextlib.closing(self._fs.open(path, "r")) as file:
-                footer = read_footer(file, start, path)
-            wanted = 0 if footer is None else footer[0].data_bytes
-        if ends[-1] != wanted:
-            raise CorruptionError(
-                "a segment is damaged", path=str(self._path(start)), position=ends[-1]
-            )
+    def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
+        """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where."""
+        extent, path = self._extent(start), self._path(start)
+        return check_segment(
+            self._fs,
+            path,
+            start,
+            extent.created_us,
+            extent.size,
+            is_sealed=extent.is_sealed,
+            begin=begin,
+            most_bytes=most_bytes,
+        )
+
+    def mend(self, place: Place, data: bytes) -> int:
+        """Put whole frames, or a footer, where a segment is damaged, durably; return how many bytes changed.
+
+        CorruptionError if they are damaged themselves, ContentionError if they go beyond the end. OSError.
+        """
+        start, created_us, position = place
+        end, path = self.end.place, self._path(start)
+        if (start, position + len(data)) > (end.segment, end.position):
+            raise ContentionError(f"frames at {place} behind the end, {end}")
+        stream = FrameStream(path, start)
+        if position:
+            salt = read_segment_header(self._fs, self._directory, start).salt
+            stream = FrameStream.behind(path, start, salt, position)
+        stream.feed(data)
+        if stream.is_inside:
+            stream.finish()
+        return mend_segment(self._fs, path, created_us, position, data)
 
     def close(self) -> None:
         """Make all durable and close the files; OSError. The directory stays locked."""
@@ -335,6 +391,7 @@ class Replica:
     def _recover(self) -> CopyEnd:
         """Look at the files; what is found is durable, whatever failed before."""
         self._has_failed, self._has_written = True, False
+        self._stream = None
         self._close_file()
         found = recover_end(self._fs, self._directory)
         if found is None:

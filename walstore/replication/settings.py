@@ -19,6 +19,7 @@ from walstore.validation.arguments import as_count, as_seconds, as_text, as_text
 from walstore.wire.address import Address, parse_address
 
 _MOST_SECONDS: Final = 3600.0
+_SCRUB_SECONDS: Final = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +62,9 @@ class Replication:
     """With ``topology``: how long others wait for this program once it is silent, 1 to 3600."""
     patience_seconds: float = 10.0
     """How long opening waits for enough copies, and an append once there are too few, 0.01 to 3600."""
+    scrub_seconds: float = _SCRUB_SECONDS
+    """In what time the primary reads all segments of all copies once, a MiB at a time, and has damage
+    replaced from a whole copy. A day if left out; 0: never."""
 
     def __post_init__(self) -> None:
         as_texts(self.nodes, "nodes")
@@ -84,6 +88,8 @@ class Replication:
             check_log_name(self.name)
         for number in (self.generation, self.joined_here, *self.joined.values()):
             as_count(number, "a generation", low=0, high=MOST_OFFSET)
+        if as_seconds(self.scrub_seconds, "scrub_seconds") < 0:
+            raise InvalidSettingsError(f"scrub_seconds must not be below 0: {self.scrub_seconds!r}")
         if not 0.01 <= as_seconds(self.patience_seconds, "patience_seconds") <= _MOST_SECONDS:
             raise InvalidSettingsError(
                 f"patience_seconds must be 0.01 to 3600, not {self.patience_seconds!r}"

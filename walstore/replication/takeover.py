@@ -16,12 +16,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from walstore.errors import FencedError, StorageUnavailableError, WalError
+from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
 from walstore.replication.copies import LocalCopy, catch_up, complete
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
+from walstore.replication.whole_source import WholeSource
 from walstore.runtime.threads import Lane
 
 if TYPE_CHECKING:
@@ -206,18 +207,39 @@ async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is
     if is_other and (has_more or not (mine.is_whole or is_new)):
         assert best.copy is not None
         logger.info("%s is continued from the copy at %s", name, best.copy.client.address)
-        await catch_up(best.copy, own, mine.end, log_id=best.end.log_id, replaces=mine.is_whole)
+        await _continue_from(best, own, counted, replaces=mine.is_whole)
     for one in sorted(counted, key=lambda one: one.end.first):
         is_same = one.copy is not None and one.end.log_id == own.end.log_id
         if is_same and own.end.log_id and one.end.first < own.end.first:
             assert one.copy is not None
             logger.warning("%s lacks its oldest segments here: they are copied", name)
-            await complete(one.copy, own)
+            await complete(_source(one.copy, counted), own)
     if is_new:
         for one in promised:
             if one.copy is not None:
                 await one.copy.make_whole()
     await own.make_whole()
+
+
+async def _continue_from(
+    best: _Promised, own: LocalCopy, counted: Sequence[_Promised], *, replaces: bool
+) -> None:
+    """Make the own copy equal to the best one, or to one that ends there, too, where it is damaged."""
+    equal = [one.copy for one in counted if one.copy is not None and one.end[:4] == best.end[:4]]
+    for at, copy in enumerate(equal, 1):
+        source = _source(copy, counted)
+        try:
+            await catch_up(source, own, own.end, log_id=best.end.log_id, replaces=replaces)
+            return
+        except CorruptionError:
+            if at == len(equal):
+                raise
+
+
+def _source(best: RemoteCopy, counted: Sequence[_Promised]) -> WholeSource:
+    """Return a copy as a source, with the others for what is damaged there."""
+    others = [one.copy for one in counted if one.copy is not None and one.copy is not best]
+    return WholeSource(best, others)
 
 
 def _nothing() -> None:

@@ -173,6 +173,9 @@ class Statistics:
     """The other copies of a replicated log."""
     replication_trouble: str | None = None
     """Why nothing can be acknowledged at level ``replicated`` now: too few copies are there."""
+    mended_bytes: int = 0
+    """Bytes of a replicated log's files that were damaged, here or at another copy, and were replaced from a
+    whole copy. Above 0: look at that machine's disk."""
     upload: UploadStatistics | None = None
     """What was shipped; None for a log without a tier, and for a tier that does not tell."""
     errors: Mapping[str, int] = field(default_factory=dict)

@@ -143,16 +143,19 @@ async def _failed_change(wal: Wal) -> str | None:
 
 
 async def test_a_new_disk_does_not_count_with_damage(cluster: Cluster) -> None:
-    """Nor does a sound copy become less: what is damaged at the leader is still there."""
+    """All copies that could help are away. Nor does a sound copy become less."""
     wal = await cluster.primary(0)
     before = await fill(wal)
     await caught_up(cluster, wal, 1, 2)
     await wal.aclose()
     await stop(cluster)
-    first = segments(cluster, 0)[0]
-    data = bytearray(first.read_bytes())
-    data[len(data) // 2] ^= 1
-    first.write_bytes(data)
+    for number in (0, 2):
+        first = segments(cluster, number)[0]
+        data = bytearray(first.read_bytes())
+        data[len(data) // 2] ^= 1
+        first.write_bytes(data)
+    sound = segments(cluster, 1)[0].read_bytes()
+    kept = {path: path.read_bytes() for path in (cluster.machines[1].path / "orders").iterdir()}
     forget(cluster.machines[1])
     await start(cluster)
     wal = await cluster.primary(0)
@@ -164,11 +167,17 @@ async def test_a_new_disk_does_not_count_with_damage(cluster: Cluster) -> None:
     await cluster.machines[0].stop()
     with pytest.raises(StorageUnavailableError, match="1 more are new"):
         await cluster.primary(1, patience_seconds=RUNS_OUT_SECONDS)  # it does not count
+    await cluster.machines[1].stop()
+    forget(cluster.machines[1])
+    for path, content in kept.items():  # the old disk is back
+        path.write_bytes(content)
     await cluster.machines[1].start()
     await cluster.machines[0].start()
-    sound = await cluster.primary(2)
-    assert (await values(sound))[: len(before)] == before
-    await sound.aclose()
+    again = await cluster.primary(0)
+    await caught_up(cluster, again, 1)
+    assert (await values(again))[: len(before)] == before
+    assert segments(cluster, 0)[0].read_bytes() == sound
+    await again.aclose()
 
 
 @pytest.mark.parametrize("has_promise", [True, False])

@@ -243,7 +243,7 @@ async def test_segments_that_go_while_a_copy_asks_for_them(
     for start, extent in known.items():
         known[start] = extent._replace(salt=0)  # as if only the files said it
     oldest, following, *_ = sorted(known)
-    read = primary.read
+    read = primary.source.own.read
 
     async def read_late(place: Any, size: int) -> bytes:
         if place.segment == following:
@@ -252,8 +252,9 @@ async def test_segments_that_go_while_a_copy_asks_for_them(
             known.pop(following, None)
         return await read(place, size)
 
-    monkeypatch.setattr(primary, "read", read_late)
-    found = [extent.start for extent in await primary.extents()]
+    own = primary.source.own
+    monkeypatch.setattr(own, "read", read_late)
+    found = [extent.start for extent in await own.extents()]
     assert following not in found
     assert found[-2:] == sorted(known)[-2:]
     await wal.append(b"last")
