@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.cloud import FAST
 from tests.uploader.cloud_streams import put_log, put_records
+from tests.uploader.groups.conftest import KEY, advance, opened
 from tests.waiting import until
-from uploader import CloudLog, CloudWriter
+from uploader import CloudWriter
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.gc.collector import GarbageCollector
-from uploader.stores import MemoryStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, hang, happen_then_fail, timeout
@@ -33,35 +30,6 @@ from walstore.errors import (
     WrongLoopError,
 )
 from walstore.records import Record
-from walstore.testing import ManualClock
-
-KEY = layout.group_path("g")
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore(MemoryStore())
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@asynccontextmanager
-async def opened(store: Any, **options: Any) -> AsyncIterator[CloudLog]:
-    """Open the log as one more process would; its store stays open."""
-    options.setdefault("retry", FAST)
-    async with CloudLog.open("memory://g", store=FaultyStore(store), **options) as log:
-        yield log
-
-
-async def advance(clock: ManualClock, seconds: float, waiting: asyncio.Future[Any]) -> None:
-    """Let time pass in little steps while a member waits."""
-    for _ in range(round(seconds * 10)):
-        await until(lambda: waiting.done() or clock.sleepers > 0)
-        clock.advance(0.1)
-        await until(lambda: waiting.done() or clock.sleepers > 0)
 
 
 async def take(group: Any, count: int) -> list[int]:

@@ -8,23 +8,10 @@ from typing import Any
 import pytest
 
 from tests.uploader.cloud_streams import put_log
-from tests.uploader.groups.test_cloud_group import KEY, advance, opened
-from uploader.stores import MemoryStore
+from tests.uploader.groups.conftest import KEY, advance, opened
 from uploader.stores.retry import RetryPolicy
-from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, hang, happen_then_fail, postpone, timeout
 from walstore.errors import LeaseExpiredError, OutcomeUnknownError
-from walstore.testing import ManualClock
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore(MemoryStore())
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 async def test_a_lease_that_is_undone_twice_ends_no_lease_of_another_process(store) -> None:

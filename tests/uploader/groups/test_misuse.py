@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import case
 from tests.uploader.cloud_streams import put_log
-from tests.uploader.groups.test_cloud_group import KEY, advance, opened
+from tests.uploader.groups.conftest import KEY, advance, opened
 from tests.waiting import until
 from uploader import CloudWriter, CollectorSettings, GarbageCollector
 from uploader.stores import MemoryStore
@@ -24,17 +24,6 @@ from walstore.errors import (
     WalClosedError,
     WrongLoopError,
 )
-from walstore.testing import ManualClock
-
-
-@pytest.fixture
-def store() -> FaultyStore:
-    return FaultyStore(MemoryStore())
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 async def rewrite(store: FaultyStore, **changes: Any) -> None:
