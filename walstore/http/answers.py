@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.append.budgets import ChannelBudget
-from walstore.http.sending import BEGINNING_BYTES, Sending
+from walstore.http.sending import Sending
 from walstore.http.stream import Stream, StreamChunk
 from walstore.runtime.tasks import start_task
-from walstore.serve.outgoing import SHORT_BYTES
+from walstore.serve.outgoing import SHORT_BYTES, TAKER_BYTES
 from walstore.serve.room import Room
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Answers:
             made = self._beginning(key)  # others may have waited for the same
             if made is None:
                 made = await self._make(key, limit)
-                made = self._beginnings[key] = made._replace(data=made.data[:BEGINNING_BYTES])
+                made = self._beginnings[key] = made._replace(data=made.data[:TAKER_BYTES])
                 if len(self._beginnings) > _MOST_BEGINNINGS:
                     self._beginnings.popitem(last=False)
             return made

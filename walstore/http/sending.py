@@ -7,8 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.runtime.tasks import start_task
-from walstore.serve.outgoing import SHORT_BYTES
-from walstore.serve.stalls import Taking
+from walstore.serve.outgoing import SHORT_BYTES, TAKER_BYTES
+from walstore.serve.stalls import SPARING_NEED_SECONDS, Taking
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 128 << 10
 _SMALL_PIECE_BYTES: Final = 16 << 10
 """Of what counts for nothing: so little waits beyond :data:`SHORT_BYTES` for a client that takes nothing."""
-BEGINNING_BYTES: Final = 512 << 10
-"""More than the socket of a client holds that takes nothing (:func:`walstore.serve.outgoing.limit_ahead`)."""
-_NEED_SECONDS: Final = 10.0
-"""How long a client that has taken less may take nothing while others wait for room."""
 _LONG_SECONDS: Final = 0.5
 """Who takes nothing for so long lets others have its room."""
 
@@ -49,7 +45,7 @@ class Sending:
         One that has taken much lets go of what others need. It may be slow: its system takes large steps.
         """
         left = self._left_bytes
-        need_seconds = _NEED_SECONDS if is_in_need and not self.is_taker else most_seconds
+        need_seconds = SPARING_NEED_SECONDS if is_in_need and not self.is_taker else most_seconds
         return self._taking.stall(
             self._written_bytes - left if left else None,
             now,
@@ -60,7 +56,7 @@ class Sending:
     @property
     def is_taker(self) -> bool:
         """Whether the client has taken more than its socket holds."""
-        return self._written_bytes - self._left_bytes >= BEGINNING_BYTES
+        return self._written_bytes - self._left_bytes >= TAKER_BYTES
 
     async def write_all(self, data: bytes) -> None:
         """Write data that others have, too; return once the client has taken nearly all."""

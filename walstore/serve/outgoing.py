@@ -24,9 +24,9 @@ from walstore.serve.room import Room
 SHORT_BYTES: Final = 64 << 10
 """An answer of up to so much costs nothing of the budget, nor does what a client has not taken of so much."""
 
-TAKER_BYTES: Final = 256 << 10
-"""A client that has taken so much gets its large answers before others: more than a socket holds for one that
-takes nothing (:func:`limit_ahead`)."""
+TAKER_BYTES: Final = 512 << 10
+"""A client that has taken so much takes its answers: a socket of the default size holds 180 KiB for one that
+takes nothing (:func:`limit_ahead`), and one with a receive buffer of 256 KiB nearly as much as this."""
 _AHEAD_BYTES: Final = 64 << 10
 
 Pieces = Sequence[bytes | memoryview]
@@ -147,7 +147,7 @@ class Outgoing:
     @property
     def _is_taker(self) -> bool:
         """Whether the client has taken more than its socket holds."""
-        return self._written_bytes - self._left_bytes > TAKER_BYTES
+        return self._written_bytes - self._left_bytes >= TAKER_BYTES
 
     def _has_room(self, size_bytes: int) -> bool:
         return self._making.has(size_bytes, is_first=self._is_taker)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+NEED_SECONDS: Final = 5.0
+"""How long a client may take nothing of its answers while others wait for the room that they keep."""
+SPARING_NEED_SECONDS: Final = 10.0
+"""The same of one that keeps next to none, since it lets go of what it does not take. Others hardly wait for
+it, and over a slow line its system may take nothing for 6 s though it reads (docs/http.md)."""
+
 
 class Taking:
     """Whether a client takes what it is sent, as looks at it show."""
