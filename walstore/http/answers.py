@@ -1,21 +1,22 @@
 """Answers: records for the clients of an HTTP server, made when there is room and sent as they are taken.
 
 An answer has about ``read_bytes``, or little if there is no room for that. Only one that begins with a larger
-record may need more. Of that a client is sent the beginning, which is kept for others that ask for the same,
-and nothing is held of the rest until the client has taken that. So clients that take nothing cost little, and
-keep nobody waiting. All that are sent the same large record at the same time share it.
+record may need more. Of that a client is sent the beginning, in little pieces, and nothing is held of the
+rest until the client has taken that; the beginning is kept for others that ask for the same, and made again
+if it is not. So clients that take nothing cost little, and keep nobody waiting. All that are sent the same
+large record at the same time share it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from walstore.append.budgets import ChannelBudget
+from walstore.http.beginnings import Beginnings, Key, MadeAnswer, Make
 from walstore.http.sending import Sending
 from walstore.http.stream import Stream, StreamChunk
 from walstore.runtime.tasks import start_task
@@ -30,28 +31,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 0.5
-_MOST_BEGINNINGS: Final = 32
 _ALL: Final = 1 << 62
 _COPIES: Final = 2
 """Of an answer that is being made: records, and what is made of them."""
 
-Make = Callable[[Stream, StreamChunk], Awaitable[bytes]]
-"""Makes the bytes of an answer: of the same records always the same."""
 Begin = Callable[[StreamChunk, int], "web.StreamResponse"]
 """Returns the answer whose so many bytes are sent; one with another status than 200 is sent without them."""
 End = Callable[[StreamChunk], bytes]
 """Returns what follows the bytes."""
-_Key = tuple[Stream, int, Make]
-
-
-class _Made(NamedTuple):
-    """The bytes of an answer."""
-
-    chunk: StreamChunk
-    """What they were made of, without the records."""
-    size: int
-    data: bytes
-    """All of them, or only the beginning of a large one that there is no room for."""
 
 
 class _Shared:
@@ -62,7 +49,7 @@ class _Shared:
         self.limit = limit
         self.room = room
         self.clients = 0
-        self.making: asyncio.Task[_Made]
+        self.making: asyncio.Task[MadeAnswer]
 
 
 class Answers:
@@ -76,10 +63,9 @@ class Answers:
         self._most_bytes = most_bytes
         self._stall_seconds = stall_seconds
         self._clock = clock
-        self._shared: dict[_Key, _Shared] = {}
+        self._shared: dict[Key, _Shared] = {}
         self._sendings: set[Sending] = set()
-        # Beginnings of large answers, the one used last at the end.
-        self._beginnings: OrderedDict[_Key, _Made] = OrderedDict()
+        self._beginnings = Beginnings(budget)
         # Held while a large answer is made.
         self._making = asyncio.Lock()
 
@@ -105,13 +91,13 @@ class Answers:
                 if answer.status != 200:
                     return answer, chunk
                 await answer.prepare(request)
-                if len(data) == size:
-                    at = await sending.write(data)
-                else:  # the beginning, which is kept in any case
-                    await sending.write_all(data)
-                    at = len(data)
-            del data
+                at = await sending.write(data)
+                begun = 0 if data else min(size, TAKER_BYTES)
+                del data
             await sending.taken()
+            while at < begun:
+                at = await sending.write_little((await self._begin(key, chunk.limit)).data, at)
+                await sending.taken()
             while at < size:
                 async with self._large(key, _COPIES * size, chunk.limit) as (_, _, data):
                     at = await sending.write(data, at)
@@ -126,24 +112,30 @@ class Answers:
 
     async def sweep(self) -> None:
         """End connections that take nothing of their answers, until cancelled."""
-        while True:
-            await self._clock.sleep(min(_SWEEP_SECONDS, self._stall_seconds / 2))
-            now = self._clock.monotonic()
-            is_full = not self._budget.fits(_COPIES * self._most_bytes)
-            is_in_need = is_full or bool(self._budget.waiting)
-            for sending in list(self._sendings):
-                why = sending.stall(now, most_seconds=self._stall_seconds, is_in_need=is_in_need)
-                if why is not None:
-                    logger.warning("%s is disconnected: %s", sending.peer, why)
-                    sending.close()
-                elif self._budget.waiting:
-                    sending.let_go()
+        try:
+            while True:
+                await self._clock.sleep(min(_SWEEP_SECONDS, self._stall_seconds / 2))
+                self._look(self._clock.monotonic())
+        finally:
+            self._beginnings.close()
+
+    def _look(self, now: float) -> None:
+        self._beginnings.tidy(now, is_in_need=bool(self._budget.waiting))
+        is_full = not self._budget.fits(_COPIES * self._most_bytes)
+        is_in_need = is_full or bool(self._budget.waiting)
+        for sending in list(self._sendings):
+            why = sending.stall(now, most_seconds=self._stall_seconds, is_in_need=is_in_need)
+            if why is not None:
+                logger.warning("%s is disconnected: %s", sending.peer, why)
+                sending.close()
+            elif self._budget.waiting:
+                sending.let_go()
 
     # -- making ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _made(self, key: _Key) -> AsyncIterator[_Made]:
-        """Yield an answer: of as much as there is room for, or the beginning of one large record."""
+    async def _made(self, key: Key) -> AsyncIterator[MadeAnswer]:
+        """Yield an answer: of as much as there is room for, or one without data of a record that has none."""
         stream, start, make = key
         if key in self._shared:
             async with self._large(key) as made:
@@ -161,7 +153,7 @@ class Answers:
                     data = await make(stream, chunk)
                     chunk = chunk._replace(values=())
                     room.hold(len(data))
-                    yield _Made(chunk, len(data), data)
+                    yield MadeAnswer(chunk, len(data), data)
                     return
             finally:
                 room.close()
@@ -171,38 +163,34 @@ class Answers:
             async with self._large(key, cost, beginning.chunk.limit) as made:
                 yield made
         else:
-            yield beginning
+            yield beginning._replace(data=b"")
 
-    def _beginning(self, key: _Key) -> _Made | None:
-        """Return the beginning of a large answer, if it was made before."""
-        stream, start, _ = key
-        made = self._beginnings.get(key)
-        if made is None or start < stream.head:
-            return None
-        self._beginnings.move_to_end(key)
-        return made._replace(chunk=stream.seen(made.chunk))
+    def _beginning(self, key: Key) -> MadeAnswer | None:
+        """Return the beginning of a large answer, if it is kept."""
+        return self._beginnings.get(key, self._clock.monotonic())
 
-    async def _begin(self, key: _Key, limit: int) -> _Made:
-        """Make the beginning of an answer of the records up to ``limit``."""
+    async def _begin(self, key: Key, limit: int) -> MadeAnswer:
+        """Return the beginning of an answer of the records up to ``limit``; make it if it is not kept."""
+        if (made := self._beginning(key)) is not None:
+            return made
         async with self._making:
             made = self._beginning(key)  # others may have waited for the same
             if made is None:
                 made = await self._make(key, limit)
-                made = self._beginnings[key] = made._replace(data=made.data[:TAKER_BYTES])
-                if len(self._beginnings) > _MOST_BEGINNINGS:
-                    self._beginnings.popitem(last=False)
+                made = made._replace(data=made.data[:TAKER_BYTES])
+                self._beginnings.keep(key, made, self._clock.monotonic())
             return made
 
-    async def _make(self, key: _Key, limit: int) -> _Made:
+    async def _make(self, key: Key, limit: int) -> MadeAnswer:
         stream, start, make = key
         chunk = await stream.read(start, _ALL, limit)
         data = await make(stream, chunk)
-        return _Made(chunk._replace(values=()), len(data), data)
+        return MadeAnswer(chunk._replace(values=()), len(data), data)
 
     @asynccontextmanager
     async def _large(
-        self, key: _Key, cost: int = 0, limit: int | None = None
-    ) -> AsyncIterator[_Made]:
+        self, key: Key, cost: int = 0, limit: int | None = None
+    ) -> AsyncIterator[MadeAnswer]:
         """Yield a large answer, of the records up to ``limit``, once there is room for it.
 
         Without a limit it is one that others are sent.
@@ -226,7 +214,7 @@ class Answers:
                 if self._shared.get(key) is shared:
                     del self._shared[key]
 
-    async def _make_shared(self, shared: _Shared, key: _Key, cost: int) -> _Made:
+    async def _make_shared(self, shared: _Shared, key: Key, cost: int) -> MadeAnswer:
         await shared.room.wait(cost, is_first=True)
         async with self._making:
             made = await self._make(key, shared.limit)
@@ -234,7 +222,7 @@ class Answers:
         return made
 
 
-def _heed(making: asyncio.Task[_Made]) -> None:
+def _heed(making: asyncio.Task[MadeAnswer]) -> None:
     """Note the error of an answer that nobody waits for any more."""
     if not making.cancelled():
         making.exception()

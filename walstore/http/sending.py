@@ -58,11 +58,11 @@ class Sending:
         """Whether the client has taken more than its socket holds."""
         return self._written_bytes - self._left_bytes >= TAKER_BYTES
 
-    async def write_all(self, data: bytes) -> None:
-        """Write data that others have, too; return once the client has taken nearly all."""
-        for at in range(0, len(data), _SMALL_PIECE_BYTES):
-            await self._put(data[at : at + _SMALL_PIECE_BYTES])
-            await self.taken()
+    async def write_little(self, data: bytes, start: int) -> int:
+        """Write a little from byte ``start`` on, and return how far; await :meth:`taken` before more."""
+        limit = min(start + _SMALL_PIECE_BYTES, len(data))
+        await self._put(data[start:limit])
+        return limit
 
     async def write(self, data: bytes, start: int = 0) -> int:
         """Write from byte ``start`` on, and return how far; await :meth:`taken` before more is written.
