@@ -39,7 +39,7 @@ from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.reading import read
 from walstore.serve.services import EmptyService, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
-from walstore.serve.stalls import Taking
+from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.serve.turns import Turns
@@ -61,8 +61,6 @@ from walstore.wire.message import (
 
 logger = logging.getLogger("walstore")
 
-_NEED_SECONDS: Final = 5.0
-"""How long a client may take nothing of its answers while others wait for the room that they take."""
 
 _SEND_SECONDS: Final = 3.0
 """How long a client may send nothing of a large message that has its room, while others wait for room."""
@@ -227,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
             self._outgoing.taken_bytes,
             now,
             most_seconds=seconds,
-            need_seconds=_NEED_SECONDS if is_in_need else seconds,
+            need_seconds=NEED_SECONDS if is_in_need else seconds,
         )
         if why is None and self._is_stuck and now - self.since > seconds:
             why = f"it left something half done for {seconds:g} s"
