@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import heapq
 from asyncio import base_events
 from collections.abc import Callable, Coroutine
@@ -203,6 +204,19 @@ def _in(context: contextvars.Context, make: Callable[..., SimTask]) -> Callable[
     return made
 
 
+def _awaited_by(coro: Any) -> Any:
+    """Return the coroutine that another one awaits, through whatever is between them; None for none."""
+    awaited = coro.cr_await
+    while awaited is not None and not hasattr(awaited, "cr_frame"):
+        if hasattr(awaited, "gi_yieldfrom"):
+            awaited = awaited.gi_yieldfrom
+        elif type(awaited).__name__ == "coroutine_wrapper":  # of ``coroutine.__await__()``
+            awaited = gc.get_referents(awaited)[0]
+        else:
+            return None
+    return awaited if getattr(awaited, "cr_frame", None) is not None else None
+
+
 def _bury(coro: Any, context: contextvars.Context) -> None:
     """Take a coroutine apart that nobody will run again, however often it awaits on its way out.
 
@@ -216,8 +230,8 @@ def _bury(coro: Any, context: contextvars.Context) -> None:
         if coro.cr_frame is None:
             return
         innermost = coro
-        while getattr(innermost.cr_await, "cr_frame", None) is not None:
-            innermost = innermost.cr_await
+        while (inner := _awaited_by(innermost)) is not None:
+            innermost = inner
         with contextlib.suppress(BaseException):
             context.run(innermost.close)
     raise AssertionError(f"{coro} does not end")
