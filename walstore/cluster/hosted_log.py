@@ -289,7 +289,12 @@ class HostedLog:
             troubles = {copy.address: copy.trouble for copy in wal.statistics().copies}
             return Leader.of(self._member.address, opened.epoch, nodes, troubles)
 
-        keeping = claim.keep(current, self._member.clock, pause_seconds=_LOOK_SECONDS)
+        keeping = claim.keep(
+            current,
+            self._member.clock,
+            pause_seconds=_LOOK_SECONDS,
+            seen=lambda: self._view.leaders.get(self.name),
+        )
         async with asyncio.TaskGroup() as group:
             closing = group.create_task(wal.wait_closing())
             publishing = group.create_task(keeping)
