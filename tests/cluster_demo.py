@@ -51,13 +51,15 @@ class Machine:
         self._command = [sys.executable, "-m", "walstore", "serve", str(directory)]
         self._command += ["--cluster", etcd, "--unix", f"{directory}/s.sock"]
         self._command += ["--lease-seconds", str(lease_seconds)]
+        self.options: list[str] = []
+        """More of its command line."""
         self.process: Process | None = None
 
     async def start(self) -> None:
         """Start it; return when it has joined."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=DEVNULL, stdout=PIPE, stderr=log
+                *self._command, *self.options, stdin=DEVNULL, stdout=PIPE, stderr=log
             )
         assert self.process.stdout is not None
         if not await self.process.stdout.readline():
