@@ -27,7 +27,8 @@ from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
 from walstore.replication.follower import Follower
-from walstore.replication.healing import Healer, OwnSource
+from walstore.replication.healing import Healer
+from walstore.replication.own_source import OwnSource
 from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
 from walstore.replication.scrub import Scrub
