@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -141,6 +142,9 @@ class HostedLog:
         present = [one for one in spec.copies if one in self._view.members or one == own]
         first = [one for one in (self._yields_to, spec.preferred) if one in present]
         order = list(dict.fromkeys([*first, *present]))
+        others = len(order) - 1
+        if self._member.node.is_damaged(self.name) and spec.preferred != own and others:
+            return others + 1  # behind all: they do not know of the damage
         return order.index(own)
 
     async def _remove_stale_claim(self) -> None:
@@ -209,6 +213,9 @@ class HostedLog:
             try:
                 self.wal = wal
                 self._view.notify()
+                node = self._member.node
+                for start in node.damaged(self.name):
+                    primary.heal_soon(start, partial(node.note_mended, self.name, start))
                 await self._keep(claim, wal, spec)
             finally:
                 early = None
