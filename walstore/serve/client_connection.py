@@ -42,7 +42,7 @@ from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
-from walstore.serve.turns import Turns
+from walstore.serve.turns import SHORT_HEAD_BYTES, Turns
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
@@ -633,8 +633,11 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         try:
-            is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
-            is_waiting = is_reading and self._decoder.lengths is not None
+            if self._greeting is not None:  # read on, so that it is noticed if the client leaves
+                is_reading = self._decoder.left_bytes <= SHORT_HEAD_BYTES
+            else:
+                is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
+            is_waiting = is_reading and self._is_open and self._decoder.lengths is not None
         except ProtocolViolationError as error:
             self._violated(error)
             return

@@ -165,7 +165,7 @@ class Decoder:
         """Whether a message has begun and its end is missing."""
         if not self._has_begun or self._skip_bytes:
             return True
-        header, left = self._header, self._left_bytes
+        header, left = self._header, self.left_bytes
         return left > 0 and (header is None or left < header.size)
 
     @property
@@ -191,7 +191,7 @@ class Decoder:
     @property
     def ahead_bytes(self) -> int:
         """How much is there beyond the next message, if all of that is."""
-        return 0 if self._header is None else max(0, self._left_bytes - self._header.size)
+        return 0 if self._header is None else max(0, self.left_bytes - self._header.size)
 
     @property
     def number(self) -> int:
@@ -249,7 +249,7 @@ class Decoder:
             skipped = min(self._skip_bytes, len(data))
             self._skip_bytes -= skipped
             data = data[skipped:]
-        if not self._left_bytes:
+        if not self.left_bytes:
             self._data, self._position, self._is_growing = data, 0, False
             return
         if not self._is_growing:
@@ -286,7 +286,8 @@ class Decoder:
         return Message(kind, number, head, data[end:], size, parts)
 
     @property
-    def _left_bytes(self) -> int:
+    def left_bytes(self) -> int:
+        """How much is there that was not taken."""
         return len(self._data) - self._position
 
     def _advance(self, size: int) -> None:
@@ -311,7 +312,7 @@ class Decoder:
         """Return the header of the next message, if that is there."""
         if not self._has_begun and not self._begin():
             return None
-        if self._left_bytes < HEADER.size:
+        if self.left_bytes < HEADER.size:
             return None
         length, number, head_bytes, kind = HEADER.unpack_from(self._data, self._position)
         problem = self._problem(length, head_bytes)
