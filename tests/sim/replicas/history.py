@@ -594,7 +594,7 @@ class PrimaryProgram:
 
     async def look(self, logs: list[dict[int, bytes]]) -> None:
         """Open the log when all is well, and note all of it."""
-        for left in reversed(range(10 if self.history.plan.grows else 1)):
+        for left in reversed(range(40 if self.history.plan.grows else 1)):
             try:
                 wal = await self._open()
                 break
