@@ -220,8 +220,7 @@ class Primary:
 
     async def _confirm(self) -> None:
         """Ask the copies: whoever took over needs the promise of one of these."""
-        settings = self.settings
-        missing = settings.copies - settings.needed_to_take_over  # this program's own obeys
+        missing = self.settings.needed_to_confirm - 1  # this program's own obeys
         asked = {self._loop.create_task(one.confirm()) for one in self.followers}
         try:
             while missing > 0 and asked:
