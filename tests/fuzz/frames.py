@@ -174,7 +174,7 @@ def call(rng: Random) -> tuple[str, list[Any], list[bytes]]:
         "add": [rng.randint(1, 5), pack_values([b"t"]), None],
         "commit": [rng.randint(1, 5), None],
         "rollback": [rng.randint(1, 5)],
-        "append_group": ["memory", pack_values([b"g"]), [None, None, None, None], [None] * 5],
+        "append_group": ["memory", pack_values([b"g"]), [None, None, None, None], [None] * 6],
     }
     chosen = rng.choice(sorted({*options, *CALLS}))
     payload = {"add": [b"t"], "append_group": [b"g"]}.get(chosen, [])

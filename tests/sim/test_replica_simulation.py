@@ -10,6 +10,7 @@ from tests.effort import first_seed, some
 from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
 from tests.sim.rules import ViolationError
+from walstore import Replication
 from walstore.replication import primary, takeover
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
@@ -138,3 +139,53 @@ def test_lists_that_change_often() -> None:
     first = first_seed("lists of copies")
     for seed in range(first, first + 4):
         simulate(seed, **_LISTS)
+
+
+_GROWING: dict[str, Any] = {
+    **_LISTS,
+    "copies": 1,
+    "quorum": 1,
+    "spares": 2,
+    "grows": True,
+    "acts": (
+        *("exchange", "exchange", "exchange", "old list", "kill", "power"),
+        *("cut off", "usurp", "promote", "replace"),
+    ),
+    "producers": 3,
+}
+"""A plan in which a log has one to three copies."""
+
+
+def test_logs_of_one_to_three_copies() -> None:
+    first = first_seed("logs of one to three copies")
+    for seed in range(first, first + some(8)):
+        simulate(seed, **_GROWING)
+
+
+def _any_of_two(promised: Any, settings: Any) -> bool:
+    return settings.copies == 2 == len(promised) and any(one.is_whole for one in promised)
+
+
+def _no_other_confirms(replication: Replication) -> int:
+    return replication.copies - replication.needed_to_take_over + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (takeover, "_has_old_one", _any_of_two),  # it lacks what the copy given up had
+        (Replication, "needed_to_confirm", property(_no_other_confirms)),  # it was given up
+    ],
+)
+def test_a_defect_of_growing_is_found(
+    owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any disk may be lost here, also one without which the log is not led any more."""
+    monkeypatch.setattr(owner, name, broken)
+    for seed in range(200):
+        try:
+            simulate(seed, **_GROWING, ignored=("heals",))
+        except ViolationError:
+            return
+    raise AssertionError("nothing was found")

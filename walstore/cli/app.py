@@ -312,7 +312,7 @@ def _refuse(error: Any, *, as_json: bool) -> int:
     if message.startswith("Usage:"):
         print(message)
         return FAILED
-    message = " ".join(message.split())  # choices come a line each
+    message = message.replace("\n\t", " ")  # choices come a line each
     text = f"{message[:1].lower()}{message[1:].rstrip('.')}; see '{path} --help'"
     complain(text, described(UsageError(text), FAILED) if as_json else None)
     return FAILED

@@ -52,6 +52,7 @@ APPLY_EXAMPLES = """\b
 Examples:
   walstore logs apply orders --cluster etcd://10.0.0.1:2379
   walstore logs apply orders --replicas 5 --label env=prod
+  walstore logs apply scratch --replicas 1
   walstore logs apply orders --tier s3://bucket/orders --set retention_bytes=10000000000
   walstore logs apply partners --source s3://their-bucket/orders
   walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
@@ -149,7 +150,8 @@ def apply(
     *,
     cluster: Cluster,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", metavar="N", help="Copies in all; 3 for a new log.")
+        int | None,
+        typer.Option("--replicas", metavar="N", help="Copies in all, 1 to 16; 3 for a new log."),
     ] = None,
     quorum: Annotated[
         int | None,
@@ -199,7 +201,8 @@ def apply(
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
 
     What is not given stays as it is. The number of copies changes one at a time, while all others have
-    caught up. A log whose settings change is opened again: its clients wait meanwhile.
+    caught up. A log whose settings change is opened again: its clients wait meanwhile. A log with one copy is
+    led by its machine or by nobody.
     """
     if (name is None) is (source is None):
         raise UsageError("give the NAME of a log, or --from FILE")
@@ -265,7 +268,18 @@ def move(
 ) -> None:
     """Let another machine with a copy lead a log. Appends wait while it is handed over."""
     place = str(parse_address(address))
-    wanted = {check_log_name(name): lambda spec: spec._replace(preferred=place)}
+
+    def change(spec: LogSpec) -> LogSpec:
+        if place not in spec.copies:
+            raise UsageError(
+                f"{place} has no copy of {name!r}, so it cannot lead; copies are at "
+                f"{', '.join(spec.copies) or 'no machine yet'}. 'walstore logs apply {name} --replicas "
+                f"{len(spec.copies) + 1}' makes one more, at a machine that the cluster chooses; move the "
+                "log there once 'walstore logs list' says that all are present"
+            )
+        return spec._replace(preferred=place)
+
+    wanted: dict[str, Callable[[LogSpec], LogSpec]] = {check_log_name(name): change}
     _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
 
 
@@ -431,6 +445,11 @@ def _with_fields(
     if "joined" not in where and spec.copies:
         came = {one: found.generation for one in copies if one not in spec.copies}
         stayed = {one: at for one, at in spec.joined.items() if one in copies}
+        if came and len(copies) == 2:  # a takeover would rely on it (``replication/takeover.py``)
+            raise UsageError(
+                f'the cluster has no copy of {name!r} at {next(iter(came))}; say with "joined" if that is '
+                f"to be filled from the other copy, {json.dumps(came)}, or had the log already, {{}}"
+            )
         found = found._replace(joined={**stayed, **came})
     if not spec.copies or found == changed:
         return found

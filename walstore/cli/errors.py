@@ -99,7 +99,10 @@ def exit_code(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return the error in one line, with what to do about it."""
+    """Return the error in a sentence, with what to do about it.
+
+    A name in it is as it is: :func:`walstore.cli.output.visible` shows what it contains, in one line.
+    """
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         return str(missing_extra(error.name or "", extra_of(error) or ""))
     if isinstance(error, OSError) and error.strerror:
@@ -110,7 +113,7 @@ def explain(error: BaseException) -> str:
     text = str(error)
     # Closing a failed log fails for the same reason; the reason appears once.
     notes = [text, *(note for note in getattr(error, "__notes__", ()) if text not in note)]
-    return " ".join(" ".join(notes).split()) or type(error).__name__
+    return " ".join(filter(None, notes)) or type(error).__name__
 
 
 def described(error: BaseException, code: int) -> dict[str, object]:

@@ -7,11 +7,12 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +22,8 @@ from rich.text import Text
 from walstore.cli.errors import OutputError
 from walstore.records import from_timestamp_us
 
+_CONTROLS: Final = re.compile("[\x7f-\x9f\u2028\u2029]")
+
 
 def print_json(value: object) -> None:
     """Write a value to stdout as one line of JSON."""
@@ -29,8 +32,15 @@ def print_json(value: object) -> None:
 
 
 def to_json(value: object) -> str:
-    """Return a value as compact JSON with its text unescaped."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Return a value as compact JSON with its text unescaped, as far as a terminal does not obey it."""
+    return escape_controls(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def escape_controls(text: str) -> str:
+    """Return JSON with escapes also for what a terminal obeys or takes for the end of a line."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def visible(text: object) -> str:

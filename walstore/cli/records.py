@@ -16,7 +16,7 @@ from walstore import Batch, Record
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
 from walstore.cli.options import AnyLocation, AsJson, Stream
-from walstore.cli.output import complain, to_json, write_bytes
+from walstore.cli.output import complain, escape_controls, to_json, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 
 
@@ -66,7 +66,7 @@ def to_json_lines(records: Iterable[Record], encode: Callable[[bytes], Any]) -> 
             f'{{"offset":{offset},"timestamp_us":{timestamp_us},"key":{shown_key},'
             f'"stream":{streams[stream]},"headers":{shown_headers},"value":{show(value)}}}\n'
         )
-    return "".join(lines).encode()
+    return escape_controls("".join(lines)).encode()
 
 
 def _auto(data: bytes) -> str | dict[str, str]:

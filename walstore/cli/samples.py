@@ -118,22 +118,22 @@ def find_logs(path: Path) -> list[tuple[str, Path]] | None:
     """
     if (path / STORE_NAME).exists():
         return [(name, path / directory_of(name)) for name in list_logs(PosixFileSystem(), path)]
-    if not path.is_dir() or _is_log(path):
+    if not path.is_dir() or is_log_directory(path):
         return None
     return sorted((one.name, one) for one in path.iterdir() if _may_be_log(one)) or None
 
 
 def _may_be_log(path: Path) -> bool:
     try:
-        return _is_log(path)
+        return is_log_directory(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True
 
 
-def _is_log(path: Path) -> bool:
-    """Return whether a directory has a segment; OSError if it cannot be read."""
+def is_log_directory(path: Path) -> bool:
+    """Return whether a directory has a segment; OSError if it cannot be read. Blocking."""
     return any(one.name.endswith(segment.SUFFIX) for one in path.iterdir())
 
 

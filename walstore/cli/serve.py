@@ -13,6 +13,7 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE, to_directory, to_url
 from walstore.cli.options import AsJson, TakeOver
 from walstore.cli.running import run_async
+from walstore.cli.samples import find_logs, is_log_directory
 from walstore.cli.serving import (
     Serving,
     replication_to,
@@ -20,7 +21,7 @@ from walstore.cli.serving import (
     serve_copies,
     serve_logs,
 )
-from walstore.files.locks import STORE_NAME
+from walstore.files.locks import COPIES_NAME, STORE_NAME
 from walstore.http import HttpSettings
 from walstore.runtime.memory import return_large_blocks
 from walstore.serve import ServeSettings
@@ -168,26 +169,25 @@ def serve(
     """
     directory = to_directory(path, "serve")
     return_large_blocks()
+    values = {
+        "--cluster": cluster,
+        "--replicate": replicate,
+        "--replica": replicas,
+        "--store": store,
+        "--tier": tier,
+        "--http": http,
+        "--allow-origin": allow_origins,
+        "--collection": collections,
+        "--take-over": take_over,
+        "--advertise": advertise,
+        "--zone": zone,
+    }
+    given = {name: bool(value) for name, value in values.items()}
     _check_options(
         has_certificate=tls_cert is not None,
         is_complete=(tls_cert is None) is (tls_key is None),
         listens=tcp is not None or http is not None,
-        given={
-            name: bool(value)
-            for name, value in {
-                "--cluster": cluster,
-                "--replicate": replicate,
-                "--replica": replicas,
-                "--store": store,
-                "--tier": tier,
-                "--http": http,
-                "--allow-origin": allow_origins,
-                "--collection": collections,
-                "--take-over": take_over,
-                "--advertise": advertise,
-                "--zone": zone,
-            }.items()
-        },
+        given=given,
     )
     shared: dict[str, Any] = {
         "tls": _context(tls_cert, tls_key),
@@ -211,6 +211,8 @@ def serve(
         }
     shown = [to_url(one, "--collection") for one in collections or ()]
     serving = Serving(directory, places, web, shown, as_json)
+    holds = next((one for one in _HOLDERS if given[one]), None)
+    is_store = _serves_store(directory, holds, has_replicas=bool(replicas))
     if cluster is not None:
         options = {"zone": zone, "lease_seconds": lease_seconds, "token": shared["token"]}
         options["tls"] = None if shared["tls"] is None else ssl.create_default_context()
@@ -223,7 +225,7 @@ def serve(
                 serving,
                 None if tier is None else to_url(tier, "--tier"),
                 replication=replication_to(replicas, **shared) if replicas else None,
-                is_store=store or (directory / STORE_NAME).exists(),
+                is_store=is_store,
                 take_over=take_over,
             )
         )
@@ -258,6 +260,36 @@ def _check_options(
         if given[option] and any(given[other] for other in others):
             names = f"{', '.join(others[:-1])} and {others[-1]}"
             raise UsageError(f"{option} goes without {names}")
+
+
+_HOLDERS: Final = ("--store", "--replicate", "--cluster")
+"""Options that say that the directory holds logs, and is none itself."""
+
+
+def _serves_store(directory: Path, holds: str | None, *, has_replicas: bool) -> bool:
+    """Return whether a directory is served as a store; ``holds`` is the option that says that it holds logs.
+
+    UsageError for a log that is said to hold logs, and for logs that are said to be one. Blocking.
+    """
+    if directory.is_dir() and is_log_directory(directory):
+        if holds is not None:
+            raise UsageError(
+                f"{directory} is a log itself and holds no others; "
+                f"'walstore serve {directory}', without {holds}, serves it"
+            )
+        return False
+    if holds is not None:
+        return holds == "--store"
+    is_store = (directory / STORE_NAME).exists()
+    if (directory / COPIES_NAME).exists():
+        raise UsageError(f"{directory} holds copies of logs; --replicate or --cluster serves them")
+    if not is_store and find_logs(directory):
+        raise UsageError(
+            f"{directory} holds logs and is none itself; 'walstore serve {directory} --store' serves them"
+        )
+    if is_store and has_replicas:
+        raise UsageError(f"{directory} is a store of logs; --replica is for a single one")
+    return is_store
 
 
 def _check_listens(given: dict[str, str | None]) -> None:

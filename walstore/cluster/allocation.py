@@ -3,6 +3,9 @@
 A plan changes one copy of a log at a time, and only while all others have caught up: then the machines that
 remain are enough to take over, and have everything. A copy is replaced once it has been absent for long: its
 machine is away, or has not caught up again since it had.
+
+Once the second of two copies has caught up, the same two get one more list: in that they are equals. Before,
+the first one is needed to lead, and stays (``replication/takeover.py``).
 """
 
 from __future__ import annotations
@@ -60,7 +63,14 @@ def _change(
         return None
     if not spec.copies:
         return None if leader is not None else _begin(spec, members, load)
-    if leader is None:
+    if (
+        leader is None or not leader.epoch
+    ):  # one that has taken over knows all, and says who is there
+        return None
+    new, is_settled = spec.new_of_two, _is_settled(spec, leader, set())
+    if new is not None and is_settled:
+        return spec.with_copies(spec.copies)
+    if new is not None and leader.address == new:  # the first one is away, and needed
         return None
     if len(spec.copies) > spec.replicas:
         return _without_one(spec, leader, members, load)
@@ -71,7 +81,7 @@ def _change(
         return None
     if len(gone) == 1 and _is_settled(spec, leader, set(gone)):
         return spec.with_copies([found if one == gone[0] else one for one in spec.copies])
-    if len(spec.copies) < spec.replicas and _is_settled(spec, leader, set()):
+    if len(spec.copies) < spec.replicas and is_settled:
         return spec.with_copies([*spec.copies, found])
     return None
 
@@ -119,6 +129,8 @@ def _without_one(
 
 def _is_settled(spec: LogSpec, leader: Leader, without: AbstractSet[str]) -> bool:
     """Return whether the leader has these copies, and all of them but some have caught up."""
+    if leader.generation not in (0, spec.generation):
+        return False
     wanted = set(spec.copies) - {leader.address}
     return set(leader.copies) == wanted and wanted - without <= set(leader.present)
 

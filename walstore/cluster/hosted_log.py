@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -90,10 +91,10 @@ class HostedLog:
         """Whether this machine has a copy in use, or is to make one."""
         return has_copy(self._view, self.name, self._member.address)
 
-    @property
-    def _is_suspended(self) -> bool:
+    def _is_outdated(self, opened: LogSpec) -> bool:
+        """Whether the log is not to be led as it was to be: it is suspended, or has other copies."""
         spec = self._spec
-        return spec is not None and spec.suspended
+        return spec is not None and (spec.suspended or spec.generation != opened.generation)
 
     @property
     def _spec(self) -> LogSpec | None:
@@ -104,7 +105,6 @@ class HostedLog:
         return (
             spec is not None
             and not spec.suspended
-            and len(spec.copies) > 1
             and self._member.address in spec.copies
             and self.name not in self._view.leaders
             and bool(self._member.session.lease)
@@ -141,6 +141,9 @@ class HostedLog:
         present = [one for one in spec.copies if one in self._view.members or one == own]
         first = [one for one in (self._yields_to, spec.preferred) if one in present]
         order = list(dict.fromkeys([*first, *present]))
+        others = len(order) - 1
+        if self._member.node.is_damaged(self.name) and spec.preferred != own and others:
+            return others + 1  # behind all: they do not know of the damage
         return order.index(own)
 
     async def _remove_stale_claim(self) -> None:
@@ -209,6 +212,9 @@ class HostedLog:
             try:
                 self.wal = wal
                 self._view.notify()
+                node = self._member.node
+                for start in node.damaged(self.name):
+                    primary.heal_soon(start, partial(node.note_mended, self.name, start))
                 await self._keep(claim, wal, spec)
             finally:
                 early = None
@@ -221,7 +227,8 @@ class HostedLog:
     async def _open(
         self, directory: Path, spec: LogSpec, nodes: tuple[str, ...], claim: Leadership
     ) -> tuple[Wal, Primary] | None:
-        """Take the log over; None if that fails, or the member closes or the log is suspended meanwhile."""
+        """Take the log over; None if that fails, or meanwhile the member closes, the log is suspended, or it
+        gets other copies."""
         member = self._member
 
         async def open_it() -> tuple[Wal, Primary] | None:
@@ -239,7 +246,7 @@ class HostedLog:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(open_it())
             giving_up = group.create_task(
-                self._view.wait(lambda: member.is_closing or self._is_suspended)
+                self._view.wait(lambda: member.is_closing or self._is_outdated(spec))
             )
             await asyncio.wait((task, giving_up), return_when=asyncio.FIRST_COMPLETED)
             giving_up.cancel()
@@ -287,7 +294,8 @@ class HostedLog:
 
         def current() -> Leader:
             troubles = {copy.address: copy.trouble for copy in wal.statistics().copies}
-            return Leader.of(self._member.address, opened.epoch, nodes, troubles)
+            address, epoch = self._member.address, opened.epoch
+            return Leader.of(address, epoch, nodes, troubles, spec.generation)
 
         keeping = claim.keep(
             current,

@@ -184,6 +184,7 @@ class ClusterMember(MustClose):
         """Return how a log is replicated to other machines."""
         return Replication(
             nodes=nodes,
+            replicas=len(nodes) + 1,
             quorum=spec.needed,
             generation=spec.generation,
             joined={node: spec.joined.get(node, 0) for node in nodes},
@@ -256,10 +257,11 @@ class ClusterMember(MustClose):
     ) -> bool:
         """Make a log of the cluster; return False if there is one of that name, which stays as it is.
 
-        ``replicas``, 2 to 16, are its copies in all, ``quorum`` those that must have a record: more than half
-        of them, just so many if left out. ``tier`` is the URL of the store that it is shipped to,
-        ``settings`` are fields of :class:`walstore.Settings` that it has of its own. Machines are chosen by
-        the cluster; :meth:`find`, and clients, wait for them.
+        ``replicas``, 1 to 16, are its copies in all, ``quorum`` those that must have a record: more than half
+        of them, just so many if left out. With one copy nobody else leads the log while its machine is away,
+        and what is acknowledged is on that disk alone. ``tier`` is the URL of the store that it is shipped
+        to, ``settings`` are fields of :class:`walstore.Settings` that it has of its own. Machines are chosen
+        by the cluster; :meth:`find`, and clients, wait for them.
 
         InvalidSettingsError, and what the store raises; after OutcomeUnknownError call again.
         """
@@ -282,7 +284,7 @@ class ClusterMember(MustClose):
         if old is not None:
             return await self._make(name, old)
         copies = choose_copies(self.address, self.view.members, self.view.specs)
-        if len(copies) < 2:  # a log has at least two
+        if len(copies) < 2:  # one copy is for those who ask for it
             raise StorageUnavailableError("the cluster has no second machine for a copy now")
         return await self._make(name, LogSpec(len(copies)).with_copies(copies))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,10 @@ from walstore.ports import Buffer, File, FileSystem
 _CHUNK_BYTES: Final = 1 << 20
 _MOST_STREAMS: Final = 32
 _MAGIC_BYTES: Final = len(segment.FOOTER_MAGIC)
+UNREADABLE: Final = frozenset(
+    (errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN)
+)
+"""What the system says of bytes that the disk does not read any more, or has not as they were written."""
 
 
 class FrameStream:
@@ -167,13 +172,18 @@ class CheckedReads:
         was made at that time.
 
         CorruptionError if a frame, a header or a footer that any of the bytes belongs to is not as it was
-        written: then nothing of it is returned. The bytes must have been written as whole frames.
+        written, or cannot be read: then nothing of it is returned. The bytes must have been written as whole
+        frames.
         """
-        with contextlib.closing(self._fs.open(path, "r")) as file:
-            header = _check_same(file, path, created_us)
+        with (
+            _unreadable_is_damage(path) as place,
+            contextlib.closing(self._fs.open(path, "r")) as file,
+        ):
+            header = check_same(file, path, created_us)
             stream = self._streams.pop((start, created_us, position), None)
             if stream is None:
                 stream = _stream_at(file, path, header, position)
+            place.stream = stream
             _feed_file(stream, file, position)
             data = file.pread(size, position)
             end = position + len(data)
@@ -204,16 +214,17 @@ def check_segment(
     """CorruptionError, at the first frame that is not whole, unless a segment of ``size`` bytes is whole.
 
     Looks from ``begin``, 0 or the end of a frame, at ``most_bytes``, and at the rest of the last frame.
-    Returns up to where: the begin of the next look, or ``size``. OSError, also if it is not the segment that
-    was made at that time.
+    Returns up to where: the begin of the next look, or ``size``. What cannot be read is damaged. OSError,
+    also if it is not the segment that was made at that time.
     """
     end = size if most_bytes is None else min(size, begin + most_bytes)
-    with contextlib.closing(fs.open(path, "r")) as file:
+    with _unreadable_is_damage(path) as place, contextlib.closing(fs.open(path, "r")) as file:
         if begin:
-            header = _check_same(file, path, created_us)
+            header = check_same(file, path, created_us)
             stream = FrameStream.behind(path, start, header.salt, begin)
         else:
             stream = FrameStream(path, start)
+        place.stream = stream
         _feed_file(stream, file, end)
         while stream.is_inside and stream.position < size:
             if not _feed_file(stream, file, min(size, stream.position + stream.missing)):
@@ -227,35 +238,28 @@ def check_segment(
         return stream.position
 
 
-def mend_segment(fs: FileSystem, path: Path, created_us: int, position: int, data: Buffer) -> int:
-    """Write what a segment should contain at a byte, durably; return how many bytes were different.
+class _ReadPlace:
+    """How far a file was read."""
 
-    Only bytes that differ are written, so a crash in between leaves what was there, or what should be.
-    OSError, also if it is not the segment that was made at that time.
-    """
-    with contextlib.closing(fs.open(path, "r+")) as file:
-        if position:
-            _check_same(file, path, created_us)
-        wanted = memoryview(data)
-        try:
-            found = file.pread(len(wanted), position)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            found = b""
-        changed = [
-            at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other
-        ]
-        count = len(changed) + len(wanted) - len(found)
-        if count:
-            begin = changed[0] if changed else len(found)
-            end = len(wanted) if len(found) < len(wanted) else changed[-1] + 1
-            file.pwrite([wanted[begin:end]], position + begin)
-            file.datasync()
-        return count
+    stream: FrameStream | None = None
 
 
-def _check_same(file: File, path: Path, created_us: int) -> SegmentHeader:
+@contextlib.contextmanager
+def _unreadable_is_damage(path: Path) -> Iterator[_ReadPlace]:
+    """Raise CorruptionError, behind the last whole frame, for an error of the disk in the block."""
+    place = _ReadPlace()
+    try:
+        yield place
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        position = 0 if place.stream is None else place.stream.boundary
+        text = f"the segment cannot be read ({error.strerror})"
+        raise CorruptionError(text, path=str(path), position=position) from error
+
+
+def check_same(file: File, path: Path, created_us: int) -> SegmentHeader:
+    """Return the header of a segment; OSError if it is not the one that was made at that time."""
     header = read_header(file, path)
     if header.created_us != created_us:
         raise OSError(errno.ESTALE, "the segment was begun anew")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -29,7 +29,7 @@ from walstore.errors import (
 from walstore.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.groups.letters import append_letter
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import GroupState
+from walstore.groups.state import GroupState, in_parts
 from walstore.ports import Clock
 from walstore.read.reader import Reader
 from walstore.records import Record
@@ -274,18 +274,36 @@ class GroupCoordinator:
                 pass
 
     async def settle(self, offsets: Iterable[int]) -> None:
-        """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
+        """Settle jobs; durable when this returns. Nothing happens to those that were settled before.
+
+        Many are settled a part at a time, the rest at once if this is cancelled. OffsetNotWrittenError, and
+        none is settled, if one of them is no offset of a job.
+        """
         state = self._entered()
         limit = self._log.visible_limit
-        for offset in sorted(offsets):  # neighbours take less room where they are kept
+        ordered = sorted(offsets)  # neighbours take less room where they are kept
+        for offset in (*ordered[:1], *ordered[-1:]):
             if not 0 < offset < limit:
                 raise OffsetNotWrittenError(
                     "no job has that offset", requested=offset, head=state.floor, tail=limit
                 )
-            if state.settle(offset):
-                self._note(entry(EntryKind.SETTLED, offset, offset + 1))
-        self._changed.set()
+        await self._give(self._settle(state, ordered))
         await self._sync()
+
+    def _settle(self, state: GroupState, offsets: Sequence[int]) -> _Parts:
+        """Settle jobs; others may come between two parts. What is settled and what is noted agree."""
+        for at, part in enumerate(in_parts(offsets)):
+            if at:
+                yield ()
+            for offset in part:
+                if state.settle(offset):
+                    self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+        self._changed.set()
+        if (
+            self._failure is None
+        ):  # also if the log is being closed, which waits for what is written
+            self._wants_sync = True
+            self._write()
 
     async def give_back(
         self, offset: int, deliveries: int, delay_seconds: float, *, member: bytes | None = None

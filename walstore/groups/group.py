@@ -210,19 +210,20 @@ class Group(Owned):
         return [Job(self, record, deliveries) for record, deliveries in taken]
 
     async def ack(self, jobs: Iterable[Job]) -> None:
-        """Say that the work of several jobs is done, in one step: the fastest way. As :meth:`Job.ack`.
+        """Say that the work of several jobs is done, with one sync: the fastest way. As :meth:`Job.ack`.
 
         ValueError, and nothing is acknowledged, if one of them is a job of another group.
         """
         backend = self._entered()
-        offsets = []
-        for job in check_jobs(jobs):
+        found = check_jobs(jobs)
+        members = {id(job.group): job for job in found}  # few, however many jobs there are
+        for job in members.values():
             if job.group.backend.identity != backend.identity:
                 raise ValueError(
                     f"{job!r} is of group {job.group.name!r} in {job.group.backend.identity[0]}, not of "
                     f"{self.name!r} in {backend.identity[0]}; await job.ack()"
                 )
-            offsets.append(job.offset)
+        offsets = [job.offset for job in found]
         await backend.settle(offsets)
 
     async def statistics(self) -> GroupStatistics:

@@ -333,7 +333,7 @@ class GroupState:
                 given += not_begun(_in_turn(lost))
             for job in lost:
                 job.via = later or via
-        for part in _parts(given):
+        for part in in_parts(given):
             still = (job for job in part if self._is_leased(job) and not job.is_begun)
             yield self._take_back([job for job in still if job.via is via], now)
 
@@ -347,13 +347,13 @@ class GroupState:
         """
         own = [job for job in self._outstanding.values() if job.is_leased and job.member == member]
         undone = set(not_begun(_in_turn(own)))
-        for part in _parts(own):
+        for part in in_parts(own):
             still = [job for job in part if self._is_leased(job) and job.member == member]
             for job in still:
                 if job not in undone:
                     self._end_lease(job, now)
             yield self._take_back([job for job in still if job in undone], now)
-        for some in _parts(list(held)):
+        for some in in_parts(list(held)):
             for one in some:
                 self.give_back(*one, now, 0.0, member=member)
             yield []
@@ -422,7 +422,7 @@ def not_begun(jobs: Iterable[_J]) -> list[_J]:
     return [job for job in islice(jobs, 1, None) if not job.is_begun]
 
 
-def _parts(jobs: Sequence[_T]) -> Iterator[Sequence[_T]]:
+def in_parts(jobs: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Cut jobs into parts, each of which takes no event loop for long."""
     for low in range(0, len(jobs), PART_JOBS):
         yield jobs[low : low + PART_JOBS]

@@ -7,9 +7,11 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from walstore.errors import (
     DiskFullError,
@@ -26,7 +28,7 @@ from walstore.errors import (
 )
 from walstore.http.looking import PAGES
 from walstore.http.protocol import CONTENT_POLICY, RefusedError
-from walstore.http.server_log import ServerLog
+from walstore.http.server_log import ServerLog, said_by
 
 if TYPE_CHECKING:
     from walstore.http.access import Access
@@ -168,7 +170,7 @@ class Answering:
 
 
 class _Protocol(web.RequestHandler):
-    """One connection. What aiohttp answers by itself has the headers of every answer, too."""
+    """One connection. What aiohttp answers by itself has the headers and the form of every answer, too."""
 
     __slots__ = ("_add_headers",)
 
@@ -195,7 +197,12 @@ class _Protocol(web.RequestHandler):
         error = next((one for one in (*args, *named.values()) if isinstance(one, Exception)), None)
         if isinstance(error, ConnectionError) and _is_gone(request):
             raise error
-        answer = super().handle_error(request, *args, **named)
+        status = super().handle_error(request, *args, **named).status  # it logs, and may raise
+        text = HTTPStatus(status).phrase
+        if isinstance(error, HttpProcessingError):
+            text = f"the request is no HTTP: {said_by(error)}"
+        answer = _problem(status, text, {})
+        answer.force_close()
         self._add_headers(request, answer)
         return answer
 

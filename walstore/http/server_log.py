@@ -14,6 +14,12 @@ _SENT: Final = (HttpProcessingError, web.RequestPayloadError)
 _MOST_CHARS: Final = 200
 
 
+def said_by(error: Exception) -> str:
+    """Return what an error of aiohttp says of a request, in one line that is not long."""
+    message = error.message if isinstance(error, HttpProcessingError) else str(error)
+    return " ".join(message.split())[:_MOST_CHARS]
+
+
 class ServerLog(logging.LoggerAdapter[logging.Logger]):
     """Passes on what is logged; errors in requests at most as information."""
 
@@ -25,8 +31,8 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
         error = kwargs.get("exc_info")
         if isinstance(error, _SENT):
             del kwargs["exc_info"]
-            level, said = min(level, logging.INFO), " ".join(str(error).split())[:_MOST_CHARS]
-            msg, args = f"{msg}: %s: %s", (*args, type(error).__name__, said)
+            level = min(level, logging.INFO)
+            msg, args = f"{msg}: %s: %s", (*args, type(error).__name__, said_by(error))
         super().log(level, msg, *args, **kwargs)
 
     def process(

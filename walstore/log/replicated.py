@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -14,8 +15,9 @@ from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
 from walstore.cursors.queue import patiently
 from walstore.errors import WalClosedError, WalError
 from walstore.files.directory import load_claims, read_segment_header
-from walstore.files.frame_stream import CheckedReads, check_segment, mend_segment
+from walstore.files.frame_stream import CheckedReads, check_segment
 from walstore.files.frame_walk import frames_of
+from walstore.files.mended_segment import mend_segment
 from walstore.format import segment
 from walstore.format.claims import Claims
 from walstore.groups.journal import read_journals, remove_journals
@@ -88,9 +90,16 @@ class EngineSource:
 
     async def mend(self, start: int, created_us: int, position: int, data: bytes) -> int:
         """As the port says. No frames are written there any more, and no file is used again."""
-        path = self._engine.path / segment.file_name(start)
-        fs = self._engine.fs
-        return await self._engine.reading.run(mend_segment, fs, path, created_us, position, data)
+        path, engine = self._engine.path / segment.file_name(start), self._engine
+        run = engine.reading.run
+        count = await run(mend_segment, engine.fs, path, created_us, position, data)
+        if (
+            start not in engine.state.segments
+        ):  # retention deleted it meanwhile: it may have come back
+            with contextlib.suppress(FileNotFoundError):
+                await run(engine.fs.remove, path)
+            raise FileNotFoundError(errno.ENOENT, "the segment was deleted", str(path))
+        return count
 
     def on_replicated(self, limit: int) -> None:
         """As the port says."""

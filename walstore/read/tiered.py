@@ -12,7 +12,8 @@ import asyncio
 import errno
 import logging
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from walstore.append.channel import Channel
@@ -300,7 +301,9 @@ class TieredSource:
             return await self._heal_offset_at(error, timestamp_us)
 
     async def _offset_in_files(self, timestamp_us: int, least: int = 0) -> int:
-        """Search as :meth:`offset_at` does, in the segments that end after ``least``."""
+        """Search as :meth:`offset_at` does, in the segments that end after ``least``. What is damaged is
+        repaired first, if other copies of the log have it."""
+        repaired: set[int] = set()
         while True:
             limit = self.limit
             segments = [
@@ -311,10 +314,18 @@ class TieredSource:
             self.file_reads += 1
             try:
                 found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
-            except OSError as error:
-                if any(one.start not in self._state.segments for one in segments):
-                    continue  # deleted meanwhile
-                raise describe_read(error, segments[0].path.parent) from error
+            except (OSError, CorruptionError) as error:
+                if isinstance(error, OSError):
+                    if any(one.start not in self._state.segments for one in segments):
+                        continue  # deleted meanwhile
+                    failure = describe_read(error, segments[0].path.parent)
+                else:
+                    failure = error
+                left = [one for one in _damaged(failure, segments) if one.start not in repaired]
+                if not left or not await self._repair(failure, *left):
+                    raise failure from failure.__cause__
+                repaired.update(one.start for one in left)
+                continue
             return max(limit if found is None else found, self._state.head)
 
     async def _heal_offset_at(self, error: WalError, timestamp_us: int) -> int:
@@ -387,13 +398,17 @@ class TieredSource:
         """
         try:
             return await self._read_files(position, limit, max_bytes)
-        except CorruptionError:
+        except WalError as error:
             segment = self._state.segment_of(position)
-            if self.repair is None or segment is None:
-                raise
-            if not await self.repair(segment.start):
+            if segment is None or not await self._repair(error, segment):
                 raise
         return await self._read_files(position, limit, max_bytes)
+
+    async def _repair(self, error: WalError, *segments: Segment) -> bool:
+        """Repair the segments that an error may be about; return whether they are whole then."""
+        if self.repair is None or not is_damage(error):
+            return False
+        return all([await self.repair(one.start) for one in segments])
 
     async def _read_files(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         cached = self._state.cache.read(position, limit, max_bytes)
@@ -435,6 +450,15 @@ def _is_sharable(batch: Batch) -> bool:
 
 def _size(batches: list[Batch]) -> int:
     return sum(batch.nbytes for batch in batches)
+
+
+def _damaged(error: WalError, segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Return the segment that an error is about, or all of them if it names none."""
+    path = error.path if isinstance(error, CorruptionError) else None
+    if path is None:
+        path = getattr(error.__cause__, "filename", None)
+    name = Path(path).name if isinstance(path, str) else ""
+    return [one for one in segments if one.path.name == name] or segments
 
 
 def is_damage(error: WalError) -> bool:

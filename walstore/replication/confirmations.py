@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from walstore.errors import WalError
+from walstore.errors import WalClosedError, WalError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.tasks import start_task
 
@@ -19,27 +19,41 @@ class Confirmations:
         self._running: asyncio.Task[None] | None = None
         # Begins when the running one ends. Whoever asks after that one began waits for this.
         self._next: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def wait(self) -> None:
-        """Return after a round that began since the call; raise what it raised. May be cancelled."""
+        """Return after a round that began since the call; raise what it raised. May be cancelled.
+
+        WalClosedError if :meth:`aclose` ends the round, or has been called.
+        """
+        if self._is_closed:
+            raise _closed()
         if self._next is None:
             self._next = start_task(self._round(self._running), name="walstore confirmation")
         task = self._next
         await asyncio.wait((task,))
+        if task.cancelled():  # by aclose(): nobody cancelled the caller
+            raise _closed()
         try:
             task.result()
         except WalError as error:
             raise copy_error(error) from None
 
     async def aclose(self) -> None:
-        """End all rounds."""
-        for task in (self._running, self._next):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,))
+        """End all rounds, for good."""
+        self._is_closed = True
+        rounds = [task for task in (self._running, self._next) if task is not None]
+        for task in rounds:  # all at once: the end of one would let the next one begin
+            task.cancel()
+        if rounds:
+            await asyncio.wait(rounds)
 
     async def _round(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
         self._running, self._next = self._next, None
         await self._ask()
+
+
+def _closed() -> WalClosedError:
+    return WalClosedError("the log is closed, so nothing confirms what it knows")

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 from walstore.files.frame_stream import FrameStream
 from walstore.format.segment import HEADER_BYTES, decode_header
-from walstore.ports import ReplicatedLog
 from walstore.replication.copies import READ_BYTES, SourceCopy
+from walstore.replication.own_source import OwnSource
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.whole_source import is_same_there
-from walstore.replication.written import WrittenBytes
 from walstore.runtime.tasks import start_task
 
 if TYPE_CHECKING:
@@ -28,67 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("walstore")
 
-_T = TypeVar("_T")
-
-
-class OwnSource:
-    """The files of the primary. Implements :class:`SourceCopy`."""
-
-    def __init__(self, log: ReplicatedLog, written: WrittenBytes, name: str) -> None:
-        self.log = log
-        self.written = written
-        self.name = name
-
-    async def extents(self) -> Sequence[SegmentExtent]:
-        """As of :class:`SourceCopy`."""
-        known = self.written.extents
-        found = []
-        for extent in sorted(known.values()):
-            start = extent.start
-            if not extent.salt:  # the writer's thread did not tell it
-                header = await self.read(Place(start, extent.created_us, 0), HEADER_BYTES)
-                if start not in known:
-                    continue  # retention deleted it meanwhile, so the header may be gone, too
-                salt = decode_header(header, self.name).salt or 0
-                now = known[start]
-                if now.created_us == extent.created_us:
-                    known[start] = now._replace(salt=salt)
-                extent = extent._replace(salt=salt)
-            if start in known:
-                found.append(extent)
-        return found
-
-    async def frames(self, start: int, begin: int = 0) -> Sequence[Sequence[int]]:
-        """As of :class:`SourceCopy`."""
-        return await self._look(self.log.frames(start, begin))
-
-    async def read(self, place: Place, size: int) -> bytes:
-        """As of :class:`SourceCopy`."""
-        start, created_us, position = place
-        found = await self._look(self.log.read(start, created_us, position, size))
-        extent = self.written.extents.get(start)
-        is_same = extent is not None and extent.created_us == created_us
-        end = position + len(found)
-        if is_same and extent is not None and end < min(position + size, extent.size):
-            raise CorruptionError("the segment ends early", path=self.name, position=end)
-        return found
-
-    async def check(
-        self, extent: SegmentExtent, begin: int = 0, most_bytes: int | None = None
-    ) -> int:
-        """As of :class:`ReplicatedLog`."""
-        return await self._look(self.log.check(extent, begin, most_bytes))
-
-    async def mend(self, place: Place, data: bytes) -> int:
-        """As of :class:`ReplicatedLog`."""
-        return await self._look(self.log.mend(*place, data))
-
-    async def _look(self, call: Awaitable[_T]) -> _T:
-        try:
-            return await call
-        except OSError as error:
-            text = f"the log cannot be read for its copies: {error}"
-            raise StorageUnavailableError(text) from error
+PART_BYTES: Final = 1 << 20
+"""What is read at once: the calls of a copy run one after the other, and others wait meanwhile."""
+_MOST_ROUNDS: Final = 3
+"""How often what was replaced is read again, and replaced if it still is damaged."""
 
 
 class Healer:
@@ -99,8 +41,8 @@ class Healer:
         """Its files as they are."""
         self._followers = followers
         self._tasks: dict[int, asyncio.Task[bool]] = {}
-        self._told: set[str] = set()
-        """What could not be repaired: one message for each."""
+        self._hopeless: dict[int, str] = {}
+        """Segments here that could not be repaired, and why."""
         self.mended_bytes = 0
         """Bytes that were replaced, here and at the copies."""
 
@@ -148,23 +90,40 @@ class Healer:
     async def _heal(self, start: int) -> bool:
         begin = 0
         try:
-            while True:
-                extent = self.own.written.extents.get(start)
-                if extent is None:
-                    return False
-                try:
-                    if begin < extent.size or not extent.is_sealed:
-                        await self.own.check(extent, begin)
-                except CorruptionError as error:
-                    place = _place_of(error, extent)
-                    begin = await self._mend_own(extent, place, error)
-                else:
-                    return True
+            for _ in range(_MOST_ROUNDS):
+                mended = await self._heal_from(start, begin)
+                if mended is None:
+                    self._hopeless.pop(start, None)
+                    return start in self.own.written.extents
+                begin = mended  # what the disk has now may be no better, and what was missing is in one piece
+            raise StorageUnavailableError(
+                f"the disk does not keep what is written to segment {start}"
+            )
         except WalError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
-                logger.warning("no copy of %s can help: %s", self.own.name, error)
+            self._give_up(start, error)
             return False
+
+    async def _heal_from(self, start: int, begin: int) -> int | None:
+        """Check a segment here from a byte on, and repair it; return the first place that was damaged."""
+        mended: int | None = None
+        while (extent := self.own.written.extents.get(start)) is not None:
+            try:
+                begin = await self.own.check(extent, begin, PART_BYTES)
+            except CorruptionError as error:
+                place = _place_of(error, extent)
+                begin = await self._mend_own(extent, place, error)
+                mended = place.position if mended is None else min(mended, place.position)
+            if begin >= extent.size:
+                break
+        return mended
+
+    def _give_up(self, start: int, error: WalError) -> None:
+        """Note that a segment stays damaged, and log why unless that was said already."""
+        known = self.own.written.extents
+        self._hopeless = {one: why for one, why in self._hopeless.items() if one in known}
+        if start in known and self._hopeless.get(start) != str(error):
+            self._hopeless[start] = str(error)
+            logger.warning("no copy of %s can help: %s", self.own.name, error)
 
     async def _mend_own(self, extent: SegmentExtent, place: Place, error: CorruptionError) -> int:
         """Replace the frames at a damaged place; return where they end. Raises ``error`` if it cannot."""

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from walstore.errors import (
+    CorruptionError,
     InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -98,6 +99,10 @@ class ReplicaNode(MustClose):
         self._looking: set[asyncio.Task[None]] = set()
         self._held: dict[str, HeldReplica] = {}
         self._troubles = CopyTroubles()
+        self._damaged: dict[str, set[int]] = {}
+        """Segments of copies in which damage was found, and not replaced since."""
+        self._unopened: set[str] = set()
+        """Logs whose copies cannot be used, since they are damaged."""
         self._led: set[str] = set()
         self._opening = asyncio.Lock()
         self._home = LoopGuard("node")
@@ -132,7 +137,9 @@ class ReplicaNode(MustClose):
             if handler is _obey and known is not None:  # a write may have failed for that
                 await self._look(str(name), known)
             held = await self._find(str(name))
-            return await self._noting(name, handler, partial(handler, held, payload, *arguments))
+            with self._noting_damage(str(name), handler, arguments):
+                call = partial(handler, held, payload, *arguments)
+                return await self._noting(name, handler, call)
 
         return begin
 
@@ -142,6 +149,37 @@ class ReplicaNode(MustClose):
         """Return what a call returns. Only a copy that takes part gets writes, and is told what to show."""
         with self._troubles.noting(str(name), is_end=handler in (_write, _show)):
             return await call()
+
+    def is_damaged(self, name: str) -> bool:
+        """Not for callers: return whether a copy is known to be damaged, so that another one should lead."""
+        return name in self._unopened or bool(self.damaged(name))
+
+    def note_mended(self, name: str, start: int) -> None:
+        """Not for callers: take note that a segment is whole."""
+        self._damaged.get(name, set()).discard(start)
+
+    def damaged(self, name: str) -> Sequence[int]:
+        """Not for callers: return the segments of a copy that are known to be damaged here."""
+        held = self._held.get(name)
+        first = 0 if held is None else held.replica.end.first  # retention deletes damage, too
+        return sorted(start for start in self._damaged.get(name, ()) if start >= first)
+
+    @contextlib.contextmanager
+    def _noting_damage(
+        self, name: str, handler: object, arguments: Sequence[Any]
+    ) -> Iterator[None]:
+        """Note in which segment a check or a read of another machine meets damage, until it is replaced."""
+        try:
+            yield
+        except CorruptionError:
+            if handler in (_check, _read):
+                start = arguments[2] if handler is _check else arguments[2][0]
+                self._damaged.setdefault(name, set()).add(start)
+            raise
+        if handler is _mend:  # if there is more, the next check finds it
+            self.note_mended(name, arguments[2][0])
+        elif handler is _cut:
+            self._damaged.pop(name, None)
 
     async def log(self, name: str) -> CopyLog:
         """Return the copy of a log for readers. It ends when this machine leads the log, or the node closes.
@@ -187,6 +225,8 @@ class ReplicaNode(MustClose):
     async def forget(self, name: str) -> None:
         """Not for callers: unlock a copy that no primary needs here any more; its files stay."""
         self._troubles.forget(name)
+        self._damaged.pop(name, None)
+        self._unopened.discard(name)
         async with self._opening:
             held = self._held.pop(name, None)
             if held is not None:
@@ -222,8 +262,15 @@ class ReplicaNode(MustClose):
             found = self._held.get(name)
             if found is None:
                 look_at = self._clock.monotonic() + LOOK_SECONDS
-                with self._troubles.noting(name):
-                    found = await HeldReplica.open(self._fs, self.directory / name, look_at=look_at)
+                try:
+                    with self._troubles.noting(name):
+                        found = await HeldReplica.open(
+                            self._fs, self.directory / name, look_at=look_at
+                        )
+                except CorruptionError:
+                    self._unopened.add(name)
+                    raise
+                self._unopened.discard(name)
                 self._held[name] = found
             return found
 
@@ -243,6 +290,7 @@ class ReplicaNode(MustClose):
             logger.warning(
                 "the copy of %s is made again: its directory was removed, emptied or moved", name
             )
+            self._damaged.pop(name, None)
             with contextlib.suppress(WalError):  # what it cannot write is lost anyway
                 await held.aclose(is_lost=True)
 

@@ -27,7 +27,8 @@ from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
 from walstore.replication.follower import Follower
-from walstore.replication.healing import Healer, OwnSource
+from walstore.replication.healing import Healer
+from walstore.replication.own_source import OwnSource
 from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
 from walstore.replication.scrub import Scrub
@@ -46,6 +47,8 @@ _TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.1
 _HINT_SECONDS: Final = 0.5
 """How long closing waits until the copies have the last checkpoint."""
+_HEAL_PAUSE_SECONDS: Final = 1.0
+"""From one attempt to repair what is known to be damaged to the next."""
 _LAST_SECONDS: Final = 1.0
 """How long closing waits for copies that are not there."""
 
@@ -217,8 +220,7 @@ class Primary:
 
     async def _confirm(self) -> None:
         """Ask the copies: whoever took over needs the promise of one of these."""
-        settings = self.settings
-        missing = settings.copies - settings.needed_to_take_over  # this program's own obeys
+        missing = self.settings.needed_to_confirm - 1  # this program's own obeys
         asked = {self._loop.create_task(one.confirm()) for one in self.followers}
         try:
             while missing > 0 and asked:
@@ -271,6 +273,16 @@ class Primary:
     async def heal(self, start: int) -> bool:
         """As of :class:`walstore.ports.Replicator`."""
         return await self.source.heal(start)
+
+    def heal_soon(self, start: int, then: Callable[[], None]) -> None:
+        """Repair a segment that is known to be damaged here, once another copy is there; call ``then``."""
+
+        async def repair() -> None:
+            while not await self.source.heal(start) and start in self.written.extents:
+                await self.clock.sleep(_HEAL_PAUSE_SECONDS)
+            then()
+
+        self._spawn(repair, f"walstore repair of {self.name}")
 
     @property
     def mended_bytes(self) -> int:

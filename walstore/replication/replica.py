@@ -38,9 +38,10 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
-from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment, mend_segment
+from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
+from walstore.files.mended_segment import drop_unfinished, mend_segment, segment_salt
 from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, frame, segment
@@ -89,6 +90,7 @@ class Replica:
         self._reads = CheckedReads(self._fs)
         self._stream: FrameStream | None = None
         """Checks what another copy read from its files."""
+        drop_unfinished(self._fs, self._directory)
         hint = load_checkpoint(self._fs, self._directory)
         self._has_sent_hint = hint is not None and hint.is_of_copy
         """Whether there is a checkpoint that a primary sent."""
@@ -321,8 +323,18 @@ class Replica:
         self.end = self.end._replace(first=extent.start)
 
     def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
-        """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where."""
-        extent, path = self._extent(start), self._path(start)
+        """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where.
+
+        CorruptionError at ``begin`` for one that is missing between others.
+        """
+        path = self._path(start)
+        try:
+            extent = self._extent(start)
+        except FileNotFoundError:
+            if not self._is_lost(start):
+                raise
+            text = "the segment's file is missing"
+            raise CorruptionError(text, path=str(path), position=begin) from None
         return check_segment(
             self._fs,
             path,
@@ -333,6 +345,10 @@ class Replica:
             begin=begin,
             most_bytes=most_bytes,
         )
+
+    def _is_lost(self, start: int) -> bool:
+        """Return whether a segment should be there: nothing removed it."""
+        return self.end.first <= start < self.end.place.segment
 
     def mend(self, place: Place, data: bytes) -> int:
         """Put whole frames, or a footer, where a segment is damaged, durably; return how many bytes changed.
@@ -345,11 +361,13 @@ class Replica:
             raise ContentionError(f"frames at {place} behind the end, {end}")
         stream = FrameStream(path, start)
         if position:
-            salt = read_segment_header(self._fs, self._directory, start).salt
+            salt = segment_salt(self._fs, path)
             stream = FrameStream.behind(path, start, salt, position)
         stream.feed(data)
         if stream.is_inside:
             stream.finish()
+        if path.name not in self._fs.list(self._directory) and not self._is_lost(start):
+            raise ContentionError(f"segment {start} was removed")
         return mend_segment(self._fs, path, created_us, position, data)
 
     def close(self) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import Clock
-from walstore.replication.healing import Healer
+from walstore.replication.healing import PART_BYTES, Healer
 from walstore.replication.position import SegmentExtent
 
 if TYPE_CHECKING:
     from walstore.replication.follower import Follower
 
 logger = logging.getLogger("walstore")
-
-_PART_BYTES: Final = 1 << 20
-"""What is read at once: the calls of a copy run one after the other, and writes wait meanwhile."""
 
 
 class Scrub:
@@ -37,7 +34,7 @@ class Scrub:
             for start in sorted(self._extents):
                 begin = 0
                 while (extent := self._extents.get(start)) is not None and begin < extent.size:
-                    parts = sum(-(-one.size // _PART_BYTES) for one in self._extents.values())
+                    parts = sum(-(-one.size // PART_BYTES) for one in self._extents.values())
                     await self._clock.sleep(self._seconds / parts)
                     begin = await self._check(extent, begin)
             if not self._extents:
@@ -48,10 +45,10 @@ class Scrub:
         start, end = extent.start, extent.size
         try:
             try:
-                end = await self._healer.own.check(extent, begin, _PART_BYTES)
+                end = await self._healer.own.check(extent, begin, PART_BYTES)
             except CorruptionError:
                 if await self._healer.heal(start):
-                    end = await self._healer.own.check(extent, begin, _PART_BYTES)
+                    end = await self._healer.own.check(extent, begin, PART_BYTES)
         except WalError as error:
             logger.info("a segment is not checked: %s", error)  # retention may have deleted it
         for follower in self._followers:
@@ -59,7 +56,7 @@ class Scrub:
             if copy is None or not follower.is_present:
                 continue
             try:
-                await self._healer.check_copy(follower, copy, start, begin, _PART_BYTES)
+                await self._healer.check_copy(follower, copy, start, begin, PART_BYTES)
             except CorruptionError as error:
                 logger.warning("the copy at %s stays damaged: %s", follower.address, error)
             except WalError as error:

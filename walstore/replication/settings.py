@@ -32,7 +32,7 @@ class Replication:
 
     nodes: Sequence[str]
     """Addresses of the other copies, 1 to 15: ``tls://host:7420``, ``tcp://127.0.0.1:7420``,
-    ``unix:///…``."""
+    ``unix:///…``. None with ``replicas=1``: this program has the only copy, and its own sync acknowledges."""
     replicas: int | None = None
     """Copies in all, the primary's included; must be one more than ``nodes``, and is if left out."""
     quorum: int | None = None
@@ -50,7 +50,10 @@ class Replication:
     know a newer list refuse programs that still have an older one, with FencedError."""
     joined: Mapping[str, int] = field(default_factory=dict)
     """Of nodes that came into the list later: the generation of the first list with them. If such a node has
-    a copy of a time before, that counts only when it has caught up, as a new one."""
+    a copy of a time before, that counts only when it has caught up, as a new one. Of two copies, one that
+    came with this very list need not have caught up for a takeover; so let a program with the list before
+    that lead the log once, and its copy stay until one has led with the same list and a higher
+    ``generation``."""
     joined_here: int = 0
     """The same of this program's copy."""
     topology: str | KeyValues | None = None
@@ -68,8 +71,10 @@ class Replication:
 
     def __post_init__(self) -> None:
         as_texts(self.nodes, "nodes")
-        if not 1 <= len(self.nodes) <= 15:
-            raise InvalidSettingsError(f"nodes must be 1 to 15 addresses, not {len(self.nodes)}")
+        if not (self.replicas != 1) <= len(self.nodes) <= 15:
+            raise InvalidSettingsError(
+                f"nodes must be 1 to 15 addresses, or none with replicas=1, not {len(self.nodes)}"
+            )
         found = [str(address) for address in self.addresses]
         if len(set(found)) < len(found):
             raise InvalidSettingsError("two of the nodes have the same address")
@@ -119,6 +124,21 @@ class Replication:
         And more than half of them, so that of each epoch there is one primary.
         """
         return max(self.copies - self.needed + 1, self.copies // 2 + 1)
+
+    def is_new(self, node: str | None) -> bool:
+        """Whether the copy at a node, None for this program's, came with this very list of copies."""
+        joined = self.joined_here if node is None else self.joined.get(node, 0)
+        return joined == self.generation > 0
+
+    @property
+    def needed_to_confirm(self) -> int:
+        """Copies that must obey a primary, its own among them, so that nobody has taken over.
+
+        One of those that a takeover needs; with two, also if the new one is given up: then the other one.
+        """
+        if self.copies == 2 and self.is_new(None):
+            return 2
+        return self.copies - self.needed_to_take_over + 1
 
     @property
     def needed(self) -> int:

@@ -7,6 +7,24 @@ frame, so one that has obeyed a later candidate has to be heard before the epoch
 
 Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
 needs all of them once: if none is whole, and at most one has records, that one is the log.
+
+A log of one copy A grows by one: the next list is A and B, and B, which came with that very list, is not
+whole, nor can it become so before somebody leads. The same when one of two is replaced. So with a list of
+two, of which one is new, it is enough that both promise and the old one, A, is whole:
+  * Q1. A has everything. With this list an append is acknowledged when both have it. With the list before,
+    of A alone or of A and another one, A's copy was needed, too; and if there were more copies before that,
+    whoever led with that list needed both whole, and A had everything from then on. That somebody led with it
+    before the list changes, and that his or a present copy stays, the allocator sees to (``allocation.py``).
+  * Q2. Every takeover with the list before and this one needs a promise of A, which remembers it since it is
+    whole. So of each epoch there is one primary. A stays in the next list, and the first takeover with that
+    needs A again: it is A alone, A and another new one, the same two as equals, both of them whole, or these
+    and a third one, which is not whole yet. From then on A refuses this list, whatever becomes of B: who
+    reads it from somewhere old, or stood still, cannot take over with it. Were A given up at once, B alone
+    would know of it, and B's disk may be lost. If B is given up by hand, A alone may take over while B leads
+    yet; so what B says of the present is confirmed by A.
+It is not enough that all answer: with A's disk lost, A forgot. Nor that any of two is whole: when the third
+of three copies is given up, the first may lack what the other two acknowledged, until somebody leads. Nor
+that A alone promises: an opening is over only when both have its first frame.
 """
 
 from __future__ import annotations
@@ -22,6 +40,7 @@ from walstore.replication.copies import LocalCopy, catch_up, complete
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
+from walstore.replication.settings import Replication
 from walstore.replication.whole_source import WholeSource
 from walstore.runtime.threads import Lane
 
@@ -47,6 +66,11 @@ class _Promised(NamedTuple):
     is_blank: bool = False
     """Whether it counted, and has no file of the log: it never got one, or they were removed. It decides only
     together with all others."""
+
+    @property
+    def address(self) -> str | None:
+        """Of its node; None for the primary's own."""
+        return None if self.copy is None else str(self.copy.client.address)
 
     @classmethod
     def of(cls, end: CopyEnd, is_whole: bool, copy: RemoteCopy | None) -> _Promised:  # noqa: FBT001
@@ -101,7 +125,8 @@ async def _try_epoch(
         whole = sum(one.is_whole for one in promised)
         if len(promised) == settings.copies:  # nobody else could know more
             whole += sum(one.is_blank for one in promised)
-        return whole >= settings.needed_to_take_over and len(promised) >= settings.needed
+        is_whole = whole >= settings.needed_to_take_over or _has_old_one(promised, settings)
+        return is_whole and len(promised) >= settings.needed
 
     def is_decided() -> bool:
         return are_enough() or any(isinstance(one, FencedError) for one in refused.values())
@@ -127,6 +152,14 @@ async def _try_epoch(
     finally:
         for client in clients:
             await client.aclose()
+
+
+def _has_old_one(promised: Sequence[_Promised], settings: Replication) -> bool:
+    """Return whether both of two copies are there, the whole one and one that is new in this list."""
+    if not len(promised) == settings.copies == settings.needed == 2:
+        return False
+    is_new = {one: settings.is_new(one.address) for one in promised}
+    return any(is_new.values()) and any(one.is_whole and not is_new[one] for one in promised)
 
 
 def _cancellations() -> int:

@@ -178,13 +178,13 @@ class Appender:
                 update,
                 producer,
                 number,
-                *repeated,
+                is_repeated,
             ]:
                 pass
             case _:
                 raise ProtocolViolationError(
                     "a group that is none: its options are key, stream, headers and time, its conditions "
-                    "expected offset, expected registers, update, producer and number"
+                    "expected offset, expected registers, update, producer, number and whether it is repeated"
                 )
         level = self._wal.level(durability)
         shared: dict[str, Any] = {
@@ -198,7 +198,7 @@ class Appender:
             return level, await self._wal.producer(producer).append_many(
                 values,
                 sequence=number,
-                repeated=repeated == [True] or (number is not None and message.id <= self._again),
+                repeated=is_repeated is True or (number is not None and message.id <= self._again),
                 **shared,
             )
         return level, await self._wal.append_many(

@@ -42,7 +42,7 @@ from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
-from walstore.serve.turns import Turns
+from walstore.serve.turns import SHORT_HEAD_BYTES, Turns
 from walstore.wire.address import Address
 from walstore.wire.errors import pack_error
 from walstore.wire.message import (
@@ -62,6 +62,10 @@ from walstore.wire.message import (
 logger = logging.getLogger("walstore")
 
 
+_AHEAD_BYTES: Final = 64 << 10
+"""How much may be there behind a request that waits for its turn until no more is read."""
+_SAY_SECONDS: Final = 3.0
+"""How long a client hears nothing while nothing is read of it: it takes a server for dead after 10 s."""
 _SEND_SECONDS: Final = 3.0
 """How long a client may send nothing of a large message that has its room, while others wait for room."""
 
@@ -140,6 +144,9 @@ class ClientConnection(asyncio.Protocol):
         # Whether the client ends the connection itself after a GOODBYE, and whether it got one.
         self._moves = self._is_leaving = False
         self._is_aborted = False
+        self._is_used = False
+        """Whether a request followed the greeting and what belongs to it."""
+        self._said_at = owner.monotonic()
         self._taking = Taking(owner.monotonic())
         self._heard_at = owner.monotonic()
         self.since = owner.monotonic()
@@ -206,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
         self._outgoing.end()
         self._turns.leave(self)
         self._decoder.drop()
-        self._incoming.end()
+        self._incoming.drop()
         self._owner.left(self)
 
     # -- for the server ----------------------------------------------------------------------
@@ -231,9 +238,21 @@ class ClientConnection(asyncio.Protocol):
             why = f"it left something half done for {seconds:g} s"
         is_needed = self._owner.incoming.waiting and self._incoming.holds_room
         idle_seconds = now - max(self._heard_at, self.since)
-        if why is None and is_needed and not self._reads_paused and idle_seconds > _SEND_SECONDS:
+        is_coming = self._decoder.is_inside and not self._reads_paused
+        if why is None and is_needed and is_coming and idle_seconds > _SEND_SECONDS:
             why = f"it sent nothing of a large message for {_SEND_SECONDS:g} s; others wait for its room"
         return why
+
+    def reassure(self, now: float) -> None:
+        """Tell a client that the server lives, every few seconds in which nothing is read of it.
+
+        What it asks to find out waits, too. It was greeted, and waits for nothing that belongs to that.
+        """
+        is_unread = self._reads_paused or self._decoder.lengths is not None
+        is_greeted = self._is_used or self._decoder.number != NO_REQUEST
+        is_due = now - self._said_at >= _SAY_SECONDS and self._outgoing.taken_bytes is None
+        if is_unread and is_greeted and is_due and self._service is not None:
+            self._write(encode(Kind.DONE, NO_REQUEST, None))
 
     @property
     def used_bytes(self) -> int:
@@ -319,6 +338,7 @@ class ClientConnection(asyncio.Protocol):
             self._turns.release(held)
             raise
         self.since = self._owner.monotonic()
+        self._is_used |= self._is_greeted and message.id != NO_REQUEST
         cost, is_running = self._incoming.begin(message.size), False
         if held and message.kind != Kind.APPEND:
             held = self._turns.settle(held, message.size - len(message.payload), message.parts)
@@ -332,6 +352,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _next_holds(self) -> int | None:
         """Return what the next request holds while it runs; None if none can begin."""
+        if self._is_open and self._is_greeted:
+            self._drop_cancelled()
         lengths = self._decoder.lengths if self._is_open else None
         if lengths is None:
             return None
@@ -340,6 +362,13 @@ class ClientConnection(asyncio.Protocol):
         if not self._incoming.takes(lengths[0]):
             return None
         return self._turns.begin(self, lengths[1], is_first=not self._heads)
+
+    def _drop_cancelled(self) -> None:
+        """Refuse appends that are next and whose CANCEL has arrived: they never begin."""
+        while (dropped := self._decoder.drop_cancelled()) is not None:
+            self._incoming.drop()
+            self._turns.leave(self)
+            self._write(encode(Kind.FAILED, dropped, _NOT_WRITTEN))
 
     @property
     def _is_open(self) -> bool:
@@ -566,6 +595,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._figures.sent_bytes += size_of(pieces)
+        self._said_at = self._owner.monotonic()
         was_writable = self._outgoing.is_writable
         self._outgoing.write(pieces)
         if was_writable and not self._outgoing.is_writable:
@@ -603,14 +633,18 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         try:
-            is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
-            is_waiting = is_reading and self._decoder.lengths is not None
+            if self._greeting is not None:  # read on, so that it is noticed if the client leaves
+                is_reading = self._decoder.left_bytes <= SHORT_HEAD_BYTES
+            else:
+                is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
+            is_waiting = is_reading and self._is_open and self._decoder.lengths is not None
         except ProtocolViolationError as error:
             self._violated(error)
             return
         if is_waiting:
-            is_reading = False
             self._turns.join(self)
+            # What waits longer than a few passes may be cancelled meanwhile.
+            is_reading = self._turns.is_long(self) and self._decoder.ahead_bytes <= _AHEAD_BYTES
         if not is_reading and not self._reads_paused:
             transport.pause_reading()
         elif self._reads_paused and is_reading:
@@ -619,6 +653,9 @@ class ClientConnection(asyncio.Protocol):
         self._reads_paused = not is_reading
 
 
+_NOT_WRITTEN: Final = pack_error(
+    WalError("the client cancelled the append before it began; nothing was written")
+)
 _CANCELLED: Final = pack_error(OutcomeUnknownError("the client cancelled the request"))
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
 

@@ -72,10 +72,10 @@ class Incoming:
         self._share.wait(SHORT_BYTES)
         return False
 
-    def end(self) -> None:
-        """The connection is lost. What it began goes on, and is released."""
+    def drop(self) -> None:
+        """The next message does not begin; or the connection is lost, and what it began is released later."""
         self._share.leave()
-        given, self._coming_bytes = self._coming_bytes, 0
+        given, self._coming_bytes, self._wanted_bytes = self._coming_bytes, 0, 0
         self._give(given)
 
     def _admit(self) -> None:

@@ -413,7 +413,7 @@ class Server(MustClose):
             )
 
     async def _sweep(self) -> None:
-        """Disconnect clients that stopped in the middle of something."""
+        """Disconnect clients that stopped in the middle of something, and reassure those that wait."""
         pause = min(_SWEEP_SECONDS, self.settings.stall_seconds / 2)
         while True:
             await self._clock.sleep(pause)
@@ -423,6 +423,8 @@ class Server(MustClose):
                 why = connection.stall(now)
                 if why is not None:
                     connection.drop(why)
+                else:
+                    connection.reassure(now)
 
 
 def _bind(path: str) -> tuple[socket.socket, Path, int]:

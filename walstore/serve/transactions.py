@@ -71,7 +71,7 @@ class ServedTransactions:
         self, payload: memoryview, number: int, durability: Any, conditions: Any
     ) -> None:
         match conditions:
-            case [expect_offset, expect, update, producer, sequence, *repeated]:
+            case [expect_offset, expect, update, producer, sequence, is_repeated]:
                 pass
             case _:
                 raise ProtocolViolationError("conditions that are none")
@@ -86,7 +86,7 @@ class ServedTransactions:
             )
         if producer is not None:
             made = self._wal.producer(producer).transaction(
-                sequence=sequence, repeated=repeated == [True], durability=durability
+                sequence=sequence, repeated=is_repeated is True, durability=durability
             )
         else:
             made = self._wal.transaction(

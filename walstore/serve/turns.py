@@ -1,8 +1,8 @@
 """Turns: the requests of all clients of a server begin in turn, little in each pass of the event loop.
 
 So the loop goes on to answers and timers soon, however much clients have sent, and a client that sends little
-begins behind one request each of the others. Short requests begin before long ones, and at least one of each
-kind in a pass.
+begins behind at most 16 requests of each of the others. Short requests begin before long ones, and at least
+one of each kind in a pass.
 
 What the heads of requests become counts, too. A byte of a head is an object here, so what was received and
 did not begin yet stays packed.
@@ -25,7 +25,9 @@ _HEAD_BYTES: Final = 512
 _OBJECT_FACTOR: Final = 24
 """What a byte of a head takes as objects: 250 bytes for a record with a short key, of 10 bytes here."""
 _FEW_PARTS: Final = 64
+"""A head of up to so many parts is a few objects, as long as they may be."""
 _PART_BYTES: Final = 64
+"""What a part takes as an object, in addition to its bytes."""
 _FREE_BYTES: Final = 128
 """The head of a request that is mostly payload, or a read; what it takes counts as part of the request."""
 
@@ -65,18 +67,8 @@ class Turns:
         nothing.
         """
         is_short = head_bytes <= SHORT_HEAD_BYTES
-        if head_bytes <= _FREE_BYTES:
-            cost = 0
-        elif is_short and is_first:
-            cost = 1
-        else:
-            # What waits long holds little, so half of it is free at some time.
-            cost = min(head_bytes * _OBJECT_FACTOR, self._most_bytes // 2)
-        is_turn = self._turn is client
-        if is_turn:
-            has_work = self._turn_left > 0 and (is_short or self._is_long_turn)
-        else:
-            has_work = self._left > 0 and not self._short and not self._long
+        cost = self._cost(head_bytes, is_free=is_short and is_first)
+        has_work = self._has_work(client, is_short=is_short)
         has_room = cost <= 1 or self.held_bytes + cost <= self._most_bytes
         if has_work and has_room:
             work = 1 + head_bytes // _HEAD_BYTES
@@ -84,8 +76,26 @@ class Turns:
             self._turn_left -= work
             self.held_bytes += cost
             return cost
-        self._wait(client, is_short=is_short and has_room, is_next=is_turn and has_work)
+        is_next = self._turn is client and has_work
+        self._wait(client, is_short=is_short and has_room, is_next=is_next)
         return None
+
+    def _cost(self, head_bytes: int, *, is_free: bool) -> int:
+        """Return what a head holds as objects."""
+        if head_bytes <= _FREE_BYTES:
+            return 0
+        # What waits long holds little, so half of it is free at some time.
+        return 1 if is_free else min(head_bytes * _OBJECT_FACTOR, self._most_bytes // 2)
+
+    def _has_work(self, client: InTurn, *, is_short: bool) -> bool:
+        """Whether it is the turn of a client, or of nobody, and something is left of the pass."""
+        if self._turn is client:
+            return self._turn_left > 0 and (is_short or self._is_long_turn)
+        return self._left > 0 and not self._short and not self._long
+
+    def is_long(self, client: InTurn) -> bool:
+        """Whether a client waits for the turn of a long request."""
+        return client in self._long
 
     def settle(self, held_bytes: int, head_bytes: int, parts: int) -> int:
         """Return what a head holds for which so much was held, now that its parts are known.

@@ -67,7 +67,7 @@ class LogSpec(NamedTuple):
     """What is wanted of one log."""
 
     replicas: int = 3
-    """Copies in all, 2 to 16."""
+    """Copies in all, 1 to 16."""
     quorum: int | None = None
     """Copies that must have a record, more than half of ``replicas``; just more than half if None."""
     labels: Mapping[str, str] = {}
@@ -93,7 +93,7 @@ class LogSpec(NamedTuple):
 
     def check(self) -> LogSpec:
         """Return it; TypeError, ValueError or InvalidSettingsError (one, too) if it cannot be."""
-        as_count(self.replicas, "replicas", low=2, high=MOST_COPIES)
+        as_count(self.replicas, "replicas", high=MOST_COPIES)
         if self.quorum is not None:
             # Less than half of the copies could not be taken over safely while their list changes.
             as_count(self.quorum, "quorum", low=self.replicas // 2 + 1, high=self.replicas)
@@ -167,6 +167,12 @@ class LogSpec(NamedTuple):
             joined=joined,
         )
 
+    @property
+    def new_of_two(self) -> str | None:
+        """The one of two copies that came with this very list, beside one that did not; None if none did."""
+        new = [one for one in self.copies if self.joined.get(one) == self.generation]
+        return new[0] if (len(self.copies), len(new)) == (2, 1) else None
+
     def led_first_by(self, address: str) -> LogSpec:
         """Return it with another order of the same copies: the first one that is there leads."""
         others = [one for one in self.copies if one != address]
@@ -220,15 +226,22 @@ class Leader(NamedTuple):
     """Those of them that have caught up."""
     missing: Mapping[str, str] = {}
     """Of the others, why; empty of a program that does not tell."""
+    generation: int = 0
+    """Of the list of copies that it leads with; 0 of a program that does not tell."""
 
     @classmethod
     def of(
-        cls, address: str, epoch: int, copies: Sequence[str], troubles: Mapping[str, str | None]
+        cls,
+        address: str,
+        epoch: int,
+        copies: Sequence[str],
+        troubles: Mapping[str, str | None],
+        generation: int = 0,
     ) -> Leader:
         """Return what a leader says of its copies; ``troubles`` has None for those that are there."""
         present = tuple(one for one, why in troubles.items() if why is None)
         missing = {one: why for one, why in troubles.items() if why is not None}
-        return cls(address, "", epoch, tuple(copies), present, missing)
+        return cls(address, "", epoch, tuple(copies), present, missing, generation)
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -246,9 +259,11 @@ class Leader(NamedTuple):
                 "present": list(present),
                 **later,
             } if type(epoch) is int and epoch >= 0 and _are_texts([*copies, *present]):
-                missing = later.get("missing", {})
-                if isinstance(missing, dict) and _are_texts([*missing.values()]):
-                    return cls(address, tag, epoch, tuple(copies), tuple(present), missing)
+                missing, generation = later.get("missing", {}), later.get("generation", 0)
+                is_sound = isinstance(missing, dict) and _are_texts([*missing.values()])
+                if is_sound and type(generation) is int and generation >= 0:
+                    places = tuple(copies), tuple(present)
+                    return cls(address, tag, epoch, *places, missing, generation)
         raise _no("leader", key)
 
 

@@ -59,7 +59,7 @@ class Kind(IntEnum):
     """Client: anything else, by the name of a method."""
     CANCEL = 5
     """Client: the answer with that id is no longer wanted. The request has one nevertheless: an error,
-    or DONE if it was done before this arrived."""
+    or DONE if it was done before this arrived. An append that has begun by then is done."""
     DONE = 6
     """Server: the answer of a request that succeeded."""
     FAILED = 7
@@ -81,7 +81,8 @@ whose greeting has ``moves``."""
 NO_REQUEST: Final = 0
 """Number of FAILED from a server that ends the connection, as it cannot tell what the client wants of it.
 
-Clients number their greeting so, and nothing else."""
+Clients number their greeting so, and what belongs to it, and nothing else. Later, DONE with this number means
+that the server lives and reads nothing now; all clients ignore it."""
 
 
 class Message(NamedTuple):
@@ -155,13 +156,16 @@ class Decoder:
         self._position = 0
         self._is_growing = False
         self._header: _Header | None = None
+        # So many bytes of what is not taken were looked at for CANCELs, and the numbers of these.
+        self._seen_bytes = 0
+        self._cancelled: set[int] = set()
 
     @property
     def is_inside(self) -> bool:
         """Whether a message has begun and its end is missing."""
         if not self._has_begun or self._skip_bytes:
             return True
-        header, left = self._header, self._left_bytes
+        header, left = self._header, self.left_bytes
         return left > 0 and (header is None or left < header.size)
 
     @property
@@ -183,6 +187,43 @@ class Decoder:
         if header is None or header.size > len(self._data) - self._position:
             return None
         return header.size, header.head_bytes
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How much is there beyond the next message, if all of that is."""
+        return 0 if self._header is None else max(0, self.left_bytes - self._header.size)
+
+    @property
+    def number(self) -> int:
+        """That of the next message; 0 if it is not known yet."""
+        return 0 if self._header is None else self._header.number
+
+    def drop_cancelled(self) -> int | None:
+        """Drop the next message if it is an append whose CANCEL has arrived, without looking into it.
+
+        Returns its number; None if it is anything else, or not all of it is there.
+        """
+        lengths, header = self.lengths, self._header
+        if lengths is None or header is None or header.kind != Kind.APPEND:
+            return None
+        self._look_ahead()
+        if header.number not in self._cancelled:
+            return None
+        self._advance(header.size)
+        return header.number
+
+    def _look_ahead(self) -> None:
+        """Note what is cancelled by the messages that are there, each once."""
+        at = self._position + self._seen_bytes
+        while len(self._data) - at >= HEADER.size:
+            length, number, _, kind = HEADER.unpack_from(self._data, at)
+            end = at + _LENGTH.size + length
+            if length < _REST_BYTES or end > len(self._data):
+                break
+            if kind == Kind.CANCEL:
+                self._cancelled.add(number)
+            at = end
+        self._seen_bytes = at - self._position
 
     def admit(self) -> None:
         """Take messages of any length from now on."""
@@ -208,7 +249,7 @@ class Decoder:
             skipped = min(self._skip_bytes, len(data))
             self._skip_bytes -= skipped
             data = data[skipped:]
-        if not self._left_bytes:
+        if not self.left_bytes:
             self._data, self._position, self._is_growing = data, 0, False
             return
         if not self._is_growing:
@@ -235,6 +276,8 @@ class Decoder:
             return None
         data = memoryview(self._data)[start : start + size]
         self._advance(size)
+        if kind == Kind.CANCEL:
+            self._cancelled.discard(number)
         end = HEADER.size + head_bytes
         packed = data[HEADER.size : end]
         if self._skips or head_bytes <= _SHORT_BYTES:
@@ -243,12 +286,14 @@ class Decoder:
         return Message(kind, number, head, data[end:], size, parts)
 
     @property
-    def _left_bytes(self) -> int:
+    def left_bytes(self) -> int:
+        """How much is there that was not taken."""
         return len(self._data) - self._position
 
     def _advance(self, size: int) -> None:
         """Go to what follows a message, which refers to the data."""
         self._position += size
+        self._seen_bytes = max(0, self._seen_bytes - size)
         self._is_growing, self._header = False, None
         if self._position == len(self._data):
             self.drop()
@@ -260,12 +305,14 @@ class Decoder:
     def drop(self) -> None:
         """Forget all that was not taken."""
         self._data, self._position, self._header = b"", 0, None
+        self._seen_bytes = 0
+        self._cancelled.clear()
 
     def _peek(self) -> _Header | None:
         """Return the header of the next message, if that is there."""
         if not self._has_begun and not self._begin():
             return None
-        if self._left_bytes < HEADER.size:
+        if self.left_bytes < HEADER.size:
             return None
         length, number, head_bytes, kind = HEADER.unpack_from(self._data, self._position)
         problem = self._problem(length, head_bytes)

@@ -281,7 +281,8 @@ class ReplicaHistory:
         await self._heal()
 
     async def _act(self, act: str) -> None:
-        machine = self.random.choice(self.machines)
+        of_list = self.plan.grows and act in ("promote", "usurp")
+        machine = self.random.choice(self.lists[-1].machines if of_list else self.machines)
         self.note(OUTSIDE, f"{act} {machine.name}")
         self.happened[act] += 1
         match act:
@@ -340,36 +341,32 @@ class ReplicaHistory:
         for _ in range(50):
             await asyncio.sleep(0.2)
             leader, present = self._leader()
+            if leader is None and self._may_be_lost(now) and self.random.random() < 0.2:
+                self._give_up_new_one(now)
+                return
             if leader is None or self.lists[-1] is not now:
                 continue
             spare = [one for one in self.machines if one not in now.machines]
             doomed = [one for one in now.machines if one is not leader]
             absent = [one for one in doomed if one not in present]
-            if len(absent) > 1 or not spare:
+            if len(absent) > 1 or not (spare or self.plan.grows):
                 continue
-            gone: Machine | None = (absent or [self.random.choice(doomed)])[0]
-            new: Machine | None = self.random.choice(spare)
-            share = self.plan.resizes
-            resizes = share > 0 and self.random.random() < share
-            if resizes and len(now.machines) > self.plan.copies:
-                new = None  # one copy less
-            elif resizes and not absent:
-                gone = None  # one copy more
-            generation = now.generation + 1
-            machines = tuple(one for one in (*now.machines, new) if one not in (gone, None))
-            joined = {one: at for one, at in now.joined.items() if one is not gone}
-            if new is not None:
-                joined[new] = generation
-            self.lists.append(CopyList(generation, machines, joined))
-            names = [one.name for one in machines]
-            self.note(OUTSIDE, f"the copies are {names} now")
-            self.happened["exchanged" if len(machines) == len(now.machines) else "resized"] += 1
-            if self.random.random() < 0.5:  # another copy falls behind before the new list is used
-                behind = self.random.choice([one for one in machines if one not in (leader, new)])
+            news = self._new_of_two(now)
+            if leader in news and absent:
+                continue  # the other one is needed
+            gone, new = self._exchanged(now, doomed, absent, spare)
+            machines = self._change_list(now, gone, new)
+            others = [one for one in machines if one not in (leader, new)]
+            if others and self.random.random() < 0.5:
+                # Another copy falls behind before the new list is used.
+                behind = self.random.choice(others)
                 behind.is_cut_off = True
                 self.loop.call_later(1.0, setattr, behind, "is_cut_off", False)
             await asyncio.sleep(self.random.choice([0.0, 0.3, 1.0]))
             leader.kill()
+            if "heals" in self.plan.ignored and len(machines) == 2 < len(now.machines):
+                leader.replace_disk()  # the other one may lack what this and the one given up had
+                self.happened["disks lost"] += 1
             if self.random.random() < 0.5:
                 self._promote(leader)
             else:
@@ -378,6 +375,61 @@ class ReplicaHistory:
                 await leader.serve()
                 self._promote(new or machines[-1])
             return
+
+    def _exchanged(
+        self, now: CopyList, doomed: list[Machine], absent: list[Machine], spare: list[Machine]
+    ) -> tuple[Machine | None, Machine | None]:
+        """Return who leaves the list of copies, and who comes, or None."""
+        if self._new_of_two(now) and not absent:
+            return None, None  # the same two, as equals
+        if self.plan.grows:
+            return self._grown_or_less(doomed, absent, spare)
+        gone, new = (absent or [self.random.choice(doomed)])[0], self.random.choice(spare)
+        resizes = self.plan.resizes > 0 and self.random.random() < self.plan.resizes
+        if resizes and len(now.machines) > self.plan.copies:
+            return gone, None  # one copy less
+        return (None, new) if resizes and not absent else (gone, new)
+
+    def _grown_or_less(
+        self, doomed: list[Machine], absent: list[Machine], spare: list[Machine]
+    ) -> tuple[Machine | None, Machine | None]:
+        """Return who leaves a list of one to three copies, and who comes, of which one may be None."""
+        gone = (absent or [self.random.choice(doomed)])[0] if doomed else None
+        new = self.random.choice(spare) if spare else None
+        share = self.random.random()
+        if gone is None or new is None or share < 0.2:
+            return gone, new
+        return (None, new) if share < 0.6 and not absent else (gone, None)
+
+    def _change_list(
+        self, now: CopyList, gone: Machine | None, new: Machine | None
+    ) -> tuple[Machine, ...]:
+        generation = now.generation + 1
+        machines = tuple(one for one in (*now.machines, new) if one not in (gone, None))
+        joined = {one: at for one, at in now.joined.items() if one is not gone}
+        if new is not None:
+            joined[new] = generation
+        self.lists.append(CopyList(generation, machines, joined))
+        self.note(OUTSIDE, f"the copies are {[one.name for one in machines]} now")
+        self.happened["exchanged" if len(machines) == len(now.machines) else "resized"] += 1
+        self.happened[f"{len(now.machines)} to {len(machines)}"] += 1
+        return machines
+
+    def _may_be_lost(self, now: CopyList) -> bool:
+        """Whether the list has two copies of which one is new, which is given up by hand if nobody leads."""
+        news = self._new_of_two(now)
+        return bool(news) and all(self._is_whole(one) for one in now.machines if one not in news)
+
+    def _new_of_two(self, now: CopyList) -> list[Machine]:
+        """Return the one of two copies that is new beside one that is not."""
+        news = [one for one, at in now.joined.items() if at == now.generation]
+        return news if self.plan.grows and (len(now.machines), len(news)) == (2, 1) else []
+
+    def _give_up_new_one(self, now: CopyList) -> None:
+        (gone,) = [one for one, at in now.joined.items() if at == now.generation]
+        spare = [one for one in self.machines if one not in now.machines]
+        self._change_list(now, gone, self.random.choice([None, *spare]))
+        self.happened["given up while nobody led"] += 1
 
     def _leader(self) -> tuple[Machine | None, list[Machine]]:
         """Return who leads with the newest list, as the newest primary says, and which others are there."""
@@ -399,11 +451,20 @@ class ReplicaHistory:
         for _ in range(100):
             await asyncio.sleep(0.2)
             others = [one for one in self.lists[-1].machines if one is not doomed]
+            if self.plan.grows and not self._may_lose(doomed):
+                continue
             ends = {self._end_of(one) if self._is_whole(one) else None for one in others}
             if len(ends) == 1 and None not in ends and self.happened["acknowledged"] >= before:
                 doomed.replace_disk()
                 self.happened["disks lost"] += 1
                 return
+
+    def _may_lose(self, doomed: Machine) -> bool:
+        """Whether the log can be led without this disk: not with one of two copies, but for the new one."""
+        now = self.lists[-1]
+        is_new = now.joined.get(doomed) == now.generation
+        is_spared = len(now.machines) > 2 or doomed not in now.machines or is_new
+        return is_spared or "heals" in self.plan.ignored
 
     def _is_whole(self, machine: Machine) -> bool:
         """Whether a machine's copy counts: else it is as good as lost, too."""
@@ -491,6 +552,7 @@ class PrimaryProgram:
             settings=Settings(segment_bytes=plan.segment_bytes),
             replication=Replication(
                 nodes=list(joined),
+                replicas=len(self.list.machines),
                 quorum=max(plan.quorum, len(self.list.machines) // 2 + 1),
                 name=_LOG,
                 generation=self.list.generation,
@@ -532,10 +594,15 @@ class PrimaryProgram:
 
     async def look(self, logs: list[dict[int, bytes]]) -> None:
         """Open the log when all is well, and note all of it."""
-        try:
-            wal = await self._open()
-        except (StorageUnavailableError, FencedError, CorruptionError) as error:
-            raise ReplicaViolationError("heals", f"{self.process}: {error!r}") from error
+        for left in reversed(range(40 if self.history.plan.grows else 1)):
+            try:
+                wal = await self._open()
+                break
+            except (StorageUnavailableError, FencedError, CorruptionError) as error:
+                # The second copy may be made in several attempts, each with its patience.
+                if not left or not isinstance(error, StorageUnavailableError):
+                    text = f"{self.process}: {error!r}"
+                    raise ReplicaViolationError("heals", text) from error
         logs.append(await self._check(wal))
         await wal.aclose()
 

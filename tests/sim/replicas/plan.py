@@ -31,6 +31,8 @@ class ReplicaPlan:
     """Machines that have no copy at first."""
     resizes: float = 0.0
     """Share of the changes of the list that add a copy, or give one up."""
+    grows: bool = False
+    """Whether the list of copies has one to three machines, one more or less each time."""
     checkpoint_writes: int = 1024
     """After so many writes a primary sends its copies a checkpoint."""
     has_topology: bool = False
@@ -63,6 +65,12 @@ def draw(seed: int) -> ReplicaPlan:
     spares = extra.choice([0, 1, 2]) if (copies, quorum) in ((3, 2), (5, 3)) else 0
     acts += tuple(act for act in OF_LISTS if spares and extra.random() < 0.7)
     acts += ("read a copy",)
+    grown = Random(f"replica growth {seed}")
+    grows = grown.random() < 0.15
+    if grows:
+        copies, quorum, spares = 1, 1, 2
+        acts = ("exchange", "exchange", "exchange", "promote", "read a copy")
+        acts += tuple(act for act in (*ACTS, "old list") if grown.random() < 0.6)
     return ReplicaPlan(
         seed=seed,
         copies=copies,
@@ -77,5 +85,6 @@ def draw(seed: int) -> ReplicaPlan:
         spares=spares,
         checkpoint_writes=extra.choice([3, 20, 1024]),
         resizes=0.5 if spares else 0.0,
+        grows=grows,
         has_topology=Random(f"replica topology {seed}").random() < 0.5,
     )

@@ -169,7 +169,7 @@ def test_specs_from_a_file(cli: Cli, store: MemoryKeyValues) -> None:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     assert cli("logs", "apply", "--from", "-", stdin=lines.encode()).code == 0
     assert (spec(store, "a").labels, spec(store, "b").labels) == ({"is": "a"}, {"is": "changed"})
-    bad = '{"name": "c"}\n{"name": "a", "replicas": 1}\n'
+    bad = '{"name": "c"}\n{"name": "a", "replicas": 0}\n'
     refused = cli("logs", "apply", "--from", "-", stdin=bad.encode())
     assert (refused.code, "replicas must be" in refused.error) == (1, True)
     assert store.get("walstore/logs/c") is None
@@ -199,6 +199,22 @@ def test_a_list_of_copies_that_a_store_has_forgotten_is_adopted(
             assert (refused.code, "leave copies" in refused.error) == (1, True), refused.error
     assert spec(store) == newer
     assert "goes with --from" in cli("logs", "apply", "orders", "--adopt").error
+
+
+def test_a_second_copy_that_is_adopted_is_said_to_be_new_or_not(
+    cli: Cli, store: MemoryKeyValues
+) -> None:
+    """If it is new, the first one leads with what it has, whatever other copies there were."""
+    put(store, "walstore/logs/orders", LogSpec(2, copies=("tls://a:1",), generation=3).encode())
+    line = {"name": "orders", "copies": ["tls://a:1", "tls://b:1"], "generation": 6}
+    done = cli("logs", "apply", "--from", "-", "--adopt", stdin=json.dumps(line).encode())
+    assert "no copy of 'orders' at tls://b:1; say with \"joined\"" in done.error
+    for joined in ({}, {"tls://b:1": 6}):
+        line |= {"joined": joined, "generation": line["generation"] + 1}  # type: ignore[operator]
+        for _ in range(2):
+            given = json.dumps(line).encode()
+            assert cli("logs", "apply", "--from", "-", "--adopt", stdin=given).code == 0
+        assert spec(store).joined == joined
 
 
 @pytest.mark.parametrize(
@@ -242,7 +258,12 @@ def test_a_log_is_moved(cli: Cli, store: MemoryKeyValues) -> None:
     put(store, "walstore/logs/orders", LogSpec(copies=("tls://a:1", "tls://b:1")).encode())
     assert cli("logs", "move", "orders", "tls://b:1").code == 0
     assert spec(store).preferred == "tls://b:1"
-    assert "has no copy, so it cannot lead" in cli("logs", "move", "orders", "tls://c:1").error
+    refused = cli("logs", "move", "orders", "tls://c:1").error
+    assert (
+        "has no copy of 'orders', so it cannot lead; copies are at tls://a:1, tls://b:1" in refused
+    )
+    assert "'walstore logs apply orders --replicas 3' makes one more" in refused
+    assert spec(store).preferred == "tls://b:1"
     missing = cli("logs", "move", "none", "tls://b:1")
     assert (missing.code, missing.error) == (3, "the cluster has no log 'none'")
     assert "not an address" in cli("logs", "move", "orders", "b").error
@@ -313,7 +334,7 @@ def test_fewer_copies(cli: Cli, store: MemoryKeyValues) -> None:
     assert cli("logs", "apply", "orders", "--replicas", "2").code == 0
     assert spec(store) == LogSpec(2, copies=("a", "b", "c"))
     assert cli("logs", "list").lines[1].split()[3:6] == ["3", "of", "2"]
-    assert "replicas must be" in cli("logs", "apply", "orders", "--replicas", "1").error
+    assert "replicas must be" in cli("logs", "apply", "orders", "--replicas", "0").error
 
 
 def test_options_that_need_each_other(cli: Cli, store: MemoryKeyValues, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_lines() -> None:
     assert explain(errors.CorruptionError("bad", path="/p", position=3)) == "bad: /p at byte 3"
     assert explain(PermissionError(13, "Permission denied", "/p")) == "permission denied: /p"
     assert explain(OSError(28, "No space left on device")) == "no space left on device"
-    assert explain(errors.WalError("two\n  lines")) == "two lines"
+    assert explain(errors.WalError("a name of\n  two lines")) == "a name of\n  two lines"
     assert 'pip install "walstore[spark]"' in explain(ModuleNotFoundError("x", name="pyspark"))
     assert explain(KeyboardInterrupt()) == "interrupted"
     noted = errors.WalError("one")

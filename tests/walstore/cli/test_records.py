@@ -7,6 +7,7 @@ import base64
 import json
 import signal
 import sys
+import unicodedata
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.cases import case
 from tests.walstore.cli.conftest import SMALL, Cli, fill
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
+from walstore.cli.output import visible
 from walstore.records import from_timestamp_us
 
 
@@ -307,3 +309,52 @@ def test_the_output_is_utf8_whatever_the_values(cli: Cli, log_directory: Path) -
         json.loads(line) for line in cli("dump", log_directory).out.decode("utf-8").split("\n")[:-1]
     ]
     assert [row["value"] for row in rows] == ["€", "\0", '"\\']
+
+
+ODD_NAMES = (
+    "two\nlines",
+    "tab\tand  spaces",
+    "\r",
+    "\x1b[31m",
+    "\x7f",
+    "\x85",
+    "\x9b31m",
+    "\u2028",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_a_name_with_control_characters_is_seen_as_it_is(
+    name: str, cli: Cli, tmp_path: Path
+) -> None:
+    async def fill_it() -> None:
+        async with Wal.open(tmp_path / "log") as wal:
+            await wal.append(b"v", b"k", name, {name: b"h"})
+
+    asyncio.run(fill_it())
+    for verb in (("dump",), ("tail", "--json")):
+        with case(verb):
+            done = cli(*verb, tmp_path / "log")
+            (line,) = done.lines
+            assert not any(is_control(one) for one in line)
+            shown = json.loads(line)
+            assert (shown["stream"], shown["headers"]) == (name, {name: "h"})
+            assert cli(*verb, tmp_path / "log", "--stream", name).lines == [line]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("verb", ["dump", "tail", "inspect", "ls", "verify", "top", "cursors"])
+def test_an_error_shows_a_name_as_it_is(verb: str, name: str, cli: Cli, tmp_path: Path) -> None:
+    done = cli(verb, tmp_path / name)
+    assert visible(name) in done.error
+    done = cli(verb, tmp_path / name, "--json")
+    assert not any(is_control(one) for one in done.err.removesuffix("\n"))
+    assert name in json.loads(done.err)["error"]
+
+
+def test_a_wrong_command_line_shows_a_name_as_it_is(cli: Cli) -> None:
+    assert r"(two  words\u2028)" in cli("dump", "one", "two  words\u2028").error
+
+
+def is_control(character: str) -> bool:
+    return unicodedata.category(character) in {"Cc", "Zl", "Zp"}

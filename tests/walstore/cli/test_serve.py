@@ -21,7 +21,7 @@ from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.walstore.cli.conftest import Cli, Held
 from tests.walstore.topology import fake_etcd
 from uploader import CloudLog, CloudTier
-from walstore import Wal, WalError, connect, connect_readonly
+from walstore import Wal, WalError, WalStore, connect, connect_readonly
 from walstore.topology.documents import LogSpec
 from walstore.topology.memory import MemoryKeyValues
 
@@ -286,3 +286,62 @@ def test_options_that_exclude_each_other(
     done = cli("serve", tmp_path / "log", *arguments)
     assert (done.code, done.out) == (1, b"")
     assert not (tmp_path / "log").exists()
+
+
+NOWHERE = ("--unix", "/nowhere/at/all")
+"""So that what is not refused ends, too."""
+
+
+@pytest.mark.parametrize("option", ["--store", "--replicate"])
+async def test_a_log_is_not_served_as_a_directory_of_logs(
+    option: str, tmp_path: Path, cli: Cli
+) -> None:
+    directory = tmp_path / "orders"
+    async with Wal.open(directory) as log:
+        await log.append(b"v")
+    files = sorted(directory.iterdir())
+    done = await asyncio.to_thread(cli, "serve", directory, option, *NOWHERE)
+    assert (done.code, done.out) == (1, b"")
+    assert done.error == (
+        f"{directory} is a log itself and holds no others; 'walstore serve {directory}', without {option}, "
+        "serves it"
+    )
+    assert sorted(directory.iterdir()) == files
+
+
+async def test_logs_are_not_served_as_one(tmp_path: Path, cli: Cli) -> None:
+    for name in ("orders", "returns"):
+        async with Wal.open(tmp_path / name) as log:
+            await log.append(b"v")
+    done = await asyncio.to_thread(cli, "serve", tmp_path, *NOWHERE)
+    assert (done.code, done.out) == (1, b"")
+    assert done.error == (
+        f"{tmp_path} holds logs and is none itself; 'walstore serve {tmp_path} --store' serves them"
+    )
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["orders", "returns"]
+
+
+async def test_a_store_that_is_known_by_itself_has_no_replicas(tmp_path: Path, cli: Cli) -> None:
+    async with WalStore.open(tmp_path):
+        pass
+    replica = ("--replica", "unix:///nowhere")
+    done = await asyncio.to_thread(cli, "serve", tmp_path, *NOWHERE, *replica)
+    assert (done.code, done.out) == (1, b"")
+    assert done.error == f"{tmp_path} is a store of logs; --replica is for a single one"
+
+
+async def test_a_log_that_was_served_as_a_store_by_mistake_is_a_log(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path) as log:
+        await log.append(b"v")
+    (tmp_path / ".store").touch()
+    with serving(tmp_path) as (_, said):
+        assert said["store"] is False
+        async with connect(said["addresses"][0]) as remote:
+            assert remote.tail == 2
+
+
+def test_copies_are_not_served_as_a_log(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / ".copies").touch()
+    done = cli("serve", tmp_path, *NOWHERE)
+    assert (done.code, done.out) == (1, b"")
+    assert done.error == f"{tmp_path} holds copies of logs; --replicate or --cluster serves them"

@@ -118,6 +118,43 @@ def test_a_machine_that_is_away_is_given_up_first_and_alone() -> None:
     assert plan({"x": spec}, {"x": leader(spec, "c", "d")}, members("a", "b"), set()) == []
 
 
+def test_nothing_changes_before_the_one_that_claims_it_has_taken_over() -> None:
+    spec = LogSpec(2, copies=("a",), generation=5)
+    assert plan({"x": spec}, {"x": Leader("a", "", 0)}, members("a", "b"), set()) == []
+    (change,) = plan({"x": spec}, {"x": Leader("a", "", 1)}, members("a", "b"), set())
+    assert change.spec.copies == ("a", "b")
+    two = LogSpec(1, copies=("a", "b"), generation=5)
+    assert plan({"x": two}, {"x": Leader("a", "", 0, ("b",))}, members("a"), set()) == []
+
+
+HALF = LogSpec(2, copies=("a", "b"), generation=5, joined={"a": 2, "b": 5})
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_a_second_copy_that_has_caught_up_becomes_an_equal_first(replicas: int) -> None:
+    spec, there = HALF._replace(replicas=replicas, preferred="b"), members("a", "b", "c")
+    (change,) = plan({"x": spec}, {"x": leader(spec)}, there, set())
+    assert change.spec == spec._replace(generation=6)
+    # It was not led with that list yet.
+    before = leader(spec)._replace(generation=5)
+    assert plan({"x": change.spec}, {"x": before}, there, {("x", "b")}) == []
+    found = plan({"x": change.spec}, {"x": before._replace(generation=6)}, there, set())
+    assert [len(one.spec.copies) for one in found] == [replicas] * (replicas != 2)
+
+
+def test_beside_a_new_copy_the_other_one_stays() -> None:
+    there, lost = members("b", "c"), {("x", "a")}
+    for replicas in (1, 2, 3):
+        spec = HALF._replace(replicas=replicas)
+        by_new = Leader("b", "", 1, ("a",), (), {}, 5)
+        assert plan({"x": spec}, {"x": by_new}, there, lost) == []
+    by_old, lost = Leader("a", "", 1, ("b",), (), {}, 5), {("x", "b")}
+    (change,) = plan({"x": HALF}, {"x": by_old}, members("a", "c"), lost)
+    assert (change.spec.copies, change.spec.joined) == (("a", "c"), {"a": 2, "c": 6})
+    (change,) = plan({"x": HALF._replace(replicas=1)}, {"x": by_old}, members("a", "c"), set())
+    assert change.spec.copies == ("a",)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
     """Whatever is lost and comes back: a list and the next one share all machines but one."""
@@ -130,14 +167,18 @@ def test_lists_in_a_row_differ_in_one_machine(seed: int) -> None:
         lost = {("x", one) for one in chance.sample("abcdefg", 3)}
         absent = chance.sample(spec.copies, chance.randint(0, min(3, len(spec.copies))))
         if chance.random() < 0.1:
-            spec = spec._replace(replicas=chance.randint(2, 6))
+            spec = spec._replace(replicas=chance.randint(1, 6))
         found = plan({"x": spec}, {"x": leader(spec, *absent)}, there, lost)
         if not found:
             continue
         new = found[0].spec
         gone, added = set(spec.copies) - set(new.copies), set(new.copies) - set(spec.copies)
-        assert max(len(gone), len(added)) == 1
-        assert len(new.copies) > len(spec.copies) or gone
+        if spec.new_of_two is not None and not {*absent} - {spec.copies[0]}:
+            assert not gone | added  # the same two, as equals
+        else:
+            assert max(len(gone), len(added)) == 1
+            assert len(new.copies) > len(spec.copies) or gone
+            assert spec.new_of_two is None or gone == {spec.new_of_two}
         assert added or spec.copies[0] in new.copies  # which leads it
         assert new.generation == spec.generation + 1
         spec = new.check()

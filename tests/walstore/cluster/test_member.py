@@ -30,6 +30,7 @@ from walstore.serve import Server
 from walstore.testing.faults import FaultyFileSystem
 from walstore.topology.documents import PREFIX, Leader
 from walstore.topology.memory import MemoryKeyValues
+from walstore.wire.message import PREAMBLE, VERSION, Kind, encode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -502,6 +503,32 @@ async def test_a_client_waits_for_somebody_to_lead_the_log(
     assert caught.value.retriable
     with pytest.raises(StorageUnavailableError, match="nobody leads the log 'another'"):
         await try_once(connect, cluster.all[0].address, log="another")
+
+
+@pytest.mark.parametrize("more_bytes", [0, 8 << 20])
+async def test_a_client_that_leaves_while_nobody_leads_is_gone_at_once(
+    cluster: Machines, more_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little is read of what it sends behind its greeting: one that sends much stays until it is answered."""
+    monkeypatch.setattr("walstore.cluster.member._FIND_SECONDS", 1000.0)
+    await cluster.all[2].stop()
+    await cluster.apply(replicas=3)
+    server = cluster.all[0].server
+    assert server is not None
+    before = server.connections
+    _, writer = await asyncio.open_unix_connection(cluster.all[0].path / "s.sock")
+    hello = {"version": VERSION, "log": "orders"}
+    writer.writelines([PREAMBLE, *encode(Kind.HELLO, 0, hello), bytes(more_bytes)])
+    await until(lambda: _is_asked(cluster.all[0]))
+    await turns(100)
+    assert server.figures.received_bytes < 1 << 20
+    writer.transport.abort()
+    if more_bytes:
+        await turns(100)
+        assert server.connections > before
+        await cluster.all[2].start()
+    await until(lambda: not _is_asked(cluster.all[0]))
+    assert not server.figures.dropped
 
 
 def _is_asked(machine: Machine) -> bool:

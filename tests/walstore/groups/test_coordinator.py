@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL
-from walstore import Wal
+from walstore import Job, OffsetNotWrittenError, Wal
 
 
 @pytest.mark.parametrize("size", [0, 20, 3000])
@@ -69,3 +69,43 @@ async def test_others_come_between_what_a_member_gives_back(
         while jobs > 1:  # of the first one there is a dead letter
             jobs -= len(await group.fetch(500))
         assert await group.fetch(max_wait=0) == []
+
+
+@pytest.mark.parametrize("ends", ["done", "cancelled", "closed"])
+async def test_others_come_between_what_is_acknowledged_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """All of it is acknowledged, also if the caller is cancelled or the log is closed meanwhile."""
+    monkeypatch.setattr("walstore.groups.state.PART_JOBS", 10)
+    wal = await Wal.open(tmp_path / "log", settings=SMALL)
+    await wal.append_many([b""] * 500)
+    group = await wal.group("g").__aenter__()
+    jobs: list[Job] = []
+    while len(jobs) < 500:
+        jobs += await group.fetch(500)
+    acking = asyncio.ensure_future(group.ack(jobs))
+    if ends == "done":
+        assert await turns_beside(acking) >= 50
+    else:
+        await asyncio.sleep(0)
+        assert (await group.statistics()).unsettled == 490
+    if ends == "cancelled":
+        acking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acking
+    await wal.aclose()
+    if ends != "cancelled":
+        await acking
+    async with Wal.open(tmp_path / "log") as wal, wal.group("g") as group:
+        assert await group.fetch(max_wait=0) == []
+
+
+async def test_nothing_is_acknowledged_if_one_is_no_job(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path / "log", settings=SMALL) as wal:
+        await wal.append_many([b""] * 3)
+        async with wal.group("g") as group:
+            assert len(await group.fetch(3)) == 3
+            for wrong in (0, 4):
+                with pytest.raises(OffsetNotWrittenError, match="no job"):
+                    await group.backend.settle([1, wrong, 2])
+                assert (await group.statistics()).unsettled == 3

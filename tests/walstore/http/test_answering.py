@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from yarl import URL
 
 from tests.cases import case
 from tests.walstore.http.conftest import QUICK, Served, serving
+from walstore.http.access import Access
 from walstore.http.looking import PAGES
 
 HTML = {"Content-Type": "text/html"}
@@ -99,12 +101,43 @@ async def test_every_kind_of_answer_has_them(served: Served) -> None:
         check_headers(answer.headers)
 
 
-async def test_what_is_no_http_is_answered_with_them(served: Served) -> None:
-    for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n"):
+async def test_what_is_no_http_is_answered_as_any_other_mistake(served: Served) -> None:
+    live = b"GET /v1/stream/s?offset=-1&live=sse HTTP/1.1\r\nHost: localhost\r\n"
+    for sent in (
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"<b>" * 10_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" + b"\xff" * 100 + b"\r\n\r\n",
+        live + b"Content-Length: -1\r\n\r\n",
+        live + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ):
         with case(sent):
-            head = await talk(served, sent)
-            assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
-            check_headers(headers_of(head))
+            answer = await talk(served, sent)  # all of it: the connection is ended
+            assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+            headers = headers_of(answer)
+            check_headers(headers)
+            assert headers["Content-Type"] == "application/json"
+            assert headers["Cache-Control"] == "no-store"
+            assert headers.get("Connection", "close") == "close"
+            said = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+            assert said.startswith("the request is no HTTP: ")
+            assert len(said) < 300
+
+
+async def test_a_defect_is_answered_in_the_same_form(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of nobody's concern")
+
+    monkeypatch.setattr(Access, "check", fail)
+    async with served.session.get(served.url("s"), headers={"Accept": "text/html"}) as answer:
+        assert (answer.status, await answer.json()) == (500, {"error": "Internal Server Error"})
+        check_headers(answer.headers)
+    (record,) = [one for one in caplog.records if one.name == "aiohttp.server"]
+    assert record.exc_info is not None
 
 
 async def talk(served: Served, sent: bytes) -> bytes:

@@ -192,13 +192,19 @@ async def test_requests_that_make_no_sense_are_refused_one_by_one(served: Served
                 ("wait_durable", [1, ["disk"]]),
                 ("fence", ["", ""]),
                 ("last_sequence", [{}]),
-                ("append_group", ["disk", b"", [None] * 4, [None] * 5]),
-                ("append_group", ["disk", b"\0\0\0\0", [1, 2, None, 4], [None] * 5]),
-                ("append_group", ["disk", b"\0\0\0\0", [None] * 4, [None, 3, None, None, None]]),
-                ("append_group", ["disk", b"\0\0\0\0", [None] * 4, [None, None, None, "p", "1"]]),
+                ("append_group", ["disk", b"", [None] * 4, [None] * 6]),
+                ("append_group", ["disk", b"\0\0\0\0", [1, 2, None, 4], [None] * 6]),
+                (
+                    "append_group",
+                    ["disk", b"\0\0\0\0", [None] * 4, [None, 3, None, None, None, None]],
+                ),
+                (
+                    "append_group",
+                    ["disk", b"\0\0\0\0", [None] * 4, [None, None, None, "p", "1", None]],
+                ),
                 ("add", [99, b"", None]),
                 ("commit", [99, {}]),
-                ("begin", [1, "disk", [None, None, None, 7, None]]),
+                ("begin", [1, "disk", [None, None, None, 7, None, None]]),
             ),
             start=2,
         ):
@@ -230,6 +236,8 @@ async def test_requests_of_a_wrong_shape_are_refused_one_by_one(served: Served) 
                 ("a cursor", Kind.CALL, ["move_cursor", ["c", state, bytes(8), False, "jump", 1]], b""),
                 ("a group", Kind.CALL, ["group", ["open", "g", []]], b""),
                 ("conditions", Kind.CALL, ["begin", [1, "disk", []]], b""),
+                ("conditions", Kind.CALL, ["begin", [1, "disk", [None] * 5]], b""),
+                ("a group", Kind.CALL, ["append_group", ["disk", b"\0\0\0\0", [None] * 4, [None] * 5]], b""),
             ),
             start=3,
         ):  # fmt: skip
@@ -364,7 +372,7 @@ async def test_a_request_of_a_client_that_died_is_done_and_its_transaction_is_no
 ) -> None:
     sizes = (1).to_bytes(4, "little")
     async with raw(served) as client:
-        client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+        client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 6]])
         client.request(Kind.CALL, 3, ["add", [1, sizes, None]], b"t")
         client.request(Kind.APPEND, 4, ["disk", sizes, None], b"v")
         await client.writer.drain()
@@ -667,7 +675,10 @@ async def test_an_answer_has_no_registers_that_are_large(served: Served, remote:
     assert "r1" not in remote.registers
     async with raw(served) as client:
         sizes = (1).to_bytes(4, "little")
-        group = ["append_group", [None, sizes, [None] * 4, [None, None, {"a": "b"}, None, None]]]
+        group = [
+            "append_group",
+            [None, sizes, [None] * 4, [None, None, {"a": "b"}, None, None, None]],
+        ]
         client.request(Kind.CALL, 2, group, b"v")
         answer = await client.answer()
         assert answer.head[2] is None

@@ -12,9 +12,14 @@ from typing import Any, Final
 import pytest
 
 from tests.local import turns
+from tests.waiting import until
 from tests.walstore.serve.served import Proxy, Served, serving
-from walstore import Job, OutcomeUnknownError, RemoteWal, connect, connect_readonly
+from tests.walstore.serve.test_bad_input import Raw, raw
+from walstore import Job, OutcomeUnknownError, RemoteWal, WalError, connect, connect_readonly
 from walstore.serve import Server, ServeSettings
+from walstore.wire.errors import unpack_error
+from walstore.wire.message import HEADER, Kind, encode
+from walstore.wire.records import pack_options
 
 TIMES: Final = 10
 
@@ -295,3 +300,105 @@ async def test_a_cancelled_commit_whose_connection_is_lost_ends(
         assert transaction.span is None
         with pytest.raises(OutcomeUnknownError):
             await transaction.append(b"more")
+
+
+LONG_HEAD: Final = b"\xc1" * 5000
+"""No msgpack: whoever looks into it ends the connection."""
+
+
+def append_of(number: int, head: bytes) -> bytes:
+    return HEADER.pack(HEADER.size - 4 + len(head), number, len(head), Kind.APPEND) + head
+
+
+def good_append(number: int) -> bytes:
+    count = 4096
+    options = pack_options([(b"k", None, None, None)] * count)
+    head = ["memory", (1).to_bytes(4, "little") * count, options]
+    return b"".join(encode(Kind.APPEND, number, head, [b"v" * count]))
+
+
+def cancel_of(number: int) -> bytes:
+    return b"".join(encode(Kind.CANCEL, number, None))
+
+
+@contextlib.asynccontextmanager
+async def waiting_client(served: Served, *sent: bytes) -> AsyncIterator[Raw]:
+    """A client whose long appends wait for those of others, which hold all that there is."""
+    async with raw(served) as client:
+        served.server.turns.held_bytes += 1 << 30
+        await received(served, client, *sent)
+        yield client
+
+
+async def received(served: Served, client: Raw, *sent: bytes) -> None:
+    """Send, and return when the server has all of it."""
+    figures = served.server.figures
+    before = figures.received_bytes
+    client.send(*sent)
+    await until(lambda: figures.received_bytes == before + sum(map(len, sent)))
+
+
+async def not_written(client: Raw, number: int) -> None:
+    answer = await asyncio.wait_for(client.answer(), 60)
+    assert (answer.kind, answer.id) == (Kind.FAILED, number)
+    error = unpack_error(answer.head)
+    assert isinstance(error, WalError)
+    assert (error.outcome, "cancelled" in str(error)) == ("not_written", True)
+
+
+async def test_an_append_that_waits_for_its_turn_is_cancelled_at_once(served: Served) -> None:
+    async with waiting_client(served, append_of(2, LONG_HEAD)) as client:
+        client.send(cancel_of(2))
+        await not_written(client, 2)
+        client.send(good_append(2))  # its number is free again
+        served.server.turns.release(1 << 30)
+        answer = await asyncio.wait_for(client.answer(), 60)
+        assert (answer.kind, answer.head) == (Kind.DONE, [1, 4096, None])
+    await until(lambda: served.server.incoming.used_bytes == 0)
+    assert served.server.turns.held_bytes == 0
+
+
+async def test_an_append_behind_a_long_one_is_cancelled_before_it_begins(served: Served) -> None:
+    sent = (good_append(2), append_of(3, LONG_HEAD), append_of(4, LONG_HEAD), good_append(5))
+    async with waiting_client(served, *sent) as client:
+        await received(served, client, cancel_of(4), cancel_of(3))
+        served.server.turns.release(1 << 30)
+        await not_written(client, 3)
+        await not_written(client, 4)
+        found = [await asyncio.wait_for(client.answer(), 60) for _ in range(2)]
+    assert [(one.kind, one.id, one.head) for one in found] == [
+        (Kind.DONE, 2, [1, 4096, None]),
+        (Kind.DONE, 5, [4097, 4096, None]),
+    ]
+
+
+async def test_a_cancelled_append_keeps_no_room_and_keeps_nobody_waiting(served: Served) -> None:
+    large = append_of(2, LONG_HEAD + bytes(1 << 20))
+    async with waiting_client(served, large) as client, served.connect() as other:
+        assert served.server.incoming.used_bytes >= len(large)
+        late = asyncio.ensure_future(other.append_many([b"v"] * 5000))
+        client.send(cancel_of(2))
+        await not_written(client, 2)
+        served.server.turns.release(1 << 30)
+        assert await asyncio.wait_for(late, 60) == range(1, 5001)
+        await until(lambda: served.server.incoming.used_bytes == 0)
+
+
+async def test_an_append_that_has_begun_is_done_though_it_is_cancelled(served: Served) -> None:
+    async with raw(served) as client:
+        client.send(good_append(2))
+        await until(lambda: served.wal.tail == 4097)
+        client.send(cancel_of(2), good_append(3))
+        found = [await asyncio.wait_for(client.answer(), 60) for _ in range(2)]
+    assert [(one.kind, one.id) for one in found] == [(Kind.DONE, 2), (Kind.DONE, 3)]
+
+
+async def test_a_client_that_waits_for_its_turn_is_not_read_without_end(served: Served) -> None:
+    async with waiting_client(served, good_append(2)) as client:
+        before = served.server.figures.received_bytes
+        client.send(append_of(3, bytes(16 << 20)))
+        await turns(200)
+        assert served.server.figures.received_bytes - before < 1 << 19
+        served.server.turns.release(1 << 30)
+        answer = await asyncio.wait_for(client.answer(), 60)
+        assert (answer.kind, answer.id) == (Kind.DONE, 2)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.local import SMALL, read_values
+from tests.local import SMALL, read_values, turns
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, Served, serving
 from walstore import (
@@ -26,7 +26,7 @@ from walstore import (
     WalClosedError,
     connect,
 )
-from walstore.serve import Server
+from walstore.serve import Server, ServeSettings
 from walstore.testing import ManualClock
 
 T = TypeVar("T")
@@ -517,3 +517,45 @@ async def test_more_appends_of_a_producer_than_the_log_remembers_lose_all_answer
         proxy.lose()
     assert [task.result() for task in tasks] == list(range(2, 102))
     assert await read_values(served.wal) == [b"%d" % n for n in range(101)]
+
+
+@pytest.mark.parametrize("waits", ["for room", "for its turn", "for what is in progress"])
+async def test_a_server_of_which_requests_wait_is_not_taken_for_dead(
+    waits: str, tmp_path: Path
+) -> None:
+    """It reads nothing meanwhile, so a question of the client waits behind them."""
+    clock = ManualClock()
+    limits = ServeSettings(credit_bytes=1 << 16)
+    async with (
+        Wal.open(tmp_path / "log") as wal,
+        Server.open(wal, unix=tmp_path / "s.sock", settings=limits, clock=clock) as server,
+        connect(f"unix://{tmp_path}/s.sock", clock=clock, reconnect_seconds=0) as remote,
+        asyncio.TaskGroup() as group,
+    ):
+        taken = server.incoming.share(lambda: None)
+        waiting: list[asyncio.Task[Any]] = []
+        match waits:
+            case "for room":
+                taken.take(server.incoming.capacity_bytes)
+                asked = remote.append(bytes(1 << 20))
+            case "for its turn":
+                server.turns.held_bytes += 1 << 30
+                asked = remote.append(b"v", headers={"h": bytes(1 << 14)})
+            case _:
+                readers = [remote.reader() for _ in range(40)]
+                waiting = [group.create_task(reader.__anext__()) for reader in readers]
+                asked = remote.append(b"v")
+        call = group.create_task(asked)
+        await turns(100)
+        for _ in range(60):
+            await clock.wait_for_sleepers(2)
+            clock.advance(1)
+            await turns(20)
+        assert not call.done()
+        taken.close()
+        server.turns.release(server.turns.held_bytes)
+        if waiting:
+            await wal.append(b"first")
+        await asyncio.wait([call, *waiting])
+        assert call.result() == (2 if waiting else 1)
+        assert (remote.client.reconnects, server.figures.connected) == (0, 1)

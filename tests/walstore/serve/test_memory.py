@@ -170,7 +170,7 @@ async def test_open_transactions_of_all_clients_have_a_limit(tmp_path: Path) -> 
         ):
             sizes = MIB.to_bytes(4, "little")
             for client in many:
-                client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+                client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 6]])
                 assert (await client.answer()).kind == Kind.DONE
             for part in range(7):
                 for client in many:

@@ -189,7 +189,7 @@ async def test_one_whose_connection_is_lost_holds_nothing(served: Served) -> Non
     room = served.server.transaction_room
     for last in ("add", "commit", "rollback"):
         async with raw(served) as client:
-            client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+            client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 6]])
             client.request(Kind.CALL, 3, ["add", [1, sizes, None]], bytes(MIB))
             assert (await client.answer()).kind == (await client.answer()).kind == Kind.DONE
             assert room.used_bytes > 0
@@ -206,7 +206,7 @@ async def test_requests_after_its_end_are_refused_and_count_nothing(served: Serv
     room = served.server.transaction_room
     for end in (["commit", [1, {}]], ["rollback", [1]], ["add", [1, b"wrong", None]]):
         async with raw(served) as client:
-            client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 5]])
+            client.request(Kind.CALL, 2, ["begin", [1, None, [None] * 6]])
             client.request(Kind.CALL, 3, ["add", [1, sizes, None]], bytes(MIB))
             client.request(Kind.CALL, 4, end)
             client.request(Kind.CALL, 5, ["add", [1, sizes, None]], bytes(MIB))

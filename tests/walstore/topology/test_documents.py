@@ -19,7 +19,7 @@ Decode = Callable[[bytes, str], Document]
 SPEC = LogSpec(3, 2, {"env": "prod"}, ("a", "b", "c"), "b", 5, {"a": 0, "b": 5})
 DOCUMENTS: list[Document] = [
     SPEC,
-    Leader("a", "t", 3, ("b", "c"), ("b",), {"c": "away"}),
+    Leader("a", "t", 3, ("b", "c"), ("b",), {"c": "away"}, 5),
     Member("a", "t"),
 ]
 FIELDS = [(document, field) for document in DOCUMENTS for field in document._asdict()]
@@ -34,6 +34,7 @@ LEADERS = st.builds(
     copies=st.lists(TEXT).map(tuple),
     present=st.lists(TEXT).map(tuple),
     missing=st.dictionaries(TEXT, TEXT),
+    generation=st.integers(0),
 )
 WEB = st.sampled_from(["", "https://10.0.0.1:7421"])
 MEMBERS = st.builds(Member, address=TEXT, tag=TEXT, zone=TEXT, web=WEB)
@@ -47,7 +48,7 @@ SETTINGS = {"segment_bytes": 1 << 20, "linger_seconds": 0.5, "compression": "zst
 
 @st.composite
 def specs(draw: st.DrawFn) -> LogSpec:
-    replicas = draw(st.integers(2, 16))
+    replicas = draw(st.integers(1, 16))
     copies = draw(st.lists(st.text(min_size=1), unique=True, max_size=replicas))
     return LogSpec(
         replicas=replicas,
@@ -166,7 +167,7 @@ def test_whatever_a_field_is_nothing_but_damage_is_raised(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"replicas": 1, "quorum": 1, "copies": ("b",)},
+        {"replicas": 0, "quorum": None},
         {"replicas": 17, "quorum": None},
         {"replicas": 4, "quorum": 2},
         {"quorum": 1},
