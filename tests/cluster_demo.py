@@ -198,11 +198,11 @@ class Cluster:
             raise RuntimeError(f"{' '.join(arguments)} ended with code {process.returncode}")
         return json.loads(output)
 
-    async def leader(self) -> Machine:
-        """Return the machine that leads the log, with all copies there."""
+    async def leader(self, name: str = LOG) -> Machine:
+        """Return the machine that leads a log, with all copies there."""
         deadline = time.monotonic() + 60
         while True:
-            [log] = (await self.logs("list"))["logs"]
+            [log] = [one for one in (await self.logs("list"))["logs"] if one["name"] == name]
             found = [machine for machine in self.machines if machine.address == log["leader"]]
             if found and log["present"] == len(self.machines):
                 return found[0]

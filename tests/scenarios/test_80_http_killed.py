@@ -82,8 +82,9 @@ def start_server(directory: Path, port: int) -> Program:
 class Follower(threading.Thread):
     """Reads the stream by long polls, over whatever happens to the servers, asked in turn."""
 
-    def __init__(self, *ports: int) -> None:
+    def __init__(self, *ports: int, stream: str = STREAM) -> None:
         super().__init__()
+        self.stream = stream
         self.ports = itertools.cycle(ports)
         self.messages: list[str] = []
         self.is_ending = False
@@ -107,7 +108,7 @@ class Follower(threading.Thread):
         connection = http.client.HTTPConnection("127.0.0.1", next(self.ports), timeout=30)
         live = "" if self.is_ending else "&live=long-poll"
         try:
-            connection.request("GET", f"{STREAM}?offset={offset}{live}")
+            connection.request("GET", f"{self.stream}?offset={offset}{live}")
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException):
@@ -164,9 +165,9 @@ def test_each_message_is_there_once_and_seen_once(tmp_path: Path) -> None:
     check(follower.messages, acks.read_text().splitlines(), KILLS)
 
 
-def create(port: int) -> None:
+def create(port: int, stream: str = STREAM) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("PUT", STREAM, headers={"Content-Type": "application/json"})
+    connection.request("PUT", stream, headers={"Content-Type": "application/json"})
     assert connection.getresponse().status == 201
     connection.close()
 

@@ -20,17 +20,28 @@ from tests.cluster_demo import Cluster
 from tests.effort import first_seed, some
 from tests.etcd import require_etcd, running
 from tests.programs import CLOUD, Program
-from tests.scenarios.test_80_http_killed import PRODUCER, Follower, check, create, free_port
+from tests.scenarios.test_80_http_killed import (
+    PRODUCER,
+    STREAM,
+    Follower,
+    check,
+    create,
+    free_port,
+)
 from tests.waiting import until
 from uploader import CloudTier
 from walstore import StorageUnavailableError, Wal, connect, connect_readonly
+from walstore.topology.documents import MEMBERS, PREFIX
+from walstore.topology.etcd import EtcdKeyValues
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
 KILLS = some(60, least=6)
+SHOP = "/v1/stream/shop"
+"""In a cluster a stream is a log."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "store_and_forward.py"
 OUTBOX = f"""
-import runpy, sys
+import asyncio, runpy, sys
 example = runpy.run_path({str(EXAMPLE)!r})
 from walstore import Settings, Wal
 
@@ -50,7 +61,7 @@ asyncio.run(run(sys.argv[1], sys.argv[2]))
 async def cluster_with(
     directory: Path, *logs: tuple[str, ...], ports: tuple[int, ...] = ()
 ) -> AsyncIterator[Cluster]:
-    """Start a cluster, and make logs."""
+    """Start a cluster, and make logs; all machines know each other by then."""
     require_etcd()
     with running(1) as etcd:
         cluster = Cluster(directory, etcd, 1)
@@ -59,6 +70,11 @@ async def cluster_with(
         try:
             for machine in cluster.machines:
                 await machine.start()
+            async with EtcdKeyValues.open(etcd.address) as keys:
+                while len((await keys.list(f"{PREFIX}{MEMBERS}")).items) < len(cluster.machines):
+                    pass
+            await cluster.logs("apply", "first", "--replicas", "3")
+            await cluster.leader("first")
             for log in logs:
                 await cluster.logs("apply", *log)
             yield cluster
@@ -96,7 +112,9 @@ async def test_each_message_over_http_is_there_once(tmp_path: Path) -> None:
 
     def start(name: str) -> None:
         given = ",".join(map(str, ports))
-        producers[name] = programs.start(PRODUCER, given, name, epochs[name], acks)
+        producers[name] = programs.start(
+            PRODUCER.replace(STREAM, SHOP), given, name, epochs[name], acks
+        )
 
     async def restart() -> None:
         name = chance.choice(sorted(epochs))
@@ -110,9 +128,9 @@ async def test_each_message_over_http_is_there_once(tmp_path: Path) -> None:
         await until(lambda: acks.stat().st_size >= goal, seconds=120)
         assert all(one.poll() is None for one in producers.values())
 
-    async with cluster_with(tmp_path, ("shop", "--replicas", "3"), ports=ports) as cluster:
-        await asyncio.to_thread(create, ports[0])
-        follower = Follower(*ports)
+    async with cluster_with(tmp_path, ports=ports) as cluster:
+        await asyncio.to_thread(create, ports[0], SHOP)
+        follower = Follower(*ports, stream=SHOP)
         follower.start()
         try:
             for name in epochs:
