@@ -5,7 +5,7 @@
 A program appends to a log of its own, its outbox: that works without any network. Another task appends the
 records to the served log, with the offset in the outbox as the sequence number of a producer. So a record
 that is sent again, after a crash of this program or of the server, is in the log once. For a cluster pass
-the addresses of its machines to ``connect``.
+the addresses of its machines, and the name of the log.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ BATCH = 50
 """Records sent before the outbox notes it; the server remembers at least 64 appends of a producer."""
 
 
-async def forward(outbox: Wal, address: str) -> None:
+async def forward(outbox: Wal, address: str | Sequence[str], log: str | None = None) -> None:
     """Append what is in the outbox, and what comes, to the served log; for ever."""
     cursor = await outbox.cursor("forwarded")
     reader = outbox.reader(cursor.position)
     while True:
         batch = await reader.fetch(max_records=BATCH)
-        while not await try_to_send(outbox, address, batch.records()):
+        while not await try_to_send(outbox, address, log, batch.records()):
             pass  # connecting has waited a while
         await cursor.commit(batch.limit)  # retention may remove them from here on
 
 
-async def try_to_send(outbox: Wal, address: str, records: Sequence[Record]) -> bool:
+async def try_to_send(
+    outbox: Wal, address: str | Sequence[str], name: str | None, records: Sequence[Record]
+) -> bool:
     """Append records in their order; return whether the server has them."""
     try:
-        async with connect(address, connect_seconds=2, reconnect_seconds=5) as log:
+        async with connect(address, log=name, connect_seconds=2, reconnect_seconds=5) as log:
             producer = log.producer(f"outbox {outbox.log_id}")
             await asyncio.gather(
                 *(producer.append(one.value, key=one.key, sequence=one.offset) for one in records)
@@ -74,4 +76,5 @@ async def main() -> None:
             forwarding.cancel()
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

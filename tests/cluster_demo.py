@@ -51,13 +51,15 @@ class Machine:
         self._command = [sys.executable, "-m", "walstore", "serve", str(directory)]
         self._command += ["--cluster", etcd, "--unix", f"{directory}/s.sock"]
         self._command += ["--lease-seconds", str(lease_seconds)]
+        self.options: list[str] = []
+        """More of its command line."""
         self.process: Process | None = None
 
     async def start(self) -> None:
         """Start it; return when it has joined."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=DEVNULL, stdout=PIPE, stderr=log
+                *self._command, *self.options, stdin=DEVNULL, stdout=PIPE, stderr=log
             )
         assert self.process.stdout is not None
         if not await self.process.stdout.readline():
@@ -196,11 +198,11 @@ class Cluster:
             raise RuntimeError(f"{' '.join(arguments)} ended with code {process.returncode}")
         return json.loads(output)
 
-    async def leader(self) -> Machine:
-        """Return the machine that leads the log, with all copies there."""
+    async def leader(self, name: str = LOG) -> Machine:
+        """Return the machine that leads a log, with all copies there."""
         deadline = time.monotonic() + 60
         while True:
-            [log] = (await self.logs("list"))["logs"]
+            [log] = [one for one in (await self.logs("list"))["logs"] if one["name"] == name]
             found = [machine for machine in self.machines if machine.address == log["leader"]]
             if found and log["present"] == len(self.machines):
                 return found[0]

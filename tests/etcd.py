@@ -121,6 +121,10 @@ class EtcdCluster:
         """The nodes as one text."""
         return f"etcd://{','.join(f'127.0.0.1:{port}' for port in self._client_ports)}"
 
+    def data_directory(self, node: int) -> Path:
+        """Return where a node has what it stores."""
+        return self._directory / f"n{node}"
+
     def start(self) -> None:
         """Return when every node knows a leader."""
         for node in range(len(self._client_ports)):
@@ -170,7 +174,7 @@ class EtcdCluster:
         client, peer = (f"{here}:{ports[node]}" for ports in (self._client_ports, self._peer_ports))
         options = {
             "name": f"n{node}",
-            "data-dir": str(self._directory / f"n{node}"),
+            "data-dir": str(self.data_directory(node)),
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": peer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import random
 import signal
@@ -28,11 +29,14 @@ STREAM = "/v1/stream/shop/orders"
 PRODUCER = """
 import http.client, os, sys, time
 
-port, name, epoch, acks = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+ports, name, epoch, acks = sys.argv[1].split(","), sys.argv[2], sys.argv[3], sys.argv[4]
 file = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-number = 0
+number = turn = 0
+connection = None
 while True:
+    if connection is None:
+        connection = http.client.HTTPConnection("127.0.0.1", int(ports[turn % len(ports)]), timeout=30)
+        turn += 1
     headers = {
         "Content-Type": "application/json",
         "Producer-Id": name, "Producer-Epoch": epoch, "Producer-Seq": str(number),
@@ -44,9 +48,12 @@ while True:
         answer.read()
     except (OSError, http.client.HTTPException):
         connection.close()
+        connection = None
         time.sleep(0.01)
         continue
     if answer.status == 503:
+        connection.close()
+        connection = None
         time.sleep(0.01)
         continue
     assert answer.status in (200, 204), answer.status
@@ -73,11 +80,12 @@ def start_server(directory: Path, port: int) -> Program:
 
 
 class Follower(threading.Thread):
-    """Reads the stream by long polls, over whatever happens to the server."""
+    """Reads the stream by long polls, over whatever happens to the servers, asked in turn."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, *ports: int, stream: str = STREAM) -> None:
         super().__init__()
-        self.port = port
+        self.stream = stream
+        self.ports = itertools.cycle(ports)
         self.messages: list[str] = []
         self.is_ending = False
         self.error: BaseException | None = None
@@ -97,10 +105,10 @@ class Follower(threading.Thread):
             self.error = error
 
     def _poll(self, offset: str) -> tuple[str, list[str], bool] | None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", next(self.ports), timeout=30)
         live = "" if self.is_ending else "&live=long-poll"
         try:
-            connection.request("GET", f"{STREAM}?offset={offset}{live}")
+            connection.request("GET", f"{self.stream}?offset={offset}{live}")
             answer = connection.getresponse()
             body = answer.read()
         except (OSError, http.client.HTTPException):
@@ -154,17 +162,17 @@ def test_each_message_is_there_once_and_seen_once(tmp_path: Path) -> None:
         server.kill()
         server.communicate()
     assert follower.error is None
-    check(follower.messages, acks.read_text().splitlines())
+    check(follower.messages, acks.read_text().splitlines(), KILLS)
 
 
-def create(port: int) -> None:
+def create(port: int, stream: str = STREAM) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    connection.request("PUT", STREAM, headers={"Content-Type": "application/json"})
+    connection.request("PUT", stream, headers={"Content-Type": "application/json"})
     assert connection.getresponse().status == 201
     connection.close()
 
 
-def check(messages: list[str], acknowledged: list[str]) -> None:
+def check(messages: list[str], acknowledged: list[str], kills: int) -> None:
     """All that was acknowledged is there; the messages of a producer's life have no gap."""
     assert len(set(messages)) == len(messages)
     assert set(acknowledged) <= set(messages)
@@ -174,4 +182,4 @@ def check(messages: list[str], acknowledged: list[str]) -> None:
         lives[name, epoch].append(int(number))
     for life, numbers in lives.items():
         assert numbers == [*range(len(numbers))], life
-    assert len(messages) - len(acknowledged) <= KILLS  # a killed producer cannot note its last one
+    assert len(messages) - len(acknowledged) <= kills  # a killed producer cannot note its last one

@@ -297,7 +297,12 @@ class HostedLog:
             address, epoch = self._member.address, opened.epoch
             return Leader.of(address, epoch, nodes, troubles, spec.generation)
 
-        keeping = claim.keep(current, self._member.clock, pause_seconds=_LOOK_SECONDS)
+        keeping = claim.keep(
+            current,
+            self._member.clock,
+            pause_seconds=_LOOK_SECONDS,
+            seen=lambda: self._view.leaders.get(self.name),
+        )
         async with asyncio.TaskGroup() as group:
             closing = group.create_task(wal.wait_closing())
             publishing = group.create_task(keeping)

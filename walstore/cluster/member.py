@@ -518,7 +518,8 @@ class ClusterMember(MustClose):
     async def _announce(self) -> None:
         """Keep this machine's entry, with the lease of the session, whatever it is now.
 
-        Another program that is announced at this address later has taken the place of this one.
+        Another program that is announced at this address later has taken the place of this one. An entry that
+        the store does not have any more, since it was set back, is made again.
         """
         key, announced, revision = self.view.key(MEMBERS, self.address), 0, 0
         entry = Member(self.address, self.make_tag().hex(), self._zone, self._web)
@@ -528,12 +529,12 @@ class ClusterMember(MustClose):
             is_other = now is not None and now.tag != entry.tag
             return is_other and bool(announced) and self.view.revisions.get(key, 0) > revision
 
+        def is_missing() -> bool:
+            now, lease = self.view.members.get(self.address), self.session.lease
+            return lease != 0 and (lease != announced or now is None or now.tag != entry.tag)
+
         while True:
-            await self.view.wait(
-                lambda announced=announced: (  # type: ignore[misc]
-                    self.session.lease not in (0, announced) or is_replaced()
-                )
-            )
+            await self.view.wait(lambda: is_missing() or is_replaced())
             if is_replaced():
                 logger.error(
                     "another program serves a cluster at %s: this one leaves it", self.address
@@ -545,6 +546,10 @@ class ClusterMember(MustClose):
             try:
                 found = await self.keys.get(key)
                 expected = 0 if found is None else found.revision
+                if found is not None and (found.value, found.lease) == (entry.encode(), wanted):
+                    announced, revision = wanted, expected
+                    await self.clock.sleep(_PAUSE_SECONDS)  # the view will have it
+                    continue
                 swap = await self.keys.swap(key, entry.encode(), expected=expected, lease=wanted)
             except WalError as error:
                 logger.warning("this machine cannot be announced: %s", error)

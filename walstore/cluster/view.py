@@ -1,10 +1,16 @@
-"""ClusterView: what the key-value store says of a cluster, kept up to date by a watch."""
+"""ClusterView: what the key-value store says of a cluster, kept up to date by a watch.
+
+A store that is set back to an earlier state tells a watch nothing: what was taken back has no change of its
+own. So everything is read again now and then.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final, TypeVar
 
 from walstore.errors import (
@@ -16,12 +22,15 @@ from walstore.errors import (
 from walstore.ports import Clock
 from walstore.topology import documents
 from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, check_log_name
+from walstore.topology.in_time import within
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
 from walstore.wire.address import parse_address
 
 logger = logging.getLogger("walstore")
 
 _PAUSE_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 5.0
+"""How long it trusts the watch alone."""
 
 _D = TypeVar("_D")
 
@@ -47,6 +56,8 @@ class ClusterView:
         """Of the store, when this was true; 0 before the first look."""
         self._keys = keys
         self._clock = clock
+        self._items: dict[str, KeyValue] = {}
+        """What was taken, of each key that is there."""
         self._subscribers: set[asyncio.Event] = set()
 
     def key(self, folder: str, name: str) -> str:
@@ -61,10 +72,11 @@ class ClusterView:
     async def look(self) -> None:
         """Read everything again. Raises what the store raises."""
         snapshot = await self._keys.list(self.prefix)
-        for key in self.revisions.keys() - snapshot.items.keys():
+        for key in self._items.keys() - snapshot.items.keys():
             self._take(key, None)
         for key, item in snapshot.items.items():
-            self._take(key, item)
+            if self._items.get(key) != item:
+                self._take(key, item)
         self.revision = snapshot.revision
         self.notify()
 
@@ -74,16 +86,23 @@ class ClusterView:
             try:
                 if not self.revision:
                     await self.look()
-                async for events in self._keys.watch(self.prefix, after=self.revision):
-                    for event in events:
-                        self._take(event.key, event.now)
-                    self.revision = events[-1].revision
-                    self.notify()
+                await within(self._clock, _LOOK_SECONDS, self._follow())
+            except TimeoutError:
+                with contextlib.suppress(WalError):  # the watch waits for the store
+                    await self.look()
             except HistoryCompactedError:
                 self.revision = 0
             except WalError as error:
                 logger.warning("the cluster's store does not answer: %s", error)
                 await self._clock.sleep(_PAUSE_SECONDS)
+
+    async def _follow(self) -> None:
+        async with aclosing(self._keys.watch(self.prefix, after=self.revision)) as changes:
+            async for events in changes:
+                for event in events:
+                    self._take(event.key, event.now)
+                self.revision = events[-1].revision
+                self.notify()
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -117,8 +136,10 @@ class ClusterView:
     def _take(self, key: str, item: KeyValue | None) -> None:
         folder, slash, name = key.removeprefix(self.prefix).partition("/")
         if item is None:
+            self._items.pop(key, None)
             self.revisions.pop(key, None)
         else:
+            self._items[key] = item
             self.revisions[key] = item.revision
         left_out = self.left_out.pop(key, None)
         try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from walstore.errors import CorruptionError, OutcomeUnknownError, WalError
 from walstore.ports import Clock
@@ -14,6 +15,8 @@ from walstore.topology.key_values import KeyValue, KeyValues, LeaseLostError
 from walstore.topology.session import Session
 
 logger = logging.getLogger("walstore")
+
+_READ_SECONDS: Final = 1.0
 
 
 class Leadership:
@@ -102,16 +105,27 @@ class Leadership:
             raise OutcomeUnknownError(f"what others see of {self._key!r} is not known; call again")
 
     async def keep(
-        self, current: Callable[[], Leader], clock: Clock, *, pause_seconds: float
+        self,
+        current: Callable[[], Leader],
+        clock: Clock,
+        *,
+        pause_seconds: float,
+        seen: Callable[[], Leader | None] | None = None,
     ) -> None:
         """Publish each change of ``current()``, looked at every ``pause_seconds``, until cancelled.
 
         After a lost lease the claim is taken again, unless another program leads by then. The primary
-        of such a log learns it from the copies.
+        of such a log learns it from the copies. The same when the store was set back to an earlier state:
+        ``seen()`` returns what others see; without it the key is read every second.
         """
+        looked = clock.monotonic()
         while True:
             value, lease = current()._replace(tag=self.tag), self._session.lease
             try:
+                is_time = clock.monotonic() - looked >= _READ_SECONDS
+                if self.value and (is_time if seen is None else seen() != self.value):
+                    looked = clock.monotonic()
+                    await self._look()
                 if lease and self.value is None:
                     await self.take(value)
                 elif lease and (self.value, self._lease) != (value, lease):
@@ -133,6 +147,18 @@ class Leadership:
                 found = await self._keys.get(self._key)
                 if found is not None and self._is_own(found):
                     await self._keys.swap(self._key, None, expected=found.revision)
+
+    async def _look(self) -> None:
+        """Find out what the store has now."""
+        async with self._changing:
+            found = await self._keys.get(self._key)
+            if self.value is None:
+                return
+            if found is None or not self._is_own(found):
+                logger.warning("the store has lost who leads the log at %s", self._key)
+                self.value = None
+            else:
+                self._hold(found, Leader.decode(found.value, self._key))
 
     async def _read(self, unknown: OutcomeUnknownError) -> KeyValue | None:
         """Return what is there after a swap without an answer; ``unknown`` again if that cannot be read."""

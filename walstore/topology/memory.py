@@ -85,6 +85,23 @@ class MemoryKeyValues:
         self._history = [event for event in self._history if event.revision >= self.compacted]
         self.wake()
 
+    def save(self) -> MemoryKeyValues:
+        """Return all that it has, for :meth:`set_back`."""
+        saved = MemoryKeyValues(self.clock)
+        saved.set_back(self)
+        return saved
+
+    def set_back(self, saved: MemoryKeyValues) -> None:
+        """Have what was saved, as an etcd whose data was put back; leases have their whole time again."""
+        self.revision, self.compacted = saved.revision, saved.compacted
+        self._items, self._history = dict(saved._items), list(saved._history)
+        now = self.clock.monotonic()
+        self._leases = {}
+        for number, lease in saved._leases.items():
+            self._leases[number] = _Lease(lease.ttl_seconds, now)
+            self._leases[number].keys |= lease.keys
+        self.wake()
+
     # -- what clients do ---------------------------------------------------------------------
 
     def get(self, key: str) -> KeyValue | None:

@@ -98,6 +98,35 @@ async def test_a_leader_that_loses_its_lease_goes_on_until_another_leads(cluster
     await until(lambda: len(cluster.leader().member.view.members) == 3)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("lost", ["nothing", "members", "leaders"])
+async def test_a_store_that_is_set_back_has_all_entries_again(cluster: Machines, lost: str) -> None:
+    """With the leases that it has now, so that nobody learns it from them. The log goes on."""
+    await cluster.apply()
+    await cluster.led()
+    saved = cluster.store.save()
+    await until(lambda: is_led_with_all_copies(cluster))
+    if lost != "nothing":
+        now = cluster.store.save()
+        for key, found in cluster.store.list(f"{PREFIX}{lost}/").items.items():
+            cluster.store.swap(key, None, found.revision, 0)
+        saved = cluster.store.save()
+        cluster.store.set_back(now)
+    async with await cluster.connect() as remote:
+        await remote.append(b"v")
+        cluster.store.set_back(saved)
+        await until(lambda: len(cluster.store.list(f"{PREFIX}members/").items) == 3)
+        await until(lambda: is_led_with_all_copies(cluster))
+        await remote.append(b"v")
+    assert await read(cluster) == [b"v"] * 2
+
+
+def is_led_with_all_copies(machines: Machines) -> bool:
+    """Return whether the store says so."""
+    key = f"{PREFIX}leaders/orders"
+    found = machines.store.get(key)
+    return found is not None and len(Leader.decode(found.value, key).present) == 2
+
+
 async def test_without_its_store_a_log_goes_on(cluster: Machines) -> None:
     await cluster.apply()
     leader = await cluster.led()

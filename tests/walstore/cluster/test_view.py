@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.waiting import until
+from tests.walstore.topology.programs import pass_seconds
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import StorageUnavailableError
 from walstore.testing import ManualClock
@@ -124,6 +125,26 @@ async def test_it_follows_changes(store: MemoryKeyValues, view: ClusterView) -> 
         await caught_up(view, store)
         assert (view.specs, view.leaders, view.members) == ({"orders": SPEC}, {}, {})
         assert list(view.revisions) == ["walstore/logs/orders"]
+
+
+async def test_a_store_that_is_set_back_is_read_again(
+    store: MemoryKeyValues, view: ClusterView, clock: ManualClock
+) -> None:
+    """A watch says nothing of that, and what is written then has revisions that were there before."""
+    saved = store.save()
+    fill(store)
+    async with running(view):
+        await caught_up(view, store)
+        store.set_back(saved)
+        put(store, "logs/other", SPEC.encode())
+        put(store, "logs/other", SPEC._replace(replicas=5).encode())
+        await pass_seconds(clock, 5, sleepers=1)
+        await until(lambda: "orders" not in view.specs)
+        assert view.specs["other"].replicas == 5
+        assert (view.leaders, view.members) == ({}, {})
+        assert list(view.revisions) == ["walstore/logs/other"]
+        put(store, "logs/other", SPEC.encode())
+        await until(lambda: view.specs["other"] == SPEC)
 
 
 async def test_changes_forgotten_before_it_ran(store: MemoryKeyValues, view: ClusterView) -> None:

@@ -92,6 +92,24 @@ async def test_a_lost_lease_is_taken_again(cluster: Cluster, store: MemoryKeyVal
     await wal.aclose()
 
 
+async def test_a_store_that_is_set_back_has_the_claim_again(
+    cluster: Cluster, store: MemoryKeyValues
+) -> None:
+    clock = SkippingClock(longest_pause=0.3)
+    empty = store.save()
+    wal = await cluster.primary(0, topology=store.client(), clock=clock)
+    await until(lambda: len((leader(store) or Leader("", "")).present) == 2)
+    late = leader(store)
+    store.set_back(empty)  # its lease is gone, too
+    await until(lambda: leader(store) == late)
+    found = store.get(KEY)
+    assert found is not None
+    store.swap(KEY, None, found.revision, 0)  # its lease is there yet
+    await until(lambda: leader(store) == late)
+    await wal.append(b"v")
+    await wal.aclose()
+
+
 async def test_without_its_topology_a_log_is_not_opened_but_goes_on(
     cluster: Cluster, store: MemoryKeyValues
 ) -> None:
