@@ -125,6 +125,7 @@ class Follower:
                     await primary.source.check_copy(self, copy, extent.start)
                 await primary.admit(copy)
             self._copy = copy
+            self.limit = min(self.limit, self._place.segment)  # what it had was cut, maybe
             self._note(self._place)
             self._trouble.end()
             self._is_stuck = False

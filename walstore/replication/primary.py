@@ -15,6 +15,7 @@ Invariants (tests/walstore/replication, tests/scenarios/test_82_replicas_killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -100,6 +101,8 @@ class Primary:
         self._confirmations = Confirmations(self._confirm)
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
+        self._floor = 1
+        """What is remembered in the own directory of :attr:`replicated_limit`."""
 
     @property
     def tee(self) -> WrittenBytes:
@@ -156,6 +159,7 @@ class Primary:
                 self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
             )
             self._spawn(scrub.run, f"walstore scrub of {self.name}")
+        self._spawn(self._keep_floor, f"walstore floor of {self.name}")
         self._spawn(self._watch, f"walstore quorum of {self.name}")
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
@@ -293,6 +297,7 @@ class Primary:
         while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()
+        await self._note_floor()
         hinted = [self._loop.create_task(one.until_hinted()) for one in self.followers]
         try:
             if hinted:
@@ -338,6 +343,19 @@ class Primary:
                 self._lonely_since = now
             if now - self._lonely_since >= self.settings.patience_seconds:
                 self._give_up()
+
+    async def _keep_floor(self) -> None:
+        while True:
+            await self.clock.sleep(_PAUSE_SECONDS)
+            await self._note_floor()
+
+    async def _note_floor(self) -> None:
+        """Remember what is replicated in the own directory: it is not cut there then."""
+        limit = self.replicated_limit
+        if self._log is not None and limit > self._floor:
+            with contextlib.suppress(OSError, WalError):  # tried again with the next record
+                await self._log.note_replicated(limit)
+                self._floor = limit
 
     def _leader(self) -> Leader:
         copies = tuple(map(str, self.settings.addresses))

@@ -121,9 +121,12 @@ class RemoteCopy:
         head = ["show", [self._name, *self._author, shown]]
         return self.client.send(Kind.CALL, head, fate=Fate.DROPPED).future
 
-    async def cut(self, start: int, position: int) -> None:
+    async def cut(
+        self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
+    ) -> None:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
-        await self._call("cut", start, position)
+        more = [list(agreed or (start, position)), first] if agreed or first else []
+        await self._call("cut", start, position, *more)
 
     async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""
