@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from walstore.errors import WalError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
+from walstore.replication.marks import Marks
 from walstore.replication.primary import Primary
 from walstore.replication.settings import Replication
-from walstore.topology.documents import LEADERS, Leader, LogSpec
+from walstore.topology.documents import LEADERS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
 if TYPE_CHECKING:
@@ -227,7 +228,9 @@ class HostedLog:
         async def open_it() -> tuple[Wal, Primary] | None:
             try:
                 replication = member.replication(self.name, nodes, spec)
-                plan = _OpeningPlan(replication, lambda: self._is_held(claim))
+                key = self._view.key(SYNCED, self.name)
+                marks = Marks(member.keys, key, address=member.address, clock=member.clock)
+                plan = _OpeningPlan(replication, lambda: self._is_held(claim), marks)
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
@@ -355,15 +358,18 @@ class HostedLog:
 class _OpeningPlan:
     """How one opening is replicated; implements :class:`walstore.ports.ReplicationPlan`."""
 
-    def __init__(self, replication: Replication, is_held: Callable[[], bool]) -> None:
+    def __init__(self, replication: Replication, is_held: Callable[[], bool], marks: Marks) -> None:
         self._replication = replication
         self._is_held = is_held
+        self._marks = marks
         self.primary: Primary | None = None
         """What replicates it, once it opens."""
 
     def begin(self, path: Path, clock: Clock) -> Primary:
         """As the port says."""
-        self.primary = Primary(self._replication, path, clock=clock, is_held=self._is_held)
+        self.primary = Primary(
+            self._replication, path, clock=clock, is_held=self._is_held, marks=self._marks
+        )
         return self.primary
 
 

@@ -70,6 +70,7 @@ class ClusterView:
 
     async def run(self) -> None:
         """Follow the store until cancelled; a store that does not answer is tried again."""
+        marks = self.key(documents.SYNCED, "")  # only a takeover looks at them
         while True:
             try:
                 if not self.revision:
@@ -78,7 +79,8 @@ class ClusterView:
                     for event in events:
                         self._take(event.key, event.now)
                     self.revision = events[-1].revision
-                    self.notify()
+                    if any(not event.key.startswith(marks) for event in events):
+                        self.notify()
             except HistoryCompactedError:
                 self.revision = 0
             except WalError as error:

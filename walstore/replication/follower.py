@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.replication.copies import catch_up
 from walstore.replication.copy_trouble import CopyTrouble
+from walstore.replication.marks import put_back
 from walstore.replication.position import Place
 from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.wire.address import Address
@@ -42,6 +43,9 @@ class Follower:
         """What was written up to it is durable there."""
         self.limit = 0
         """Every offset below it is durable there, as far as is known."""
+        marks = primary.marks
+        self.mark = 0 if marks is None else marks.of(primary.log_id).get(str(address), 0)
+        """Every offset below it was replicated and, durably, there, when the copy counted last."""
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""
@@ -112,7 +116,12 @@ class Follower:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
-            if not was_stuck:
+            is_put_back = end.log_id == primary.log_id and end.limit < self.mark
+            if is_whole and is_put_back:
+                is_whole = False
+                self._trouble.note(put_back("it", end.limit, self.mark))
+                await copy.give_up_whole(is_elected=True)
+            elif not was_stuck:
                 self._trouble.keep("it is sent what it lacks")
             self._is_stuck = True
             self.limit, self.reached = end.place.segment, copy
@@ -131,6 +140,7 @@ class Follower:
             self._is_stuck = False
             await self._stream(copy)
         finally:
+            self._note_mark()
             self._under_way, self._copy, self._failure = 0, None, None
             self.reached = None
             self._sent.clear()
@@ -141,8 +151,13 @@ class Follower:
         """What enough copies have, this one among them."""
         return min(self._primary.replicated_limit, self.limit)
 
+    def _note_mark(self) -> None:
+        if self._copy is not None:
+            self.mark = max(self.mark, self._visible)
+
     def show(self) -> None:
         """Let readers there see what is replicated now; if there are none, it goes with the next write."""
+        self._note_mark()
         copy, visible = self._copy, self._visible
         if copy is None or not self._is_watched or self._sent or visible <= self._shown:
             return
@@ -280,6 +295,7 @@ class Follower:
         serial, limit = self._primary.written.mark_at(durable)
         self.serial, self.limit = max(self.serial, serial), max(self.limit, limit)
         self._primary.count()
+        self._note_mark()
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

@@ -21,6 +21,7 @@ Invariants (tests/walstore/replication/test_replica.py)
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -52,6 +53,8 @@ from walstore.log.opening import enter_log, recover_end
 from walstore.ports import Buffer, FileSystem
 from walstore.replication.position import NOTHING, CopyEnd, Place, SegmentExtent
 from walstore.replication.promise import Promise, keep_promise, load_promise
+
+logger = logging.getLogger("walstore")
 
 _RESERVED_BYTES: Final = 64 << 20
 """Blocks are reserved ahead up to this size of a segment."""
@@ -119,14 +122,21 @@ class Replica:
 
         ``joined`` is the generation of the list of copies in which this one came into it. If it had a promise
         before that, it was out of the list meanwhile, and is not whole any more: it may lack what the others
-        acknowledged. FencedError if a later primary, or another one of that epoch, has its promise; see
+        acknowledged. A primary that knows this copy to have had more asks again, as if it came only now.
+        FencedError if a later primary, or another one of that epoch, has its promise; see
         :meth:`Promise.check`.
         """
         self.promise.check(epoch, primary, generation=generation, is_elected=is_elected)
-        if (epoch, primary) != self.promise.author:
-            is_whole = self.promise.is_whole and self.promise.generation >= joined
+        known = self.promise
+        is_whole = known.is_whole and known.generation >= joined
+        if (epoch, primary) != known.author:
             self._keep(Promise(epoch, primary, is_whole, generation))
             self._has_failed |= self._has_written  # another primary: trust nothing but the files
+        elif is_whole != known.is_whole:
+            logger.warning(
+                "%s was put back from an older state, and is made again", self._directory
+            )
+            self._keep(known._replace(is_whole=is_whole))
         if self._has_failed:
             self.end = self._recover()
         self.sync()  # what is reported as present counts as durable

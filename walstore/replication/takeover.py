@@ -5,6 +5,9 @@ of those, so the best of that many has everything that was acknowledged. Each of
 nobody older. ``quorum`` copies have to promise as well: an opening is over only when so many have its first
 frame, so one that has obeyed a later candidate has to be heard before the epoch is chosen.
 
+A copy that was put back from an older state does not count, as far as the store of the machines knows
+(``marks.py``); and if no copy that answers has what was replicated, nobody leads.
+
 Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
 needs all of them once: if none is whole, and at most one has records, that one is the log.
 """
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
 from walstore.replication.copies import LocalCopy, catch_up, complete
+from walstore.replication.marks import Marks
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
@@ -94,7 +98,12 @@ async def _try_epoch(
     )
     if _cancellations() > cancellations:  # while a call of the own copy went on until its end
         raise asyncio.CancelledError
-    promised = [_Promised.of(own_end, own.is_whole, None)]
+    promised: list[_Promised] = []
+    if own.is_whole and _is_put_back(primary.marks, None, own_end):
+        await own.obey(
+            epoch, primary.tag, generation=settings.generation, joined=settings.generation + 1
+        )
+    promised.append(_Promised.of(own_end, own.is_whole, None))
     refused: dict[RemoteCopy, WalError] = {}
 
     def are_enough() -> bool:
@@ -110,7 +119,13 @@ async def _try_epoch(
         async with asyncio.TaskGroup() as tasks:
             asking = {
                 tasks.create_task(
-                    _ask(primary.copy_at(client, epoch), promised, refused, primary.clock)
+                    _ask(
+                        primary.copy_at(client, epoch),
+                        promised,
+                        refused,
+                        primary.marks,
+                        primary.clock,
+                    )
                 )
                 for client in clients
             }
@@ -120,7 +135,7 @@ async def _try_epoch(
         if not are_enough() and not _is_new(promised, settings.copies):
             return _too_few(primary, promised, list(refused.values()))
         try:
-            await _adopt(primary.name, own, promised, is_new=not are_enough())
+            await _adopt(primary, own, promised, is_new=not are_enough())
         except StorageUnavailableError as error:
             return error
         return None
@@ -139,6 +154,7 @@ async def _ask(
     copy: RemoteCopy,
     promised: list[_Promised],
     refused: dict[RemoteCopy, WalError],
+    marks: Marks | None,
     clock: Clock,
 ) -> None:
     """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
@@ -147,7 +163,11 @@ async def _ask(
         try:
             if not copy.client.is_connected:
                 await copy.client.connect()
-            promised.append(_Promised.of(*await copy.obey(), copy))
+            end, is_whole = await copy.obey()
+            if is_whole and _is_put_back(marks, copy, end):
+                is_whole = False
+                await copy.give_up_whole()
+            promised.append(_Promised.of(end, is_whole, copy))
         except WalError as error:
             refused[copy] = error
             if isinstance(error, FencedError) or not error.retriable:
@@ -157,6 +177,17 @@ async def _ask(
         else:
             refused.pop(copy, None)
             return
+
+
+def _is_put_back(marks: Marks | None, copy: RemoteCopy | None, end: CopyEnd) -> bool:
+    """Return whether a copy lacks what it had, as far as the store of the machines knows; that is logged."""
+    if marks is None:
+        return False
+    address = marks.address if copy is None else str(copy.client.address)
+    trouble = marks.trouble_of(address, end)
+    if trouble is not None:
+        logger.warning("%s", trouble)
+    return trouble is not None
 
 
 def _is_new(promised: Sequence[_Promised], copies: int) -> bool:
@@ -197,11 +228,16 @@ def _too_few(
     )
 
 
-async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool) -> None:
+async def _adopt(
+    primary: Primary, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool
+) -> None:
     """Make the own copy equal to the one that has most, if that is another."""
+    name = primary.name
     counted = [one for one in promised if one.is_whole or one.is_blank or is_new]
     best = max(counted, key=lambda one: (one.end.epoch, one.end.place))
     mine = promised[0]
+    if primary.marks is not None:
+        primary.marks.check(name, best.end)
     has_more = (best.end.epoch, best.end.place) > (mine.end.epoch, mine.end.place)
     is_other = best.copy is not None and bool(best.end.log_id)
     if is_other and (has_more or not (mine.is_whole or is_new)):
