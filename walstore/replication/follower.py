@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
+from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
 from walstore.replication.copy_trouble import CopyTrouble
 from walstore.replication.marks import put_back
@@ -29,6 +30,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _MOST_HINT_BYTES: Final = 8 << 20
 """Larger checkpoints, of logs with very many producers, are not worth their way."""
+_LAST_PLACE: Final = Place(MOST_OFFSET, 0, 0)
 _BEAT_SECONDS: Final = 0.5
 """How long nothing is sent to a node until it is asked whether it still obeys."""
 
@@ -46,6 +48,8 @@ class Follower:
         marks = primary.marks
         self.mark = 0 if marks is None else marks.of(primary.log_id).get(str(address), 0)
         """Every offset below it was replicated and, durably, there, when the copy counted last."""
+        self._counted = _LAST_PLACE
+        """Up to where it was durable then, if it was seen."""
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""
@@ -116,7 +120,8 @@ class Follower:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
-            is_put_back = end.log_id == primary.log_id and end.limit < self.mark
+            has_less = end.limit < self.mark and end.place < self._counted
+            is_put_back = has_less and end.log_id == primary.log_id
             if is_whole and is_put_back:
                 is_whole = False
                 self._trouble.note(put_back("it", end.limit, self.mark))
@@ -153,7 +158,7 @@ class Follower:
 
     def _note_mark(self) -> None:
         if self._copy is not None:
-            self.mark = max(self.mark, self._visible)
+            self.mark, self._counted = max(self.mark, self._visible), self._durable
 
     def show(self) -> None:
         """Let readers there see what is replicated now; if there are none, it goes with the next write."""

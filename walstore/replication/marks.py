@@ -66,6 +66,11 @@ class Marks:
         known = self._known
         return known.limits if known is not None and known.log_id == log_id.hex() else {}
 
+    def epoch_of(self, log_id: bytes) -> int:
+        """Return the epoch in which the marks of a log were written, or 0."""
+        known = self._known
+        return known.epoch if known is not None and known.log_id == log_id.hex() else 0
+
     def trouble_of(self, address: str, end: CopyEnd) -> str | None:
         """Return why a copy that ends there does not count; None if it may."""
         mark = self.of(end.log_id).get(address, 0) if address else 0

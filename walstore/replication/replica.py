@@ -140,6 +140,10 @@ class Replica:
         if self._has_failed:
             self.end = self._recover()
         self.sync()  # what is reported as present counts as durable
+        if self._has_written:
+            start, _, position = self.end.place
+            limit = limit_at(self._fs, self._path(start), start, position)
+            self.end = self.end._replace(limit=limit)
         return self.end
 
     def make_whole(self) -> None:

@@ -71,6 +71,8 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
+        if primary.marks is not None:  # a copy that was put back may have forgotten a later one
+            epoch = max(epoch, primary.marks.epoch_of(replica.end.log_id) + 1)
         reported: WalError | None = None
         while True:
             refused = await _try_epoch(primary, own, epoch, deadline, cancellations)
