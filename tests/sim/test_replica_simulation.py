@@ -11,7 +11,7 @@ from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
 from tests.sim.rules import ViolationError
 from walstore.replication import primary, takeover
-from walstore.replication.marks import Marks
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
 from walstore.topology import session
@@ -187,7 +187,7 @@ def test_copies_that_are_put_back(plan: dict[str, Any]) -> None:
     ("plan", "owner", "name", "broken"),
     [
         (_ROLLBACKS, takeover, "_is_put_back", _nothing),
-        (_ROLLBACKS, Marks, "of", lambda *_: {}),
+        (_ROLLBACKS, CopyMarks, "of", lambda *_: {}),
         (_ONE_ROLLBACK, Replica, "_check_floor", _nothing),
     ],
     ids=["votes", "no marks", "no floor"],

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from walstore.errors import FencedError, StorageUnavailableError, WalError
 from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
+from walstore.replication.copy_marks import put_back
 from walstore.replication.copy_trouble import CopyTrouble
-from walstore.replication.marks import put_back
 from walstore.replication.position import Place
 from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.wire.address import Address

@@ -28,9 +28,9 @@ from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.follower import Follower
 from walstore.replication.healing import Healer, OwnSource
-from walstore.replication.marks import Marks
 from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
 from walstore.replication.scrub import Scrub
@@ -64,7 +64,7 @@ class Primary:
         clock: Clock,
         make_tag: Callable[[], bytes] = lambda: os.urandom(_TAG_BYTES),
         is_held: Callable[[], bool] = lambda: False,
-        marks: Marks | None = None,
+        marks: CopyMarks | None = None,
     ) -> None:
         """For the log in ``path``. While ``is_held()`` nobody else begins to take over.
 
@@ -133,7 +133,7 @@ class Primary:
             await self._claim.take(self._leader, patience_seconds=settings.patience_seconds)
             assert claim.keys is not None
             key = f"{PREFIX}{SYNCED}{self.name}"
-            self.marks = Marks(claim.keys, key, address=settings.address, clock=self.clock)
+            self.marks = CopyMarks(claim.keys, key, address=settings.address, clock=self.clock)
         if self.marks is not None:
             await self.marks.load(self.clock.monotonic() + settings.patience_seconds)
         self.epoch = await take_over(self, fs, directory, lane)
@@ -381,7 +381,7 @@ class Primary:
                     await self._log.note_replicated(limit)
                     self._floor = limit
 
-    async def _write_marks(self, marks: Marks) -> None:
+    async def _write_marks(self, marks: CopyMarks) -> None:
         await marks.write(self._synced())
 
     def _synced(self) -> Synced:

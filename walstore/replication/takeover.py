@@ -6,7 +6,7 @@ nobody older. ``quorum`` copies have to promise as well: an opening is over only
 frame, so one that has obeyed a later candidate has to be heard before the epoch is chosen.
 
 A copy that was put back from an older state does not count, as far as the store of the machines knows
-(``marks.py``); and if no copy that answers has what was replicated, nobody leads.
+(``copy_marks.py``); and if no copy that answers has what was replicated, nobody leads.
 
 Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
 needs all of them once: if none is whole, and at most one has records, that one is the log.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
 from walstore.replication.copies import LocalCopy, catch_up, complete
-from walstore.replication.marks import Marks
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
@@ -156,7 +156,7 @@ async def _ask(
     copy: RemoteCopy,
     promised: list[_Promised],
     refused: dict[RemoteCopy, WalError],
-    marks: Marks | None,
+    marks: CopyMarks | None,
     clock: Clock,
 ) -> None:
     """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
@@ -181,7 +181,7 @@ async def _ask(
             return
 
 
-def _is_put_back(marks: Marks | None, copy: RemoteCopy | None, end: CopyEnd) -> bool:
+def _is_put_back(marks: CopyMarks | None, copy: RemoteCopy | None, end: CopyEnd) -> bool:
     """Return whether a copy lacks what it had, as far as the store of the machines knows; that is logged."""
     if marks is None:
         return False

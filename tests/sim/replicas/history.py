@@ -304,12 +304,7 @@ class ReplicaHistory:
         match act:
             case "kill" | "power" | "replace" | "roll back":
                 machine.kill()
-                if act == "power":
-                    machine.disk.lose_power()
-                if act == "roll back":
-                    self._roll_back(machine)
-                if act == "replace":
-                    await self._replace(machine)
+                await self._change_disk(machine, act)
                 await asyncio.sleep(self.random.choice([0.0, 0.3, 3.0]))
                 await self._restart(machine)
             case "cut off":
@@ -335,6 +330,14 @@ class ReplicaHistory:
                 if machine.node is not None and _LOG in machine.node.logs:
                     reading = self.guarded(self._read_copy(machine, machine.node))
                     self.loop.spawn(machine.process, reading, "reader of a copy")
+
+    async def _change_disk(self, machine: Machine, act: str) -> None:
+        if act == "power":
+            machine.disk.lose_power()
+        if act == "roll back":
+            self._roll_back(machine)
+        if act == "replace":
+            await self._replace(machine)
 
     async def _read_copy(self, machine: Machine, node: ReplicaNode) -> None:
         """Read what a copy shows now: that stays, whoever leads."""

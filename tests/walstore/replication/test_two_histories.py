@@ -13,6 +13,8 @@ import pytest
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
 from walstore import CorruptionError, StorageUnavailableError, Wal
+from walstore.files.floor import load_note
+from walstore.files.posix import PosixFileSystem
 from walstore.testing import ManualClock
 from walstore.topology.documents import Synced
 from walstore.topology.memory import MemoryKeyValues
@@ -92,6 +94,8 @@ async def test_what_was_replicated_is_not_cut(
     assert f"the copy of orders here does not count: {told[:60]}" in caplog.text
     assert f"the copy at {cluster.machines[0].address} does not count: {told[:60]}" in caplog.text
     assert cluster.files(0) == before
+    note = await asyncio.to_thread(load_note, PosixFileSystem(), copy_of(cluster, 0))
+    assert (note.visible_limit, note.durable_limit) == (61, 11)  # for 'walstore logs give-up'
     await wal.append(b"goes on")
     await wal.aclose()
 

@@ -1,4 +1,4 @@
-"""Marks: what the copies of a log had last, in the store that its machines share.
+"""CopyMarks: what the copies of a log had last, in the store that its machines share.
 
 A directory that is put back from an older state has an older ``PROMISE`` and ``SYNCED``, too, so the copy
 does not know that it lacks what it acknowledged. The store does: the leader keeps there, for each copy, below
@@ -35,7 +35,7 @@ _RETRY_SECONDS: Final = 0.1
 _ATTEMPTS: Final = 3
 
 
-class Marks:
+class CopyMarks:
     """Of one opening of a log. Belongs to the event loop."""
 
     def __init__(self, keys: KeyValues, key: str, *, address: str, clock: Clock) -> None:
