@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,11 +67,14 @@ def reset_head(
     path = to_directory(directory, "logs reset-head").absolute()
 
     async def reset() -> dict[str, Any]:
-        found = await asyncio.to_thread(_with_copy, path, _nothing)
-        # The marks first: if only they are gone, the copies decide as without a cluster.
-        marks = await _forget_marks(cluster, path.name, is_confirmed=confirm) if cluster else None
+        marks = await _forget_marks(cluster, path.name, is_confirmed=False) if cluster else None
+        look = partial(_with_copy, path, is_marked=marks is not None)
+        found = await asyncio.to_thread(look, _nothing)
         if confirm:
-            await asyncio.to_thread(_with_copy, path, _forget_promise)
+            # The marks first: if only they are gone, the copies decide as without a cluster.
+            if marks is not None:
+                await _forget_marks(cluster, path.name, is_confirmed=True)
+            await asyncio.to_thread(look, _forget_promise)
         return {**found, "marks": marks}
 
     found = run_async(reset())
@@ -105,9 +109,14 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(name.replace("_", " "), value) for name, value in found.items() if value is not None]
 
 
-def _with_copy(path: Path, change: Callable[[Entered], dict[str, Any]]) -> dict[str, Any]:
-    """Look at a copy, and change it; LogNotFoundError, WalLockedError."""
-    if not (path / PROMISE_NAME).exists():
+def _with_copy(
+    path: Path, change: Callable[[Entered], dict[str, Any]], *, is_marked: bool = False
+) -> dict[str, Any]:
+    """Look at a copy, and change it; LogNotFoundError, WalLockedError.
+
+    ``is_marked``: etcd knows copies of the log, so a log that was made here from a bucket is one, too.
+    """
+    if not ((path / PROMISE_NAME).exists() or (is_marked and path.is_dir())):
         raise LogNotFoundError(
             f"there is no copy of a replicated log in {path}", location=str(path)
         )

@@ -221,7 +221,9 @@ def _too_few(
     whole, new = (sum(one.is_whole is wanted for one in promised) for wanted in (True, False))
     why = f": {errors[0]}" if errors else ""
     also = (
-        f" ({new} more are new, and do not count; a new log needs all of them once)" if new else ""
+        f" ({new} more are new or were put back, and do not count; a new log needs all of them once)"
+        if new
+        else ""
     )
     needed = max(settings.needed_to_take_over, settings.needed)
     return StorageUnavailableError(

@@ -385,6 +385,11 @@ async def test_a_copy_becomes_the_log(cli: Cli, store: MemoryKeyValues, tmp_path
         assert found.tail == 4
     plain = await asyncio.to_thread(cli, "logs", "reset-head", copy)
     assert (plain.code, "no copy of a replicated log" in plain.error) == (3, True)
+    put(
+        store, key, Synced("ab" * 16, 1, 1, {"tls://a": 9}).encode()
+    )  # of a log made from its bucket
+    assert (await asyncio.to_thread(cli, "logs", "reset-head", copy, "--confirm")).code == 0
+    assert store.get(key) is None
 
 
 async def test_a_copy_is_reset_where_no_etcd_is_known(
