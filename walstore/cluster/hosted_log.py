@@ -339,7 +339,10 @@ class HostedLog:
         key = self._view.key(LOGS, self.name)
 
         def is_older() -> bool:
-            return self._spec is not None and self._spec.generation < opened.generation
+            spec = self._spec
+            if spec is None or spec.generation != opened.generation:
+                return spec is not None and spec.generation < opened.generation
+            return set(spec.copies) != set(opened.copies)  # an older one was changed since
 
         while True:
             await self._view.wait(is_older)
@@ -350,7 +353,7 @@ class HostedLog:
                 quorum=opened.quorum,
                 copies=opened.copies,
                 preferred=spec.preferred if spec.preferred in opened.copies else "",
-                generation=opened.generation,
+                generation=opened.generation + (spec.generation == opened.generation),
                 joined=opened.joined,
             )
             try:

@@ -726,6 +726,11 @@ async def test_a_leader_writes_its_newer_list_again(
     assert leader.led() is wal
     await wal.append(b"after")
     assert await read(cluster) == [b"before", b"after"]
+    others = (*found.copies[:2], "unix:///nowhere.sock")  # the older list was changed since
+    others = tuple(one for one in others if one != leader.address)
+    await cluster.apply(copies=(leader.address, *others), preferred="")
+    await until(lambda: cluster.spec().generation == later.generation + 1)
+    assert set(cluster.spec().copies) == set(later.copies)
 
 
 async def test_a_copy_that_is_put_back_does_not_cost_what_was_acknowledged(
