@@ -365,10 +365,12 @@ class ReplicaHistory:
         if self.plan.has_topology:
             is_known = self._is_marked(machine)
         else:
-            notes = [one.files().get(_DIRECTORY / SYNCED_NAME, b"") for one in others]
-            cells = [cell for cell in map(decode_cell, notes) if cell is not None]
-            known = max(self.known, default=0)
-            is_known = not self.rollbacks and any(cell.visible_limit > known for cell in cells)
+            holders = [one for one in others if _floor_of(one) > max(self.known, default=0)]
+            is_known = not self.rollbacks and 0 < len(holders) < len(others)
+            if machine.backup and is_known:  # who has all is away when the next primary is opened
+                for one in holders:
+                    one.is_cut_off = True
+                    self.loop.call_later(15.0, setattr, one, "is_cut_off", False)
         if machine.backup and is_known:
             machine.disk.put_back(_DIRECTORY, machine.backup)
             self.kept = dict(self.known)
@@ -577,6 +579,11 @@ class PrimaryProgram:
             except (*_EXPECTED, WalLockedError) as error:
                 history.note(self.process, f"open: {error!r}")
                 history.happened["refused"] += 1
+            except CorruptionError as error:
+                if not history.rollbacks or "two histories" not in str(error):
+                    raise
+                history.happened["two histories"] += 1
+                return
         else:
             return
         history.happened["opened"] += 1
@@ -689,6 +696,11 @@ class PrimaryProgram:
                         self.history.learn("seen", record.offset, record.value)
         except WalError:
             return
+
+
+def _floor_of(machine: Machine) -> int:
+    cell = decode_cell(machine.files().get(_DIRECTORY / SYNCED_NAME, b""))
+    return 0 if cell is None else cell.visible_limit
 
 
 def _limit_of(files: Mapping[Path, bytes]) -> int:
