@@ -208,6 +208,9 @@ class ReplicatedLog(Protocol):
     def on_replicated(self, limit: int) -> None:
         """Every offset below ``limit`` is on enough machines."""
 
+    async def note_replicated(self, limit: int) -> None:
+        """Remember the same in the log's directory; OSError."""
+
     def on_too_few(self, error: WalError) -> None:
         """There have been too few copies for too long: callers need not wait any more."""
 

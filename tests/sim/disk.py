@@ -148,6 +148,15 @@ class Disk:
         self._durable_names = dict(self.names)
         self._pending = []
 
+    def put_back(self, directory: Path, files: dict[Path, bytes]) -> None:
+        """Replace the files of a directory by those of an earlier time, durably."""
+        made = {path: Inode(data) for path, data in files.items()}
+        for names in (self.names, self._durable_names):
+            for path in [path for path in names if path.parent == directory]:
+                del names[path]
+            names.update(made)
+        self._pending = [one for one in self._pending if not one.touches(directory)]
+
     def release_locks(self, process: Process) -> None:
         """Drop the locks of a process that is gone."""
         for inode in self.names.values():

@@ -189,3 +189,65 @@ def test_a_defect_of_growing_is_found(
         except ViolationError:
             return
     raise AssertionError("nothing was found")
+
+
+_ROLLBACKS: dict[str, Any] = {
+    "copies": 3,
+    "quorum": 2,
+    "spares": 0,
+    "resizes": 0.0,
+    "rounds": 24,
+    "segment_bytes": 65536,
+    "acts": ("back up", "roll back", "roll back", "cut off", "kill", "power", "promote", "usurp"),
+    "slowness": 0.002,
+    "breaks": 0.0,
+    "rate": 0.0,
+    "has_topology": True,
+}
+"""A plan in which directories of copies are put back from older states."""
+
+_ONE_ROLLBACK: dict[str, Any] = {
+    **_ROLLBACKS,
+    "acts": ("back up", "roll back", "cut off", "cut off", "usurp"),
+    "has_topology": False,
+    "ignored": (
+        "acknowledged",
+        "seen",
+        "current",
+        "once",
+        "not-written",
+        "one-epoch",
+        "heals",
+        "equal",
+    ),
+}
+"""The same without a store that knows: what was acknowledged may be led no more, but is not cut."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [_ROLLBACKS, _ONE_ROLLBACK], ids=["marks", "floors"])
+def test_copies_that_are_put_back(plan: dict[str, Any]) -> None:
+    first = first_seed("copies that are put back")
+    for seed in range(first, first + some(20)):
+        simulate(seed, **plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "owner", "name", "broken"),
+    [
+        (_ROLLBACKS, takeover, "_is_put_back", _nothing),
+        (_ONE_ROLLBACK, Replica, "_check_floor", _nothing),
+    ],
+    ids=["votes", "no floor"],
+)
+def test_a_defect_of_copies_that_are_put_back_is_found(
+    plan: dict[str, Any], owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    for seed in range(10, 100):
+        try:
+            simulate(seed, **plan)
+        except ViolationError:
+            return
+    raise AssertionError("nothing was found")

@@ -27,6 +27,7 @@ from walstore.cli import (
     cursors,
     demo,
     group,
+    histories,
     inspect,
     records,
     removal,
@@ -225,7 +226,8 @@ _add_to(_logs, cluster.move, "let another machine lead a log")
 _add_to(_logs, cluster.suspend, "let nobody lead a log until it is resumed")
 _add_to(_logs, cluster.resume, "let a suspended log be led again")
 _add_to(_logs, cluster.remove, "take a log out of the cluster; its files stay")
-_add_to(_logs, cluster.reset_head, "let the copy of this machine be the log, after a loss")
+_add_to(_logs, histories.reset_head, "let the copy of this machine be the log, after a loss")
+_add_to(_logs, histories.give_up, "give up what the copy of this machine has, of two histories")
 app.add_typer(_logs, name="logs", short_help="the logs of a cluster")
 _headings["logs"] = GROUPS
 

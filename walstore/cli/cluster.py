@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import shlex
@@ -18,16 +16,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import to_directory, to_url
+from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
-from walstore.files.directory import PROMISE_NAME
-from walstore.files.locks import this_process
-from walstore.files.posix import PosixFileSystem
-from walstore.log.opening import enter_log, recover_end
 from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import (
     LOGS,
@@ -82,12 +76,6 @@ Examples:
   walstore logs remove orders
   walstore logs remove orders --confirm
 """
-RESET_HEAD_EXAMPLES = """\b
-Examples:
-  walstore logs reset-head /srv/walstore/orders
-  walstore logs reset-head /srv/walstore/orders --confirm
-"""
-
 Cluster = Annotated[
     str,
     typer.Option(
@@ -314,27 +302,6 @@ def remove(
         [("log", name), *((("copy at", one)) for one in found["copies"])],
         as_json=as_json,
     )
-
-
-def reset_head(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="The log's directory on this machine.")
-    ],
-    *,
-    confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
-    """Let the copy in a directory be the log, whatever other machines had. For use after they were lost.
-
-    Records that were acknowledged, and that only lost machines had, are gone then. Stop the machine's
-    server, and empty the directories of the log on the others: with all copies there, this one is taken.
-    A dry run without --confirm.
-    """
-    path = to_directory(directory, "logs reset-head")
-    found = run_async(asyncio.to_thread(_forget_promise, path, is_confirmed=confirm))
-    if not confirm:
-        complain("nothing was changed; give --confirm to let this copy be the log")
-    print_result({"reset": confirm, **found}, [*found.items()], as_json=as_json)
 
 
 # -- for serve ---------------------------------------------------------------------------------
@@ -590,26 +557,3 @@ def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
                 *([name, str(value)] for name, value in row["settings"].items()),
             ],
         )
-
-
-def _forget_promise(path: Path, *, is_confirmed: bool) -> dict[str, Any]:
-    fs = PosixFileSystem()
-    if not (path / PROMISE_NAME).exists():
-        raise LogNotFoundError(
-            f"there is no copy of a replicated log in {path}", location=str(path)
-        )
-    entered = enter_log(path, fs=fs, owner=this_process())
-    try:
-        end = recover_end(entered.fs, entered.directory)
-        found = {
-            "directory": str(path),
-            "epoch": None if end is None else end.epoch,
-            "limit": None if end is None else end.limit,
-        }
-        if is_confirmed:
-            with contextlib.suppress(FileNotFoundError):
-                entered.fs.remove(entered.directory / PROMISE_NAME)
-            entered.fs.sync_directory(entered.directory)
-        return found
-    finally:
-        entered.release()

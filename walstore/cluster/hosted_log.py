@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final
 from walstore.errors import WalError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.primary import Primary
 from walstore.replication.settings import Replication
-from walstore.topology.documents import LEADERS, Leader, LogSpec
+from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
 if TYPE_CHECKING:
@@ -234,7 +235,9 @@ class HostedLog:
         async def open_it() -> tuple[Wal, Primary] | None:
             try:
                 replication = member.replication(self.name, nodes, spec)
-                plan = _OpeningPlan(replication, lambda: self._is_held(claim))
+                key = self._view.key(SYNCED, self.name)
+                marks = CopyMarks(member.keys, key, address=member.address, clock=member.clock)
+                plan = _OpeningPlan(replication, lambda: self._is_held(claim), marks)
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
@@ -308,9 +311,10 @@ class HostedLog:
             publishing = group.create_task(keeping)
             moving = group.create_task(self._view.wait(lambda: self._is_over(wal, spec)))
             alone = group.create_task(self._others_could_lead(claim, wal))
+            restoring = group.create_task(self._restore_list(spec))
             ends = (closing, moving, alone)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in (publishing, *ends):
+            for task in (publishing, restoring, *ends):
                 task.cancel()
 
     async def _others_could_lead(self, claim: Leadership, wal: Wal) -> None:
@@ -339,10 +343,54 @@ class HostedLog:
                 self._rests_until = member.clock.monotonic() + _LONGEST_REST_SECONDS
                 return
 
+    async def _restore_list(self, opened: LogSpec) -> None:
+        """Write the list of copies of this leader again whenever the store has an older one.
+
+        The store was set back to an earlier state then. The copies know the list of this leader, and none
+        with an older one leads.
+        """
+        key = self._view.key(LOGS, self.name)
+
+        def is_older() -> bool:
+            spec = self._spec
+            if spec is None or spec.generation != opened.generation:
+                return spec is not None and spec.generation < opened.generation
+            return set(spec.copies) != set(opened.copies)  # an older one was changed since
+
+        while True:
+            await self._view.wait(is_older)
+            spec, revision = self._spec, self._view.revisions.get(key, 0)
+            assert spec is not None
+            newer = spec._replace(
+                replicas=opened.replicas,
+                quorum=opened.quorum,
+                copies=opened.copies,
+                preferred=spec.preferred if spec.preferred in opened.copies else "",
+                generation=opened.generation + (spec.generation == opened.generation),
+                joined=opened.joined,
+            )
+            try:
+                swap = await self._member.keys.swap(key, newer.encode(), expected=revision)
+                if swap.happened:
+                    logger.warning(
+                        "the store had generation %d of the copies of %s, which has %d: it was set back, and "
+                        "has the newer list again",
+                        spec.generation,
+                        self.name,
+                        opened.generation,
+                    )
+            except WalError as error:
+                logger.warning("the newer list of %s is not written yet: %s", self.name, error)
+            await self._member.clock.sleep(_PAUSE_SECONDS)
+
     def _is_over(self, wal: Wal, opened: LogSpec) -> bool:
         """Return whether another machine is to lead the log or none is, or it is to be opened again."""
         spec, own = self._spec, self._member.address
-        if self._member.is_closing or spec is None or own not in spec.copies or spec.suspended:
+        if self._member.is_closing or spec is None or spec.suspended:
+            return True
+        if spec.generation < opened.generation:
+            return False  # the store was set back; see _restore_list
+        if own not in spec.copies:
             return True
         if any(getattr(spec, field) != getattr(opened, field) for field in _OPENED_WITH):
             return True
@@ -368,15 +416,20 @@ class HostedLog:
 class _OpeningPlan:
     """How one opening is replicated; implements :class:`walstore.ports.ReplicationPlan`."""
 
-    def __init__(self, replication: Replication, is_held: Callable[[], bool]) -> None:
+    def __init__(
+        self, replication: Replication, is_held: Callable[[], bool], marks: CopyMarks
+    ) -> None:
         self._replication = replication
         self._is_held = is_held
+        self._marks = marks
         self.primary: Primary | None = None
         """What replicates it, once it opens."""
 
     def begin(self, path: Path, clock: Clock) -> Primary:
         """As the port says."""
-        self.primary = Primary(self._replication, path, clock=clock, is_held=self._is_held)
+        self.primary = Primary(
+            self._replication, path, clock=clock, is_held=self._is_held, marks=self._marks
+        )
         return self.primary
 
 

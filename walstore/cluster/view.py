@@ -97,12 +97,14 @@ class ClusterView:
                 await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _follow(self) -> None:
+        marks = self.key(documents.SYNCED, "")  # only a takeover looks at them
         async with aclosing(self._keys.watch(self.prefix, after=self.revision)) as changes:
             async for events in changes:
                 for event in events:
                     self._take(event.key, event.now)
                 self.revision = events[-1].revision
-                self.notify()
+                if any(not event.key.startswith(marks) for event in events):
+                    self.notify()
 
     # -- waiting -----------------------------------------------------------------------------
 

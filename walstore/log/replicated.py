@@ -15,6 +15,7 @@ from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
 from walstore.cursors.queue import patiently
 from walstore.errors import WalClosedError, WalError
 from walstore.files.directory import load_claims, read_segment_header
+from walstore.files.floor import note_floor
 from walstore.files.frame_stream import CheckedReads, check_segment
 from walstore.files.frame_walk import frames_of
 from walstore.files.mended_segment import mend_segment
@@ -104,6 +105,11 @@ class EngineSource:
     def on_replicated(self, limit: int) -> None:
         """As the port says."""
         self._engine.state.on_replicated(limit)
+
+    async def note_replicated(self, limit: int) -> None:
+        """As the port says."""
+        reading = self._engine.reading
+        await reading.run_through(note_floor, self._engine.fs, self._engine.path, limit)
 
     def on_too_few(self, error: WalError) -> None:
         """As the port says."""

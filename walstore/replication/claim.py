@@ -38,6 +38,8 @@ class LeaderClaim:
     ) -> None:
         """For the log ``name``; ``topology`` is the address of etcd, or a store that is open."""
         self._topology = topology
+        self.keys: KeyValues | None = None if isinstance(topology, str) else topology
+        """The store, once the claim is taken."""
         self._key = f"{PREFIX}{LEADERS}{name}"
         self._name = name
         self._lease_seconds = lease_seconds
@@ -66,7 +68,7 @@ class LeaderClaim:
         deadline = self._clock.monotonic() + patience_seconds
         keys = self._topology
         if isinstance(keys, str):
-            keys = await self._stack.enter_async_context(EtcdKeyValues.open(keys))
+            keys = self.keys = await self._stack.enter_async_context(EtcdKeyValues.open(keys))
         session: Session | None = None
         while True:
             error: WalError

@@ -57,8 +57,10 @@ class TargetCopy(SourceCopy, Protocol):
         """Write bytes of files at its end, and return up to where it is durable. CorruptionError if a frame
         is not whole."""
 
-    async def cut(self, start: int, position: int) -> None:
-        """Remove what is behind a byte of a segment."""
+    async def cut(
+        self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
+    ) -> None:
+        """Remove what is behind a byte of a segment; as :meth:`Replica.cut`."""
 
 
 class _QueuedWrite(NamedTuple):
@@ -69,6 +71,7 @@ class _QueuedWrite(NamedTuple):
     seals: bool
     checks: bool
     by: Promise | None
+    floor: int
     future: asyncio.Future[Place]
 
 
@@ -126,10 +129,24 @@ class LocalCopy:
         """As of :class:`SourceCopy`."""
         return await self._run(self._replica.read, place, size)
 
-    async def cut(self, start: int, position: int, *, by: Promise | None = None) -> None:
+    async def cut(
+        self,
+        start: int,
+        position: int,
+        *,
+        agreed: tuple[int, int] | None = None,
+        first: int = 0,
+        by: Promise | None = None,
+    ) -> None:
         """As of :class:`TargetCopy`."""
         await self.settled()
-        await self._run(self._for, by, self._replica.cut, start, position)
+        cut = partial(self._replica.cut, start, position, agreed=agreed, first=first)
+        await self._run(self._for, by, cut)
+
+    async def note_floor(self, floor: int, *, by: Promise) -> None:
+        """As :meth:`Replica.note_floor`."""
+        if floor > self._replica.floor:
+            await self._run(self._for, by, self._replica.note_floor, floor)
 
     @property
     def end(self) -> CopyEnd:
@@ -178,16 +195,18 @@ class LocalCopy:
         seals: bool,
         checks: bool = False,
         by: Promise | None = None,
+        floor: int = 0,
     ) -> asyncio.Future[Place]:
         """Begin a write, or queue it behind the one that has begun.
 
         ``checks``: they were read from a file; see :meth:`Replica.write`.
         Writes are done in the order of the calls, also of those whose futures are cancelled. ``by`` is the
-        primary that asks, if it is another machine: checked when its turn has come.
+        primary that asks, if it is another machine: checked when its turn has come; ``floor`` is what it says
+        is replicated.
         """
         self._check_open()
         future: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        self._writes.append(_QueuedWrite(place, pieces, seals, checks, by, future))
+        self._writes.append(_QueuedWrite(place, pieces, seals, checks, by, floor, future))
         if self._writing is None:
             self._write_queued()
         return future
@@ -240,6 +259,7 @@ class LocalCopy:
             if write.by is not None:
                 self._replica.promise.check_same(*write.by.author)
             self._replica.write(write.place, write.pieces, seals=write.seals, checks=write.checks)
+            self._replica.raise_floor(write.floor)
         except WalError as error:
             return error
         return None
@@ -286,7 +306,8 @@ async def catch_up(
     """Make a copy agree with its source, cut what the source does not have, and copy the rest.
 
     Returns where the target ends, durably: where the source ended when this was called. ``end`` is where
-    the target ends before, ``log_id`` the source's identity. CorruptionError if the target belongs to
+    the target ends before, ``log_id`` the source's identity. CorruptionError if the target knows more to be
+    replicated than the source has, or belongs to
     another log: nothing of that is removed, unless the copy ``replaces`` it. That is for a copy that
     counts: it may be of the same log when its making failed, before anything was acknowledged. Also for
     damage in the source: nothing of that is copied, and nothing cut for it.
@@ -348,10 +369,8 @@ async def _agree(
         return nowhere
     theirs = list(await target.extents())
     own = newest_common(extents, theirs)
-    is_cut = not counts and bool(theirs) and theirs[0].start > extents[0].start
-    if own is None or is_cut:
-        # All of it is older than the source, or none of it is the source's; or it is the rest of a copy.
-        await target.cut(0, 0)
+    if own is None:  # all of it is older than the source, or none of it is the source's
+        await target.cut(0, 0, first=extents[0].start)
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
     agreed = await _agreed(source, target, own, extents)
@@ -359,6 +378,9 @@ async def _agree(
         # Frames differ there, or are damaged: then the target may have what the source has not.
         await source.read(Place(own.start, own.created_us, agreed), 1)
         agreed = await _agreed(source, target, own, extents)  # reading may have repaired it
+    if not counts and theirs[0].start > extents[0].start:  # the rest of a copy
+        await target.cut(0, 0, agreed=(own.start, agreed))
+        return nowhere
     if agreed < own.size or theirs[-1].start != own.start:
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)

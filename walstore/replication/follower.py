@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalError
+from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
+from walstore.replication.copy_marks import put_back
 from walstore.replication.copy_trouble import CopyTrouble
 from walstore.replication.position import Place
 from walstore.replication.remote_copy import RemoteCopy, written_there
@@ -28,6 +30,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _MOST_HINT_BYTES: Final = 8 << 20
 """Larger checkpoints, of logs with very many producers, are not worth their way."""
+_LAST_PLACE: Final = Place(MOST_OFFSET, 0, 0)
 _BEAT_SECONDS: Final = 0.5
 """How long nothing is sent to a node until it is asked whether it still obeys."""
 
@@ -42,6 +45,11 @@ class Follower:
         """What was written up to it is durable there."""
         self.limit = 0
         """Every offset below it is durable there, as far as is known."""
+        marks = primary.marks
+        self.mark = 0 if marks is None else marks.of(primary.log_id).get(str(address), 0)
+        """Every offset below it was replicated and, durably, there, when the copy counted last."""
+        self._counted = _LAST_PLACE
+        """Up to where it was durable then, if it was seen."""
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""
@@ -112,7 +120,13 @@ class Follower:
             await client.connect()
             copy = primary.copy_at(client, primary.epoch)
             end, is_whole = await copy.obey(is_elected=True)
-            if not was_stuck:
+            has_less = end.limit < self.mark and end.place < self._counted
+            is_put_back = has_less and end.log_id == primary.log_id
+            if is_whole and is_put_back:
+                is_whole = False
+                self._trouble.note(put_back("it", end.limit, self.mark))
+                await copy.give_up_whole(is_elected=True)
+            elif not was_stuck:
                 self._trouble.keep("it is sent what it lacks")
             self._is_stuck = True
             self.limit, self.reached = end.place.segment, copy
@@ -125,11 +139,13 @@ class Follower:
                     await primary.source.check_copy(self, copy, extent.start)
                 await primary.admit(copy)
             self._copy = copy
+            self.limit = min(self.limit, self._place.segment)  # what it had was cut, maybe
             self._note(self._place)
             self._trouble.end()
             self._is_stuck = False
             await self._stream(copy)
         finally:
+            self._note_mark()
             self._under_way, self._copy, self._failure = 0, None, None
             self.reached = None
             self._sent.clear()
@@ -140,8 +156,13 @@ class Follower:
         """What enough copies have, this one among them."""
         return min(self._primary.replicated_limit, self.limit)
 
+    def _note_mark(self) -> None:
+        if self._copy is not None:
+            self.mark, self._counted = max(self.mark, self._visible), self._durable
+
     def show(self) -> None:
         """Let readers there see what is replicated now; if there are none, it goes with the next write."""
+        self._note_mark()
         copy, visible = self._copy, self._visible
         if copy is None or not self._is_watched or self._sent or visible <= self._shown:
             return
@@ -279,6 +300,7 @@ class Follower:
         serial, limit = self._primary.written.mark_at(durable)
         self.serial, self.limit = max(self.serial, serial), max(self.limit, limit)
         self._primary.count()
+        self._note_mark()
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

@@ -336,6 +336,7 @@ async def _confirm(held: HeldReplica, _: memoryview, epoch: int, primary: str) -
 async def _show(held: HeldReplica, _: memoryview, epoch: int, primary: str, limit: Any) -> Any:
     held.replica.promise.check_same(epoch, primary)
     held.log.show(_offset(limit))
+    await held.copy.note_floor(limit, by=Promise(epoch, primary))
     return held.log.is_watched
 
 
@@ -379,7 +380,9 @@ def _begin_write(
 ) -> Callable[[], Awaitable[Any]]:
     where = Place(*map(_offset, place))
     by, limit = Promise(epoch, primary), _offset(shown)
-    writing = held.copy.begin_write(where, [payload], seals=bool(seals), checks=bool(checks), by=by)
+    writing = held.copy.begin_write(
+        where, [payload], seals=bool(seals), checks=bool(checks), by=by, floor=limit
+    )
 
     async def answer() -> Any:
         durable = await writing
@@ -391,12 +394,26 @@ def _begin_write(
 
 
 async def _cut(
-    held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int, position: int
+    held: HeldReplica,
+    _: memoryview,
+    epoch: int,
+    primary: str,
+    start: int,
+    position: int,
+    agreed: Any = (),
+    first: Any = 0,
 ) -> Any:
     held.replica.promise.check_same(epoch, primary)
+    at = (_offset(agreed[0]), _offset(agreed[1])) if agreed else None
     if not start:
         held.log.restart()
-    await held.copy.cut(_offset(start), _offset(position), by=Promise(epoch, primary))
+    await held.copy.cut(
+        _offset(start),
+        _offset(position),
+        agreed=at,
+        first=_offset(first),
+        by=Promise(epoch, primary),
+    )
     if (
         held.replica.end.limit < held.log.limit
     ):  # the primary had it from elsewhere, or from nowhere

@@ -15,9 +15,11 @@ Invariants (tests/walstore/replication, tests/scenarios/test_82_replicas_killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ from walstore.ports import Clock, FileSystem, ReplicatedLog
 from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.follower import Follower
 from walstore.replication.healing import Healer
 from walstore.replication.own_source import OwnSource
@@ -38,7 +41,7 @@ from walstore.replication.written import WrittenBytes
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
-from walstore.topology.documents import Leader, check_log_name
+from walstore.topology.documents import PREFIX, SYNCED, Leader, Synced, check_log_name
 from walstore.wire.address import Address
 
 logger = logging.getLogger("walstore")
@@ -64,8 +67,12 @@ class Primary:
         clock: Clock,
         make_tag: Callable[[], bytes] = lambda: os.urandom(_TAG_BYTES),
         is_held: Callable[[], bool] = lambda: False,
+        marks: CopyMarks | None = None,
     ) -> None:
-        """For the log in ``path``. While ``is_held()`` nobody else begins to take over."""
+        """For the log in ``path``. While ``is_held()`` nobody else begins to take over.
+
+        ``marks`` are those of a cluster; with a topology this makes its own.
+        """
         self.settings = replication
         """As given to :meth:`walstore.Wal.open`."""
         name = path.name if replication.name is None else replication.name
@@ -100,9 +107,14 @@ class Primary:
         self._is_closed = False
         self._claim: LeaderClaim | None = None
         self._is_held = is_held
+        self.marks = marks
+        """What the copies had last; None if no store knows."""
         self._confirmations = Confirmations(self._confirm)
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
+        self._noting = asyncio.Lock()
+        self._floor = 1
+        """What is remembered in the own directory of :attr:`replicated_limit`."""
 
     @property
     def tee(self) -> WrittenBytes:
@@ -122,6 +134,11 @@ class Primary:
             )
             self._is_held = lambda: claim.is_held
             await self._claim.take(self._leader, patience_seconds=settings.patience_seconds)
+            assert claim.keys is not None
+            key = f"{PREFIX}{SYNCED}{self.name}"
+            self.marks = CopyMarks(claim.keys, key, address=settings.address, clock=self.clock)
+        if self.marks is not None:
+            await self.marks.load(self.clock.monotonic() + settings.patience_seconds)
         self.epoch = await take_over(self, fs, directory, lane)
         return self.epoch
 
@@ -159,6 +176,10 @@ class Primary:
                 self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
             )
             self._spawn(scrub.run, f"walstore scrub of {self.name}")
+        if self.marks is not None:
+            keep = partial(self.marks.keep, self._synced)
+            self._spawn(keep, f"walstore marks of {self.name}")
+        self._spawn(self._keep_floor, f"walstore floor of {self.name}")
         self._spawn(self._watch, f"walstore quorum of {self.name}")
 
     def _spawn(self, work: Callable[[], Awaitable[None]], name: str) -> None:
@@ -173,6 +194,8 @@ class Primary:
 
     def count(self) -> None:
         """Acknowledge what enough copies have, and this one."""
+        if self.marks is not None:
+            self.marks.note()
         own = self.written.synced_serial
         serials = [own, *(follower.serial for follower in self.followers)]
         reached = min(own, quorum_value(serials, self.settings.needed))
@@ -305,13 +328,18 @@ class Primary:
         while not waiter.done() and self.trouble is None and self.clock.monotonic() < deadline:
             await asyncio.wait((waiter,), timeout=_PAUSE_SECONDS)
         waiter.cancel()
+        await self._note_floor()
         hinted = [self._loop.create_task(one.until_hinted()) for one in self.followers]
+        if self.marks is not None:
+            hinted.append(self._loop.create_task(self._write_marks(self.marks)))
         try:
             if hinted:
                 await asyncio.wait(hinted, timeout=_HINT_SECONDS)
         finally:
             for task in hinted:
                 task.cancel()
+            if hinted:
+                await asyncio.wait(hinted)
 
     async def aclose(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""
@@ -350,6 +378,31 @@ class Primary:
                 self._lonely_since = now
             if now - self._lonely_since >= self.settings.patience_seconds:
                 self._give_up()
+
+    async def _keep_floor(self) -> None:
+        while True:
+            await self.clock.sleep(_PAUSE_SECONDS)
+            await self._note_floor()
+
+    async def _note_floor(self) -> None:
+        """Remember what is replicated in the own directory: it is not cut there then."""
+        async with self._noting:  # a note of less must not come last
+            limit = self.replicated_limit
+            if self._log is not None and limit > self._floor:
+                with contextlib.suppress(OSError, WalError):  # tried again
+                    await self._log.note_replicated(limit)
+                    self._floor = limit
+
+    async def _write_marks(self, marks: CopyMarks) -> None:
+        await marks.write(self._synced())
+
+    def _synced(self) -> Synced:
+        """Return what each copy has for certain of what is replicated. Nothing yet: of no copy."""
+        limits: dict[str, int] = {}
+        if self.replicated_limit and self.marks is not None:
+            limits[self.marks.address] = self.replicated_limit
+            limits.update((str(one.address), one.mark) for one in self.followers)
+        return Synced(self.log_id.hex(), self.epoch, self.settings.generation, limits)
 
     def _leader(self) -> Leader:
         copies = tuple(map(str, self.settings.addresses))

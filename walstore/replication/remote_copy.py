@@ -60,7 +60,15 @@ class RemoteCopy:
 
     async def obey(self, *, is_elected: bool = False) -> tuple[CopyEnd, bool]:
         """Let the copy promise to obey this primary; return where it ends, and if it counts. FencedError."""
-        match await self._call("obey", is_elected, *self._list):
+        return await self._obey(is_elected, *self._list)
+
+    async def give_up_whole(self, *, is_elected: bool = False) -> None:
+        """Let the copy not count any more, durably, as if it came into the list of copies only now."""
+        generation, _ = self._list
+        await self._obey(is_elected, generation, generation + 1)
+
+    async def _obey(self, is_elected: bool, generation: int, joined: int) -> tuple[CopyEnd, bool]:  # noqa: FBT001
+        match await self._call("obey", is_elected, generation, joined):
             case [packed, bool(is_whole)]:
                 return CopyEnd.unpack(packed), is_whole
         raise StorageUnavailableError("a node answered with no promise")
@@ -121,9 +129,12 @@ class RemoteCopy:
         head = ["show", [self._name, *self._author, shown]]
         return self.client.send(Kind.CALL, head, fate=Fate.DROPPED).future
 
-    async def cut(self, start: int, position: int) -> None:
+    async def cut(
+        self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
+    ) -> None:
         """As of :class:`walstore.replication.copies.TargetCopy`."""
-        await self._call("cut", start, position)
+        more = [list(agreed or (start, position)), first] if agreed or first else []
+        await self._call("cut", start, position, *more)
 
     async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""

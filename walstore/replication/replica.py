@@ -15,11 +15,13 @@ Invariants (tests/walstore/replication/test_replica.py)
   P6  After each sync the copy notes, in the file SYNCED, the end of the last frame that is durable. A copy
       that ends before that is damaged, and obeys nobody: it may lack what it acknowledged. The note is gone,
       durably, before frames that it speaks of are cut or begun again.
+  P7  What the copy knows to be replicated is not cut, and not begun again (``files/floor.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -38,6 +40,7 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
+from walstore.files.floor import NOTHING_NOTED, limit_at, load_note, two_histories
 from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
@@ -51,6 +54,8 @@ from walstore.log.opening import enter_log, recover_end
 from walstore.ports import Buffer, FileSystem
 from walstore.replication.position import NOTHING, CopyEnd, Place, SegmentExtent
 from walstore.replication.promise import Promise, keep_promise, load_promise
+
+logger = logging.getLogger("walstore")
 
 _RESERVED_BYTES: Final = 64 << 20
 """Blocks are reserved ahead up to this size of a segment."""
@@ -83,8 +88,13 @@ class Replica:
         self._has_failed = self._has_written = False
         """Whether a write or sync failed since the files were looked at."""
         self._note = ActiveCell(self._fs, self._directory / SYNCED_NAME, checkpoint.CELL_BYTES)
-        self._noted: Place | None = None
+        self._noted: tuple[Place, int, int] | None = None
         """What it says."""
+        known = load_note(self._fs, self._directory)
+        self.floor = known.visible_limit
+        """Every offset below it is on enough machines, and here."""
+        self._differs_from = known.durable_limit
+        """The first offset that its primary has not, or has others at, as a cut was refused; 0 for none."""
         self._frames_end = 0
         """End of the last whole frame of the last segment that was looked for."""
         self._reads = CheckedReads(self._fs)
@@ -114,17 +124,28 @@ class Replica:
 
         ``joined`` is the generation of the list of copies in which this one came into it. If it had a promise
         before that, it was out of the list meanwhile, and is not whole any more: it may lack what the others
-        acknowledged. FencedError if a later primary, or another one of that epoch, has its promise; see
+        acknowledged. A primary that knows this copy to have had more asks again, as if it came only now.
+        FencedError if a later primary, or another one of that epoch, has its promise; see
         :meth:`Promise.check`.
         """
         self.promise.check(epoch, primary, generation=generation, is_elected=is_elected)
-        if (epoch, primary) != self.promise.author:
-            is_whole = self.promise.is_whole and self.promise.generation >= joined
+        known = self.promise
+        is_whole = known.is_whole and known.generation >= joined
+        if (epoch, primary) != known.author:
             self._keep(Promise(epoch, primary, is_whole, generation))
             self._has_failed |= self._has_written  # another primary: trust nothing but the files
+        elif is_whole != known.is_whole:
+            logger.warning(
+                "%s was put back from an older state, and is made again", self._directory
+            )
+            self._keep(known._replace(is_whole=is_whole))
         if self._has_failed:
             self.end = self._recover()
         self.sync()  # what is reported as present counts as durable
+        if self._has_written:
+            start, _, position = self.end.place
+            limit = limit_at(self._fs, self._path(start), start, position)
+            self.end = self.end._replace(limit=limit)
         return self.end
 
     def make_whole(self) -> None:
@@ -232,6 +253,20 @@ class Replica:
             self._note_synced()
         return self.end.place
 
+    def raise_floor(self, floor: int) -> None:
+        """Take note that every offset below ``floor`` is on enough machines and, durably, here.
+
+        The next sync notes it, too.
+        """
+        self.floor = max(self.floor, floor)
+
+    def note_floor(self, floor: int) -> None:
+        """The same, with a sync, unless a write or sync failed. OSError."""
+        if floor > self.floor:
+            self.raise_floor(floor)
+            if not self._has_failed:
+                self.sync()
+
     def keep_hint(self, place: Place, data: bytes) -> None:
         """Keep a checkpoint of the primary, of the log up to a place, if all of that is here. OSError.
 
@@ -258,8 +293,17 @@ class Replica:
         path = self._directory / checkpoint.FILE_NAME
         write_hint(self._fs, path, checkpoint.encode_checkpoint(kept))
 
-    def cut(self, start: int, position: int) -> None:
-        """Remove everything behind a byte of a segment, durably; with ``position`` 0 the segment, too."""
+    def cut(
+        self, start: int, position: int, *, agreed: tuple[int, int] | None = None, first: int = 0
+    ) -> None:
+        """Remove everything behind a byte of a segment, durably; with ``position`` 0 the segment, too.
+
+        The primary has what is here up to ``agreed``, a segment and a byte, or up to the cut, and nothing
+        below the offset ``first``. CorruptionError, with nothing changed, if this copy knows more to be
+        replicated.
+        """
+        self._check_floor(*(agreed or (start, position)), first)
+        self._differs_from = 0
         self._forget_hints()
         self._forget_note()
         self._close_file()
@@ -385,6 +429,7 @@ class Replica:
         if LOCK_NAME not in names and PROMISE_NAME not in names:
             self._has_hints = True
             self._forget_hints()
+            self.floor = 0
             self._forget_note()
 
     # -- inside ------------------------------------------------------------------------------
@@ -444,8 +489,10 @@ class Replica:
             raise ContentionError(f"a segment at {place} before the end, {self.end.place}")
         if last is not None and header.start > last.start and not self._is_sealed:
             raise ContentionError(f"a segment at {place} behind one that is not sealed")
-        self.sync()
         is_new = last is None or header.start == last.start
+        if last is not None and is_new:
+            self._check_floor(header.start, 0, 0)
+        self.sync()
         if self._has_hints or is_new:
             self._forget_hints()
         if is_new:
@@ -469,12 +516,28 @@ class Replica:
     def _note_synced(self) -> None:
         """Note the end of the last frame that is durable; a note that cannot be written is removed."""
         header, place = self._header, self.end.place
-        if self._file is None or header is None or header.salt is None or place == self._noted:
+        noted = (place, self.floor, self._differs_from)
+        if self._file is None or header is None or header.salt is None or noted == self._noted:
             return
         self._frames_end = _skip_frames(self._file, self._frames_end, place.position)
-        cell = DurableCell(0, 0, 0, header.start, self._frames_end, 0, header.salt)
+        cell = DurableCell(
+            0, self._differs_from, 0, header.start, self._frames_end, self.floor, header.salt
+        )
         self._note.store(checkpoint.encode_cell(cell))
-        self._noted = place
+        self._noted = noted
+
+    def _check_floor(self, start: int, position: int, first: int) -> None:
+        """Raise CorruptionError if more is known to be replicated than what is before a byte of a segment."""
+        if self.floor <= max(start, first, 1):
+            return
+        kept = 0
+        if start in pick_segments(self._directory, self._fs.list(self._directory)):
+            kept = limit_at(self._fs, self._path(start), start, position)
+        if kept < self.floor:
+            self._differs_from = max(kept, self.end.first, 1)
+            if not self._has_failed:
+                self.sync()
+            raise two_histories(self._directory, self._differs_from, self.end.limit)
 
     def _forget_hints(self) -> None:
         """Remove checkpoint and cell, durably."""
@@ -484,8 +547,12 @@ class Replica:
 
     def _forget_note(self) -> None:
         """Remove what says how far the copy was synced, durably."""
-        self._note.park()
         self._noted = None
+        if self.floor > 1:
+            cell = NOTHING_NOTED._replace(visible_limit=self.floor)
+            self._note.settle(checkpoint.encode_cell(cell))
+            return
+        self._note.park()
         self._remove(SYNCED_NAME)
 
     def _remove(self, *names: str) -> None:

@@ -5,6 +5,9 @@ of those, so the best of that many has everything that was acknowledged. Each of
 nobody older. ``quorum`` copies have to promise as well: an opening is over only when so many have its first
 frame, so one that has obeyed a later candidate has to be heard before the epoch is chosen.
 
+A copy that was put back from an older state does not count, as far as the store of the machines knows
+(``copy_marks.py``); and if no copy that answers has what was replicated, nobody leads.
+
 Copies that are not whole (``promise.py``) do not count. So a new log, or one that had no copies so far,
 needs all of them once: if none is whole, and at most one has records, that one is the log.
 
@@ -37,6 +40,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
 from walstore.replication.copies import LocalCopy, catch_up, complete
+from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
@@ -91,6 +95,8 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
+        if primary.marks is not None:  # a copy that was put back may have forgotten a later one
+            epoch = max(epoch, primary.marks.epoch_of(replica.end.log_id) + 1)
         reported: WalError | None = None
         while True:
             refused = await _try_epoch(primary, own, epoch, deadline, cancellations)
@@ -118,7 +124,12 @@ async def _try_epoch(
     )
     if _cancellations() > cancellations:  # while a call of the own copy went on until its end
         raise asyncio.CancelledError
-    promised = [_Promised.of(own_end, own.is_whole, None)]
+    promised: list[_Promised] = []
+    if own.is_whole and _is_put_back(primary.marks, None, own_end):
+        await own.obey(
+            epoch, primary.tag, generation=settings.generation, joined=settings.generation + 1
+        )
+    promised.append(_Promised.of(own_end, own.is_whole, None))
     refused: dict[RemoteCopy, WalError] = {}
 
     def are_enough() -> bool:
@@ -135,7 +146,13 @@ async def _try_epoch(
         async with asyncio.TaskGroup() as tasks:
             asking = {
                 tasks.create_task(
-                    _ask(primary.copy_at(client, epoch), promised, refused, primary.clock)
+                    _ask(
+                        primary.copy_at(client, epoch),
+                        promised,
+                        refused,
+                        primary.marks,
+                        primary.clock,
+                    )
                 )
                 for client in clients
             }
@@ -145,7 +162,7 @@ async def _try_epoch(
         if not are_enough() and not _is_new(promised, settings.copies):
             return _too_few(primary, promised, list(refused.values()))
         try:
-            await _adopt(primary.name, own, promised, is_new=not are_enough())
+            await _adopt(primary, own, promised, is_new=not are_enough())
         except StorageUnavailableError as error:
             return error
         return None
@@ -172,6 +189,7 @@ async def _ask(
     copy: RemoteCopy,
     promised: list[_Promised],
     refused: dict[RemoteCopy, WalError],
+    marks: CopyMarks | None,
     clock: Clock,
 ) -> None:
     """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
@@ -180,7 +198,11 @@ async def _ask(
         try:
             if not copy.client.is_connected:
                 await copy.client.connect()
-            promised.append(_Promised.of(*await copy.obey(), copy))
+            end, is_whole = await copy.obey()
+            if is_whole and _is_put_back(marks, copy, end):
+                is_whole = False
+                await copy.give_up_whole()
+            promised.append(_Promised.of(end, is_whole, copy))
         except WalError as error:
             refused[copy] = error
             if isinstance(error, FencedError) or not error.retriable:
@@ -190,6 +212,17 @@ async def _ask(
         else:
             refused.pop(copy, None)
             return
+
+
+def _is_put_back(marks: CopyMarks | None, copy: RemoteCopy | None, end: CopyEnd) -> bool:
+    """Return whether a copy lacks what it had, as far as the store of the machines knows; that is logged."""
+    if marks is None:
+        return False
+    address = marks.address if copy is None else str(copy.client.address)
+    trouble = marks.trouble_of(address, end)
+    if trouble is not None:
+        logger.warning("%s", trouble)
+    return trouble is not None
 
 
 def _is_new(promised: Sequence[_Promised], copies: int) -> bool:
@@ -221,7 +254,9 @@ def _too_few(
     whole, new = (sum(one.is_whole is wanted for one in promised) for wanted in (True, False))
     why = f": {errors[0]}" if errors else ""
     also = (
-        f" ({new} more are new, and do not count; a new log needs all of them once)" if new else ""
+        f" ({new} more are new or were put back, and do not count; a new log needs all of them once)"
+        if new
+        else ""
     )
     needed = max(settings.needed_to_take_over, settings.needed)
     return StorageUnavailableError(
@@ -230,11 +265,16 @@ def _too_few(
     )
 
 
-async def _adopt(name: str, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool) -> None:
+async def _adopt(
+    primary: Primary, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool
+) -> None:
     """Make the own copy equal to the one that has most, if that is another."""
+    name = primary.name
     counted = [one for one in promised if one.is_whole or one.is_blank or is_new]
     best = max(counted, key=lambda one: (one.end.epoch, one.end.place))
     mine = promised[0]
+    if primary.marks is not None:
+        primary.marks.check(name, best.end)
     has_more = (best.end.epoch, best.end.place) > (mine.end.epoch, mine.end.place)
     is_other = best.copy is not None and bool(best.end.log_id)
     if is_other and (has_more or not (mine.is_whole or is_new)):

@@ -6,6 +6,7 @@ Under a prefix, ``walstore/`` by default:
     leaders/NAME   a Leader, with the lease of its session: the machine that leads the log
     members/ADDR   a Member, with the lease of its session: a machine that is there
     removed/NAME   the LogSpec of a log that was taken out: one that is made again has its copies
+    synced/NAME    a Synced: what each copy had last, which a directory that is put back does not know
 
 Each is JSON with ``version``. Unknown fields are kept out, so that a later version may add some.
 """
@@ -28,6 +29,7 @@ LOGS: Final = "logs/"
 REMOVED: Final = "removed/"
 LEADERS: Final = "leaders/"
 MEMBERS: Final = "members/"
+SYNCED: Final = "synced/"
 MOST_COPIES: Final = 16
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -265,6 +267,39 @@ class Leader(NamedTuple):
                     places = tuple(copies), tuple(present)
                     return cls(address, tag, epoch, *places, missing, generation)
         raise _no("leader", key)
+
+
+class Synced(NamedTuple):
+    """What the copies of a log had when its leader looked last."""
+
+    log_id: str
+    """Identity of the log, in hex: of another one this says nothing."""
+    epoch: int
+    """Of the leader."""
+    generation: int
+    """Of its list of copies."""
+    limits: Mapping[str, int]
+    """By address of the copy: every offset below is on enough machines, and durable there. The address is
+    empty for a leader that serves nobody."""
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return _encode({**self._asdict(), "limits": dict(self.limits)})
+
+    @classmethod
+    def decode(cls, data: bytes, key: str) -> Synced:
+        """Return what was encoded; CorruptionError, FormatVersionError."""
+        match _decode(data, key):
+            case {
+                "log_id": str(log_id),
+                "epoch": int(epoch),
+                "generation": int(generation),
+                "limits": dict(limits),
+            } if all(
+                type(one) is int and one >= 0 for one in (epoch, generation, *limits.values())
+            ):
+                return cls(log_id, epoch, generation, limits)
+        raise _no("marks", key)
 
 
 class Member(NamedTuple):

@@ -36,9 +36,13 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.files.directory import PROMISE_NAME
+from walstore.files.directory import PROMISE_NAME, SYNCED_NAME
+from walstore.format.checkpoint import decode_cell
+from walstore.format.frame import parse_header
+from walstore.format.segment import HEADER_BYTES
 from walstore.replication import primary as primaries
 from walstore.replication.node import ReplicaNode
+from walstore.topology.documents import PREFIX, SYNCED, Synced
 from walstore.topology.memory import MemoryClient, MemoryKeyValues
 from walstore.wire.address import Address
 
@@ -49,6 +53,7 @@ REPLICA_RULES: Final = {
     "one-epoch": "no two primaries have the same epoch",
     "not-written": "what was reported as not written is never in the log",
     "once": "a value that was appended once is in the log once",
+    "kept": "what was acknowledged before a copy was put back is on the disk of a machine in the end",
     "equal": "in the end all copies have the same log",
     "heals": "once all is well, a primary can be opened",
     "ends": "every call ends",
@@ -57,6 +62,8 @@ REPLICA_RULES: Final = {
 _FREE_BYTES: Final = 1 << 40
 _PATIENCE_SECONDS: Final = 2.0
 _LOG: Final = "orders"
+_DIRECTORY: Final = Path(f"/{_LOG}")
+_MARKS: Final = f"{PREFIX}{SYNCED}{_LOG}"
 _EXPECTED = (
     StorageUnavailableError,
     OutcomeUnknownError,
@@ -85,6 +92,8 @@ class Machine:
         self.node: ReplicaNode | None = None
         self.requests: deque[Callable[[], Any]] = deque()
         self.lives = 0
+        self.backup: dict[Path, bytes] = {}
+        """The files of its copy at an earlier time."""
         self.replace_disk()
         self.process = Process(f"{self.name}.0")
         self.program: PrimaryProgram | None = None
@@ -113,6 +122,11 @@ class Machine:
         self.disk = Disk(Random(seed))
         self.weather = Weather(Random(f"weather {seed}"))
         self.weather.rate = self.history.plan.rate
+
+    def files(self) -> dict[Path, bytes]:
+        """Return the files of its copy as they are now."""
+        names = self.disk.names.items()
+        return {path: bytes(node.data) for path, node in names if path.parent == _DIRECTORY}
 
     def file_system(self, process: Process) -> SimFileSystem:
         return SimFileSystem(self.disk, self.weather, process, Nobody(), _FREE_BYTES)
@@ -184,6 +198,9 @@ class ReplicaHistory:
         self.epochs: set[int] = set()
         self.values = 0
         self.machines = [Machine(self, number) for number in range(plan.copies + plan.spares)]
+        self.kept: dict[int, bytes] = {}
+        """What was known when a copy was put back last."""
+        self.rollbacks = 0
         self.lists = [CopyList(1, tuple(self.machines[: plan.copies]), {})]
         """The lists of copies, as the cluster's store had them one after the other."""
 
@@ -286,12 +303,9 @@ class ReplicaHistory:
         self.note(OUTSIDE, f"{act} {machine.name}")
         self.happened[act] += 1
         match act:
-            case "kill" | "power" | "replace":
+            case "kill" | "power" | "replace" | "roll back":
                 machine.kill()
-                if act == "power":
-                    machine.disk.lose_power()
-                if act == "replace":
-                    await self._replace(machine)
+                await self._change_disk(machine, act)
                 await asyncio.sleep(self.random.choice([0.0, 0.3, 3.0]))
                 await self._restart(machine)
             case "cut off":
@@ -311,10 +325,20 @@ class ReplicaHistory:
                 self._promote(machine, self.random.choice(self.lists))
             case "exchange":
                 await self._exchange()
+            case "back up":
+                machine.backup = machine.files()
             case "read a copy":
                 if machine.node is not None and _LOG in machine.node.logs:
                     reading = self.guarded(self._read_copy(machine, machine.node))
                     self.loop.spawn(machine.process, reading, "reader of a copy")
+
+    async def _change_disk(self, machine: Machine, act: str) -> None:
+        if act == "power":
+            machine.disk.lose_power()
+        if act == "roll back":
+            self._roll_back(machine)
+        if act == "replace":
+            await self._replace(machine)
 
     async def _read_copy(self, machine: Machine, node: ReplicaNode) -> None:
         """Read what a copy shows now: that stays, whoever leads."""
@@ -331,6 +355,45 @@ class ReplicaHistory:
         else:
             self.happened["copies read"] += 1
             self.happened["read at copies"] += limit - log.head
+
+    def _roll_back(self, machine: Machine) -> None:
+        """Put a copy back from an older state, if what others know of it suffices to notice.
+
+        With a store: its mark shows that this is an older state, or all that is known is in the marks.
+        Without one, another machine knows all of it to be replicated, which is noted a little later.
+        """
+        others = [one for one in self.machines if one is not machine]
+        if self.plan.has_topology:
+            is_known = self._is_marked(machine)
+        else:
+            holders = [one for one in others if _floor_of(one) > max(self.known, default=0)]
+            is_known = not self.rollbacks and 0 < len(holders) < len(others)
+            if machine.backup and is_known:  # who has all is away when the next primary is opened
+                for one in holders:
+                    one.is_cut_off = True
+                    self.loop.call_later(15.0, setattr, one, "is_cut_off", False)
+        if machine.backup and is_known:
+            machine.disk.put_back(_DIRECTORY, machine.backup)
+            self.kept = dict(self.known)
+            self.rollbacks += 1
+            self.happened["rolled back"] += 1
+
+    def _is_marked(self, machine: Machine) -> bool:
+        found = self.store.get(_MARKS)
+        if found is None:
+            return False
+        marks = Synced.decode(found.value, _MARKS)
+        if _limit_of(machine.backup) < marks.limits.get(str(machine.address), 0):
+            return True
+        is_newest = marks.epoch >= max(self.epochs, default=0)
+        return is_newest and max(marks.limits.values()) > max(self.known, default=0)
+
+    def _check_kept(self) -> None:
+        """Look for what was known before a copy was put back: on some disk each of it has to be."""
+        disks = [data for one in self.machines for data in one.files().values()]
+        lost = [at for at, value in self.kept.items() if not any(value in one for one in disks)]
+        if lost:
+            self.violate(ReplicaViolationError("kept", f"{lost[:5]} of {len(lost)}"))
 
     async def _exchange(self) -> None:
         """Put another machine into the list, as the allocator does: all but the one that leaves are there.
@@ -514,6 +577,7 @@ class ReplicaHistory:
             machine.weather.clear()
             machine.kill()
             await machine.serve()
+        self._check_kept()
         self.plan = self.plan.replace(breaks=0.0)
         logs = []
         for machine in self.lists[-1].machines:
@@ -522,7 +586,7 @@ class ReplicaHistory:
             program = PrimaryProgram(self, machine, process, self.lists[-1])
             task = self.loop.spawn(process, self.guarded(program.look(logs)), "last")
             await asyncio.wait([task])
-            if self.violation is not None:
+            if self.violation is not None or self.happened["undecided"]:
                 return
             machine.kill()
             await machine.serve()
@@ -560,6 +624,7 @@ class PrimaryProgram:
                 joined_here=self.list.joined.get(self.machine, 0),
                 patience_seconds=_PATIENCE_SECONDS,
                 topology=self.machine.topology(),
+                address=str(self.machine.address) if plan.has_topology else "",
                 lease_seconds=1,
             ),
             fs=self.machine.file_system(self.process),
@@ -576,6 +641,11 @@ class PrimaryProgram:
             except (*_EXPECTED, WalLockedError) as error:
                 history.note(self.process, f"open: {error!r}")
                 history.happened["refused"] += 1
+            except CorruptionError as error:
+                if not history.rollbacks or "two histories" not in str(error):
+                    raise
+                history.happened["two histories"] += 1
+                return
         else:
             return
         history.happened["opened"] += 1
@@ -600,9 +670,13 @@ class PrimaryProgram:
                 break
             except (StorageUnavailableError, FencedError, CorruptionError) as error:
                 # The second copy may be made in several attempts, each with its patience.
-                if not left or not isinstance(error, StorageUnavailableError):
-                    text = f"{self.process}: {error!r}"
-                    raise ReplicaViolationError("heals", text) from error
+                if left and isinstance(error, StorageUnavailableError):
+                    continue
+                says_so = "are needed" in str(error) or "were acknowledged" in str(error)
+                if self.history.rollbacks > 1 and says_so:  # nobody leads
+                    self.history.happened["undecided"] += 1
+                    return
+                raise ReplicaViolationError("heals", f"{self.process}: {error!r}") from error
         logs.append(await self._check(wal))
         await wal.aclose()
 
@@ -689,6 +763,23 @@ class PrimaryProgram:
                         self.history.learn("seen", record.offset, record.value)
         except WalError:
             return
+
+
+def _floor_of(machine: Machine) -> int:
+    cell = decode_cell(machine.files().get(_DIRECTORY / SYNCED_NAME, b""))
+    return 0 if cell is None else cell.visible_limit
+
+
+def _limit_of(files: Mapping[Path, bytes]) -> int:
+    """Return the offset after the last record in files of a copy."""
+    segments = [path for path in files if path.suffix == ".wal"]
+    if not segments:
+        return 0
+    newest = max(segments)
+    view, at, limit = memoryview(files[newest]), HEADER_BYTES, int(newest.stem)
+    while (header := parse_header(view, at)) is not None:
+        at, limit = header.end, header.limit
+    return limit
 
 
 def happenings(history: ReplicaHistory) -> Counter[str]:

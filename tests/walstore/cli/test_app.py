@@ -24,7 +24,17 @@ COLLECTION_VERBS = (
     *("create", "show", "read", "write", "materialize"),
     *("compact", "gc", "expire", "delete"),
 )
-LOGS_VERBS = ("list", "apply", "edit", "move", "suspend", "resume", "remove", "reset-head")
+LOGS_VERBS = (
+    "list",
+    "apply",
+    "edit",
+    "move",
+    "suspend",
+    "resume",
+    "remove",
+    "reset-head",
+    "give-up",
+)
 GROUPS = {"collection": COLLECTION_VERBS, "logs": LOGS_VERBS}
 
 

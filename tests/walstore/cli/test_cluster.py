@@ -16,7 +16,7 @@ from tests.walstore.replication.cluster import Cluster
 from uploader import CloudTier
 from walstore import Wal
 from walstore.cli import cluster
-from walstore.topology.documents import Leader, LogSpec, Member
+from walstore.topology.documents import Leader, LogSpec, Member, Synced
 from walstore.topology.key_values import KeyValues, Swap
 from walstore.topology.memory import MemoryKeyValues
 
@@ -388,18 +388,57 @@ def test_nobody_at_the_address(cli: Cli) -> None:
     assert "127.0.0.1:1" in done.err
 
 
-async def test_a_copy_becomes_the_log(cli: Cli, tmp_path: Path) -> None:
+async def test_a_copy_becomes_the_log(cli: Cli, store: MemoryKeyValues, tmp_path: Path) -> None:
     """The other machines are lost."""
     async with Cluster(tmp_path) as machines:
         wal = await machines.primary(0)
         await wal.append_many([b"v"] * 3)
         await wal.aclose()
-    copy = tmp_path / "m1" / "orders"
+    copy, key = tmp_path / "m1" / "orders", "walstore/synced/orders"
+    put(store, key, Synced("ab" * 16, 1, 1, {"tls://a": 9}).encode())
     dry = await asyncio.to_thread(cli, "logs", "reset-head", copy)
     assert (dry.code, "give --confirm" in dry.err) == (0, True)
+    assert store.get(key) is not None
     done = await asyncio.to_thread(cli, "logs", "reset-head", copy, "--confirm", "--json")
     assert (done.json["reset"], done.json["limit"], done.json["epoch"]) == (True, 4, 1)
+    assert (done.json["marks"], store.get(key)) == (key, None)
     async with Wal.open(copy) as found:
         assert found.tail == 4
     plain = await asyncio.to_thread(cli, "logs", "reset-head", copy)
+    assert (plain.code, "no copy of a replicated log" in plain.error) == (3, True)
+    put(
+        store, key, Synced("ab" * 16, 1, 1, {"tls://a": 9}).encode()
+    )  # of a log made from its bucket
+    assert (await asyncio.to_thread(cli, "logs", "reset-head", copy, "--confirm")).code == 0
+    assert store.get(key) is None
+
+
+async def test_a_copy_is_reset_where_no_etcd_is_known(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(cluster.CLUSTER_VARIABLE, raising=False)
+    async with Cluster(tmp_path) as machines:
+        wal = await machines.primary(0)
+        await wal.append(b"v")
+        await wal.aclose()
+    done = await asyncio.to_thread(cli, "logs", "reset-head", tmp_path / "m1/orders", "--confirm")
+    assert (done.code, "give --cluster" in done.err) == (0, True)
+
+
+async def test_a_copy_is_given_up(cli: Cli, tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as machines:
+        wal = await machines.primary(0)
+        await wal.append_many([b"v"] * 3)
+        await wal.aclose()
+        copy = tmp_path / "m1" / "orders"
+        locked = await asyncio.to_thread(cli, "logs", "give-up", copy, "--confirm")
+        assert locked.code == 4
+    dry = await asyncio.to_thread(cli, "logs", "give-up", copy, "--json")
+    assert (dry.code, dry.json["given_up"], "give --confirm" in dry.err) == (0, False, True)
+    assert (dry.json["first"], dry.json["limit"], dry.json["differs_from"]) == (1, 4, None)
+    done = await asyncio.to_thread(cli, "logs", "give-up", copy, "--confirm", "--json")
+    assert done.json["given_up"]
+    assert not copy.exists()
+    assert list(Path(done.json["kept_in"]).glob("*.wal"))
+    plain = await asyncio.to_thread(cli, "logs", "give-up", copy)
     assert (plain.code, "no copy of a replicated log" in plain.error) == (3, True)

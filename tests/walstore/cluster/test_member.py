@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -754,3 +755,65 @@ async def test_a_leader_without_a_quorum_makes_room_for_another_claim(tmp_path: 
             async with asyncio.timeout(30):  # less than a patience
                 await producer.append(b"two")
             assert await read(machines) == [b"one", b"two"]
+
+
+async def test_a_leader_writes_its_newer_list_again(
+    cluster: Machines, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store was set back to an earlier state."""
+    await cluster.apply()
+    leader = await cluster.led()
+    earlier = cluster.spec()
+    wal = leader.led()
+    assert wal is not None
+    later = earlier._replace(generation=earlier.generation + 3)
+    await cluster.apply(generation=later.generation)
+    await until(lambda: leader.led() not in (None, wal) or cluster.leader() not in (None, leader))
+    leader = await cluster.led()
+    wal = leader.led()
+    assert wal is not None
+    await wal.append(b"before")
+    await cluster.apply(**(earlier._asdict() | {"labels": {"env": "prod"}}))
+    await until(lambda: cluster.spec().generation == later.generation)
+    found = cluster.spec()
+    assert (found.copies, found.joined) == (later.copies, later.joined)
+    assert found.labels == {"env": "prod"}
+    await until(lambda: "it was set back, and has the newer list again" in caplog.text)
+    assert leader.led() is wal
+    await wal.append(b"after")
+    assert await read(cluster) == [b"before", b"after"]
+    others = (*found.copies[:2], "unix:///nowhere.sock")  # the older list was changed since
+    others = tuple(one for one in others if one != leader.address)
+    await cluster.apply(copies=(leader.address, *others), preferred="")
+    await until(lambda: cluster.spec().generation == later.generation + 1)
+    assert set(cluster.spec().copies) == set(later.copies)
+
+
+async def test_a_copy_that_is_put_back_does_not_cost_what_was_acknowledged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two machines of three have all; one is put back, the other one is away; then it comes again."""
+    async with Machines(tmp_path, replace_seconds=float("inf")) as cluster:
+        await cluster.apply()
+        leader = await cluster.led()
+        other, third = (one for one in cluster.all if one is not leader)
+        wal = leader.led()
+        assert wal is not None
+        await wal.append_many([b"old"] * 10)
+        await until(lambda: len(_present(cluster)) == 2)
+        await other.stop()
+        shutil.copytree(other.path / "orders", tmp_path / "backup")
+        await other.start()
+        await until(lambda: len(_present(cluster)) == 2)
+        await third.stop()
+        await wal.append_many([b"new"] * 50)
+        await leader.stop()
+        await other.stop()
+        shutil.rmtree(other.path / "orders")
+        shutil.copytree(tmp_path / "backup", other.path / "orders")
+        await other.start()
+        await third.start()
+        await until(lambda: "was put back from an older state" in caplog.text)
+        await leader.start()
+        await cluster.led()
+        assert await read(cluster) == [b"old"] * 10 + [b"new"] * 50

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from walstore.errors import CorruptionError, InvalidSettingsError
-from walstore.topology.documents import Leader, LogSpec, parse_selector
+from walstore.topology.documents import Leader, LogSpec, Synced, parse_selector
 
 SPEC = LogSpec(3, copies=("a", "b"))
 
@@ -52,6 +52,15 @@ def test_values_that_are_no_text_are_damage(fields: dict[str, Any]) -> None:
 def test_a_leader_that_cannot_be_is_damage(fields: dict[str, Any]) -> None:
     with pytest.raises(CorruptionError):
         Leader.decode(changed(Leader("a", "t"), **fields), "k")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"epoch": -3}, {"generation": True}, {"limits": ["a"]}, {"limits": {"a": -1}}, {"log_id": 7}],
+)
+def test_marks_that_cannot_be_are_damage(fields: dict[str, Any]) -> None:
+    with pytest.raises(CorruptionError):
+        Synced.decode(changed(Synced("ab", 1, 1, {"a": 3}), **fields), "k")
 
 
 @pytest.mark.parametrize("copies", ["ab", (1, 2), ("",)])

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
-from walstore.topology.documents import SETTING_NAMES, Leader, LogSpec, Member
+from walstore.topology.documents import SETTING_NAMES, Leader, LogSpec, Member, Synced
 
-Document = LogSpec | Leader | Member
+Document = LogSpec | Leader | Member | Synced
 Decode = Callable[[bytes, str], Document]
 
 SPEC = LogSpec(3, 2, {"env": "prod"}, ("a", "b", "c"), "b", 5, {"a": 0, "b": 5})
 DOCUMENTS: list[Document] = [
     SPEC,
     Leader("a", "t", 3, ("b", "c"), ("b",), {"c": "away"}, 5),
+    Synced("ab" * 16, 3, 2, {"": 7, "b": 9}),
     Member("a", "t"),
 ]
 FIELDS = [(document, field) for document in DOCUMENTS for field in document._asdict()]
@@ -143,7 +144,7 @@ def test_a_document_of_another_kind_is_damage() -> None:
                     document.decode(other.encode(), "k")
 
 
-@pytest.mark.parametrize("decode", [LogSpec.decode, Leader.decode, Member.decode])
+@pytest.mark.parametrize("decode", [LogSpec.decode, Leader.decode, Member.decode, Synced.decode])
 @given(data=st.binary())
 def test_random_bytes_are_damage(decode: Decode, data: bytes) -> None:
     with pytest.raises(CorruptionError):

@@ -1,0 +1,172 @@
+"""walstore logs reset-head and give-up: decide which of two histories a replicated log has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from walstore.cli import cluster as stores
+from walstore.cli.location import to_directory
+from walstore.cli.options import AsJson, Confirm
+from walstore.cli.output import complain, print_result
+from walstore.cli.running import run_async
+from walstore.errors import ContentionError, LogNotFoundError
+from walstore.files.directory import PROMISE_NAME, pick_segments
+from walstore.files.floor import load_note
+from walstore.files.locks import this_process
+from walstore.files.posix import PosixFileSystem
+from walstore.log.opening import Entered, enter_log, recover_end
+from walstore.topology.documents import PREFIX, SYNCED
+
+RESET_HEAD_EXAMPLES = """\b
+Examples:
+  walstore logs reset-head /srv/walstore/orders
+  walstore logs reset-head /srv/walstore/orders --cluster etcd://10.0.0.1:2379 --confirm
+"""
+GIVE_UP_EXAMPLES = """\b
+Examples:
+  walstore logs give-up /srv/walstore/orders
+  walstore logs give-up /srv/walstore/orders --confirm
+"""
+
+Directory = Annotated[
+    str, typer.Argument(metavar="DIRECTORY", help="The log's directory on this machine.")
+]
+MaybeCluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="ETCD",
+        envvar=stores.CLUSTER_VARIABLE,
+        help="The etcd that the machines share, if they do: what it knows of the copies is removed.",
+        show_default=False,
+    ),
+]
+
+
+def reset_head(
+    directory: Directory,
+    *,
+    cluster: MaybeCluster = "",
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let the copy in a directory be the log, whatever other machines had. For use after they were lost.
+
+    Records that were acknowledged, and that only lost machines had, are gone then. Stop the machine's
+    server, and empty the directories of the log on the others, or give them up: with all copies there, this
+    one is taken. A dry run without --confirm.
+    """
+    path = to_directory(directory, "logs reset-head").absolute()
+
+    async def reset() -> dict[str, Any]:
+        marks = await _forget_marks(cluster, path.name, is_confirmed=False) if cluster else None
+        look = partial(_with_copy, path, is_marked=marks is not None)
+        found = await asyncio.to_thread(look, _nothing)
+        if confirm:
+            # The marks first: if only they are gone, the copies decide as without a cluster.
+            if marks is not None:
+                await _forget_marks(cluster, path.name, is_confirmed=True)
+            await asyncio.to_thread(look, _forget_promise)
+        return {**found, "marks": marks}
+
+    found = run_async(reset())
+    if not confirm:
+        complain("nothing was changed; give --confirm to let this copy be the log")
+    if not cluster:
+        complain(
+            "if the machines share etcd, give --cluster: it remembers what the lost copies had"
+        )
+    print_result({"reset": confirm, **found}, _lines(found), as_json=as_json)
+
+
+def give_up(directory: Directory, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+    """Give up the history that the copy in a directory has: its machine makes the copy again.
+
+    For a copy that does not count, as two histories of the log differ, when the other one is to be the log.
+    Stop the machine's server, give the copy up, and start it again. The files are moved to a directory
+    beside it, and stay there. A dry run without --confirm.
+    """
+    path = to_directory(directory, "logs give-up").absolute()
+    move = _move_aside if confirm else _nothing
+    found = run_async(asyncio.to_thread(_with_copy, path, move))
+    if not confirm:
+        complain("nothing was changed; give --confirm to give this copy up")
+    print_result({"given_up": confirm, **found}, _lines(found), as_json=as_json)
+
+
+# -- inside ------------------------------------------------------------------------------------
+
+
+def _lines(found: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name.replace("_", " "), value) for name, value in found.items() if value is not None]
+
+
+def _with_copy(
+    path: Path, change: Callable[[Entered], dict[str, Any]], *, is_marked: bool = False
+) -> dict[str, Any]:
+    """Look at a copy, and change it; LogNotFoundError, WalLockedError.
+
+    ``is_marked``: etcd knows copies of the log, so a log that was made here from a bucket is one, too.
+    """
+    if not ((path / PROMISE_NAME).exists() or (is_marked and path.is_dir())):
+        raise LogNotFoundError(
+            f"there is no copy of a replicated log in {path}", location=str(path)
+        )
+    entered = enter_log(path, fs=PosixFileSystem(), owner=this_process())
+    try:
+        end = recover_end(entered.fs, entered.directory)
+        note = load_note(entered.fs, entered.directory)
+        starts = pick_segments(entered.directory, entered.names)
+        return {
+            "directory": str(path),
+            "epoch": None if end is None else end.epoch,
+            "first": min(starts, default=None),
+            "limit": None if end is None else end.limit,
+            "replicated_limit": note.visible_limit or None,
+            "differs_from": note.durable_limit or None,
+            **change(entered),
+        }
+    finally:
+        entered.release()
+
+
+def _nothing(_: Entered) -> dict[str, Any]:
+    return {}
+
+
+def _forget_promise(entered: Entered) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError):
+        entered.fs.remove(entered.directory / PROMISE_NAME)
+    entered.fs.sync_directory(entered.directory)
+    return {}
+
+
+def _move_aside(entered: Entered) -> dict[str, Any]:
+    path, fs = entered.directory, PosixFileSystem()
+    places = (path.with_name(f"{path.name}.given-up-{number}") for number in itertools.count(1))
+    kept = next(one for one in places if not one.exists())
+    path.rename(kept)
+    fs.sync_directory(path.parent)
+    return {"kept_in": str(kept)}
+
+
+async def _forget_marks(cluster: str, name: str, *, is_confirmed: bool) -> str | None:
+    """Remove what etcd knows of the copies of a log; return its key, None if there is none."""
+    key = f"{PREFIX}{SYNCED}{name}"
+    async with stores.open_keys(cluster) as keys:
+        found = await keys.get(key)
+        if found is None:
+            return None
+        if is_confirmed and not (await keys.swap(key, None, expected=found.revision)).happened:
+            raise ContentionError(
+                f"{key} was changed by a leader: {name} is led now; nothing was done"
+            )
+        return key
