@@ -6,6 +6,7 @@ Machines are processes of ``walstore serve --cluster``; ``tests/partitions.py`` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -200,6 +201,19 @@ class Stage:
                 task.cancel()
             if is_pinned:
                 return
+
+    async def look(self, address: str) -> None:
+        """Refresh and read at one machine, whoever leads, for ever; the history has what it saw."""
+        options = self.network.options
+        while True:
+            with contextlib.suppress(WalError):
+                async with connect(
+                    address, log=LOG, connect_seconds=1, reconnect_seconds=1, **options
+                ) as remote:
+                    while not remote.is_closing:
+                        await self.clients.read(remote)
+                        await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[RemoteWal]:

@@ -19,6 +19,7 @@ EXCEPTIONS: Final = {
     "tests/ci/__main__.py": "the limits of CI itself",
     "tests/ci/plugin.py _Deadline.pytest_runtest_setup": "the limits of CI itself",
     "tests/ci/step.py run_step": "the limits of CI itself",
+    "tests/cut_cluster.py": "leases in a real etcd; the order of calls is noted",
     "tests/cluster_demo.py": "a program for people: it shows how long a takeover takes",
     "tests/crash/__main__.py run": "prints how long it took",
     "tests/etcd.py EtcdCluster.wait": "asks a process that tells nobody when it is ready",
@@ -28,7 +29,6 @@ EXCEPTIONS: Final = {
     "tests/nightly.py run": "prints how long it took",
     "tests/s3/rgw.py": "asks processes that tell nobody when they are ready, prints how long it took",
     "tests/scenarios/test_79_groups_killed.py": "leases of killed processes; only a lower bound is asserted",
-    "tests/scenarios/test_85_partitions.py": "leases in a real etcd; the order of calls is noted",
     "tests/scenarios/test_86_jepsen_of_jetstream.py test_one_damaged_copy_loses_nothing": (
         "a patience that is to run out"
     ),

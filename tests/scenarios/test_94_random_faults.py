@@ -18,7 +18,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -31,7 +30,7 @@ from tests.cluster_demo import LOG, WRONG, judge
 from tests.cut_cluster import CutMachine, Stage, has_all_copies
 from tests.effort import SEED, some
 from tests.etcd import EtcdCluster, require_etcd, running
-from tests.histories import Checker, Read, problems
+from tests.histories import Checker, problems
 from tests.partitions import (
     EVERYBODY,
     How,
@@ -43,7 +42,6 @@ from tests.partitions import (
     proxies,
 )
 from tests.waiting import until
-from walstore import WalError, connect
 from walstore.files.directory import PROMISE_NAME
 from walstore.format.segment import HEADER_BYTES
 
@@ -75,11 +73,12 @@ class Storm:
             self._set_etcd_back,
             self._remove_copy,
             self._empty_copy,
+            self._put_back,
             self._back_up,
         ]
         kind = self._random.choice(kinds)
         name = kind.__name__.strip("_")
-        print(f"{time.monotonic():.1f} {name}", flush=True)
+        print(name, flush=True)
         try:
             await kind()
             await self._stage.network.heal()
@@ -242,28 +241,6 @@ def _flip(path: Path, drawn: random.Random) -> None:
         file.write(bytes([data[at] ^ (1 << drawn.randrange(8))]))
 
 
-async def look(stage: Stage, address: str) -> None:
-    """Refresh and read at one machine, whoever leads; what it says of the present is kept."""
-    while True:
-        with contextlib.suppress(WalError):
-            async with connect(
-                address, log=LOG, connect_seconds=1, reconnect_seconds=1, **stage.network.options
-            ) as remote:
-                while not remote.is_closing:
-                    await _read(stage, remote)
-        await asyncio.sleep(0.05)
-
-
-async def _read(stage: Stage, remote: Any) -> None:
-    begin = time.monotonic()
-    await remote.refresh()
-    start = max(1, remote.visible_limit - 20)
-    async with remote.reader(start, follow=False) as reader:
-        values = [record.value async for record in reader]
-    stage.clients.history.reads.append(Read(start, values, begin, time.monotonic()))
-    await asyncio.sleep(0.02)
-
-
 async def run(stage: Stage, storm: Storm, faults: int, check_history: Checker) -> dict[str, Any]:
     """Let clients work under faults; return what was found."""
     clients = stage.clients
@@ -271,7 +248,7 @@ async def run(stage: Stage, storm: Storm, faults: int, check_history: Checker) -
         async with asyncio.TaskGroup() as group:
             work = [clients.produce(remote, number) for number in range(4)]
             work += [clients.follow(remote), clients.compare_and_append(remote)]
-            work += [look(stage, address) for address in stage.addresses]
+            work += [stage.look(address) for address in stage.addresses]
             tasks = [group.create_task(one) for one in work]
             await clients.more()
             for _ in range(faults):
