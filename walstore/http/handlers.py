@@ -187,6 +187,7 @@ class Handlers:
 
     async def _head(self, request: web.Request) -> web.StreamResponse:
         stream = await self._streams.find(request.match_info["log"], is_use=False)
+        await stream.wal.refresh()
         answer = web.Response(headers={**_describe(stream), "Cache-Control": "no-store"})
         config = stream.config
         if config.ttl_seconds is not None:
@@ -209,6 +210,7 @@ class Handlers:
         start = _start(stream, format_offset(parse_offset(last)) if last else word)
         if last and stream.is_closed and start == stream.tail:
             return web.Response(status=204, headers={"Cache-Control": "no-store", CLOSED: "true"})
+        await stream.wal.refresh()  # the answer may say that it is up to date
         if live == "sse":
             return await self._send_events(request, stream, start)
         if live == "long-poll":
@@ -227,6 +229,7 @@ class Handlers:
 
     async def _poll(self, request: web.Request, stream: Stream, start: int) -> web.StreamResponse:
         await stream.wait(start, self._settings.poll_seconds)
+        await stream.wal.refresh()
 
         def begin(chunk: StreamChunk, size_bytes: int) -> web.StreamResponse:
             if chunk.is_empty:

@@ -195,6 +195,19 @@ async def test_a_live_reader_at_another_machine(
             await live.content.read()
 
 
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+@pytest.mark.parametrize("query", ["", "?offset=now", "?offset=-1&live=sse"])
+async def test_a_leader_that_may_not_lead_any_more_does_not_say_that_it_is_up_to_date(
+    cluster: Machines, client: aiohttp.ClientSession, method: str, query: str
+) -> None:
+    leader = await create(cluster, client)
+    for machine in others(cluster):
+        await machine.stop()
+    async with client.request(method, at(leader) + query) as answer:
+        assert answer.status == 503
+        assert "Stream-Up-To-Date" not in answer.headers
+
+
 async def test_after_a_takeover_the_next_leader_has_the_stream(
     cluster: Machines, client: aiohttp.ClientSession
 ) -> None:
