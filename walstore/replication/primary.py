@@ -157,7 +157,11 @@ class Primary:
             self.followers.append(follower)
             self._spawn(follower.run, f"walstore replica {address}")
         self._scrub = Scrub(
-            self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
+            self.source,
+            self.followers,
+            self.clock,
+            seconds=self.settings.scrub_seconds,
+            first=int.from_bytes(self.make_tag(), "big"),
         )
         self._spawn(self._scrub.run, f"walstore scrub of {self.name}")
         self._spawn(self._watch, f"walstore quorum of {self.name}")

@@ -25,15 +25,27 @@ class Scrub:
     """Belongs to the event loop."""
 
     def __init__(
-        self, healer: Healer, followers: Sequence[Follower], clock: Clock, *, seconds: float
+        self,
+        healer: Healer,
+        followers: Sequence[Follower],
+        clock: Clock,
+        *,
+        seconds: float,
+        first: int = 0,
     ) -> None:
-        """A round that nobody asked for takes about so many seconds; 0: there is none."""
+        """A round that nobody asked for takes about so many seconds; 0: there is none.
+
+        The first of them begins at the segment with this number, in order of age, and goes on with the oldest
+        behind the newest. A random number: if the log is led by another machine each hour, no segment is
+        always the last one.
+        """
         self._healer, self._followers = healer, followers
         self._extents = healer.own.written.extents
         self._clock, self._seconds = clock, seconds
         self._asked = asyncio.Event()
         """Set when a round is to begin at once."""
         self._number = 0
+        self._first = first
         self.now: ScrubRound | None = None
         """The round that runs. May be read on any thread, as the next one."""
         self.last: ScrubRound | None = None
@@ -62,6 +74,9 @@ class Scrub:
         tallies = [OwnTally(self._healer), *(CopyTally(self._healer, of) for of in self._followers)]
         ends_at, passed = self._clock.monotonic() + self._seconds, 0
         starts = sorted(self._extents)
+        if starts and not is_asked:
+            turned, self._first = self._first % len(starts), 0
+            starts = starts[turned:] + starts[:turned]
         for at, start in enumerate(starts):
             later = self._sizes(starts[at + 1 :])
             limit, reached = sum(self._sizes([start])), 0

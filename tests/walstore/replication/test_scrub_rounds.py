@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.walstore.replication.test_damage import segments, start
 from tests.walstore.replication.test_healing import filled, flip, sealed_files
 from tests.walstore.replication.test_replication import caught_up
 from walstore import InvalidSettingsError, Wal, WalClosedError
+from walstore.replication.position import SegmentExtent
+from walstore.replication.scrub import Scrub
+from walstore.replication.scrub_tally import CopyTally, OwnTally
 from walstore.runtime.statistics import ScrubRound, unpack_statistics
 from walstore.testing import FaultyFileSystem
 
@@ -80,6 +84,32 @@ async def test_damage_that_stays_is_named_and_the_rest_is_checked(cluster: Clust
     assert all(name in one.left[name] for one in found.copies)
     assert [one.damaged_segments for one in found.copies] == [1, 2, 1]
     assert sealed_files(cluster, 1, sound)[segments(cluster, 1)[1].name] in sound.values()
+    await wal.aclose()
+
+
+@pytest.mark.parametrize("first", range(3))
+async def test_a_takeover_does_not_always_begin_at_the_oldest_segment(
+    cluster: Cluster, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it begins is random, and nothing is left out. The rounds after that begin with the oldest."""
+    order: list[int] = []
+    make, check = Scrub.__init__, OwnTally.check
+
+    def make_it(scrub: Scrub, *arguments: Any, **options: Any) -> None:
+        make(scrub, *arguments, **{**options, "first": first + 3})
+
+    async def check_it(tally: OwnTally, extent: SegmentExtent) -> None:
+        if not isinstance(tally, CopyTally):
+            order.append(extent.start)
+        await check(tally, extent)
+
+    monkeypatch.setattr(Scrub, "__init__", make_it)
+    monkeypatch.setattr(OwnTally, "check", check_it)
+    wal, _ = await opened(cluster, scrub_seconds=0.01)
+    await until(lambda: len(order) >= 6)
+    starts = [int(path.stem) for path in segments(cluster, 0)]
+    assert order[:3] == starts[first:] + starts[:first]
+    assert order[3:6] == starts
     await wal.aclose()
 
 
