@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from walstore import CopyStatistics, GroupStatistics, Statistics
-from walstore.runtime.statistics import UploadStatistics
+from walstore.runtime.statistics import CopyScrub, ScrubRound, UploadStatistics
 
 _NOTHING: dict[str, Any] = {
     "head": 1,
@@ -32,6 +32,23 @@ _NOTHING: dict[str, Any] = {
 
 GROUP = GroupStatistics("workers", 1, 2, 3, 4, 5, 6, 7)
 COPY = CopyStatistics("tls://b:7430", is_present=False, limit=3, lag=7)
+SCRUB = ScrubRound(
+    number=2,
+    is_asked=False,
+    checked_bytes=5,
+    total_bytes=9,
+    ended_us=1_700_000_000_000_000,
+    copies=(
+        CopyScrub(
+            address="",
+            checked_bytes=5,
+            damaged_segments=2,
+            mended_bytes=3,
+            left={"1.wal": "batch is damaged"},
+            trouble=None,
+        ),
+    ),
+)
 UPLOAD = UploadStatistics(1, 2, 3, 4, 5, 0.6, 0.7)
 
 

@@ -57,7 +57,14 @@ from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.remote.served_logs import ServedLog, list_logs
 from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
-from walstore.runtime.statistics import CopyStatistics, GroupInfo, GroupStatistics, Statistics
+from walstore.runtime.statistics import (
+    CopyScrub,
+    CopyStatistics,
+    GroupInfo,
+    GroupStatistics,
+    ScrubRound,
+    Statistics,
+)
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
@@ -67,6 +74,7 @@ __version__ = "0.1.0"
 __all__ = [
     # the log
     "Consumer",
+    "CopyScrub",
     "CopyStatistics",
     "Cursor",
     "CursorInfo",
@@ -84,6 +92,7 @@ __all__ = [
     "RemoteReadonlyWal",
     "RemoteWal",
     "Replication",
+    "ScrubRound",
     "ServedLog",
     "Settings",
     "Start",

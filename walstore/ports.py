@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.format.claims import Claims
-from walstore.runtime.statistics import UploadStatistics
+from walstore.runtime.statistics import ScrubRound, UploadStatistics
 from walstore.runtime.threads import Lane
 
 Buffer = bytes | bytearray | memoryview
@@ -251,6 +251,13 @@ class Replicator(Protocol):
     @property
     def mended_bytes(self) -> int:
         """Bytes that were replaced, here and at the copies."""
+
+    @property
+    def scrubs(self) -> tuple[ScrubRound | None, ScrubRound | None]:
+        """The round of the scrub that runs, and the last one that ended. May be called on any thread."""
+
+    def begin_scrub(self) -> int:
+        """Let a round of the scrub begin now, unless one that was asked for runs; return its number."""
 
     async def wait_all(self) -> None:
         """Return when all that was written until now is on enough machines."""

@@ -19,6 +19,7 @@ from walstore.cli import (
     bench,
     check,
     cluster,
+    cluster_scrub,
     collection,
     collection_content,
     collection_materialize,
@@ -225,6 +226,7 @@ _add_to(_logs, cluster.edit, "change what is wanted in an editor")
 _add_to(_logs, cluster.move, "let another machine lead a log")
 _add_to(_logs, cluster.suspend, "let nobody lead a log until it is resumed")
 _add_to(_logs, cluster.resume, "let a suspended log be led again")
+_add_to(_logs, cluster_scrub.scrub, "read all copies of a log now, and replace damage")
 _add_to(_logs, cluster.remove, "take a log out of the cluster; its files stay")
 _add_to(_logs, histories.reset_head, "let the copy of this machine be the log, after a loss")
 _add_to(_logs, histories.give_up, "give up what the copy of this machine has, of two histories")

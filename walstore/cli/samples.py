@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore import CursorInfo
+from walstore.cli.cluster_scrub import scrub_notes
 from walstore.cli.errors import explain
 from walstore.cli.inspect import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
@@ -204,6 +205,7 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
                 ("readers", f"{now.readers}, the slowest {now.reader_lag_records} behind"),
             ]
             notes += [(f"copy at {copy.address}", _state_of(copy)) for copy in now.copies]
+            notes += scrub_notes(now)
             for name, text in (
                 ("failure", now.failure),
                 ("replication", now.replication_trouble),

@@ -25,7 +25,12 @@ from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.directory import CursorState
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.store import CursorStore
-from walstore.errors import StreamClosedError, WalClosedError, WouldBlock
+from walstore.errors import (
+    InvalidSettingsError,
+    StreamClosedError,
+    WalClosedError,
+    WouldBlock,
+)
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupParts, OwnedGroups
@@ -548,6 +553,7 @@ class Wal(CursorMixin, OwnedGroups):
         readers, reader_lag = self._followers.look(self.visible_limit)
         state, cache = self._state, self._state.cache
         waiting_bytes, waiting = self._channel.waiting
+        scrub, last_scrub = (None, None) if engine.replicator is None else engine.replicator.scrubs
         return Statistics(
             head=self.head,
             local_head=state.head,
@@ -579,6 +585,8 @@ class Wal(CursorMixin, OwnedGroups):
             copies=_copies(engine.replicator, self.durable_limit),
             replication_trouble=_trouble(engine.replicator),
             mended_bytes=0 if engine.replicator is None else engine.replicator.mended_bytes,
+            scrub=scrub,
+            last_scrub=last_scrub,
             upload=_uploads(engine.tier),
             errors=state.errors.snapshot(),
             failure=str(failure) if failure else None,
@@ -668,6 +676,18 @@ class Wal(CursorMixin, OwnedGroups):
         engine = self._engine
         owner = engine.owner if where is None else f"{engine.owner}, which serves it at {where}"
         await engine.worker.run(engine.opened.lock.describe, owner)
+
+    def begin_scrub(self) -> int:
+        """Not for callers: let all copies be read now, and return the number of that round.
+
+        InvalidSettingsError for a log that is not replicated.
+        """
+        self._engine.check_home()
+        if self.is_closing:
+            raise copy_error(self._engine.writer.failure or WalClosedError("the log is closed"))
+        if self._engine.replicator is None:
+            raise InvalidSettingsError("the log has no other copies: 'walstore verify' reads it")
+        return self._engine.replicator.begin_scrub()
 
     def resume_cursor(
         self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool

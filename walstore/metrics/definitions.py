@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from walstore.runtime.metric import Labels, Merge, Metric, MetricKind, Reader, Scope
-from walstore.runtime.statistics import CopyStatistics, Statistics
+from walstore.runtime.statistics import CopyScrub, CopyStatistics, ScrubRound, Statistics
 
 SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
@@ -72,6 +72,28 @@ def _of_groups(field: str) -> Reader:
 
 def _of_copies(read: Callable[[CopyStatistics], float]) -> Reader:
     return lambda statistics: {(one.address,): read(one) for one in statistics.copies}
+
+
+def _of_scrub(read: Callable[[ScrubRound], float | None], *, name: str = "last_scrub") -> Reader:
+    """Read from a round of the scrub; nothing for a log that has none."""
+    get = attrgetter(name)
+
+    def look(statistics: Statistics) -> dict[Labels, float]:
+        found = get(statistics)
+        value = None if found is None else read(found)
+        return {} if value is None else {(): value}
+
+    return look
+
+
+def _of_scrubbed(read: Callable[[CopyScrub], float]) -> Reader:
+    """Read of each copy from the last round of the scrub."""
+
+    def look(statistics: Statistics) -> dict[Labels, float]:
+        last = statistics.last_scrub
+        return {} if last is None else {(one.address or "own",): read(one) for one in last.copies}
+
+    return look
 
 
 def _of_upload(field: str) -> Reader:
@@ -288,6 +310,34 @@ METRICS: Final = (
         _of_copies(lambda copy: copy.lag),
         labels=("copy",),
         merge=Merge.MAX,
+    ),
+    _gauge(
+        "scrub_end_timestamp_seconds",
+        "When the last round of the scrub ended, since 1970; missing until the first one of this primary.",
+        _of_scrub(lambda last: None if last.ended_us is None else last.ended_us / 1e6),
+        merge=Merge.MAX,
+    ),
+    _gauge(
+        "scrub_checked_bytes",
+        "Bytes of the log's segments that the round of the scrub that runs has passed.",
+        _of_scrub(lambda now: now.checked_bytes, name="scrub"),
+    ),
+    _gauge(
+        "scrub_total_bytes",
+        "Bytes of the log's segments that the round of the scrub that runs is to pass.",
+        _of_scrub(lambda now: now.total_bytes, name="scrub"),
+    ),
+    _gauge(
+        "scrub_damaged_segments",
+        "Segments in which the last round of the scrub found damage, at a copy; the primary's is `own`.",
+        _of_scrubbed(lambda one: one.damaged_segments),
+        labels=("copy",),
+    ),
+    _gauge(
+        "scrub_left_segments",
+        "Those that stay damaged, since no copy had what was needed.",
+        _of_scrubbed(lambda one: len(one.left)),
+        labels=("copy",),
     ),
 )
 """All but the histograms; those about the process come first."""

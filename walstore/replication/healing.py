@@ -41,10 +41,16 @@ class Healer:
         """Its files as they are."""
         self._followers = followers
         self._tasks: dict[int, asyncio.Task[bool]] = {}
-        self._hopeless: dict[int, str] = {}
+        self.hopeless: dict[int, str] = {}
         """Segments here that could not be repaired, and why."""
-        self.mended_bytes = 0
-        """Bytes that were replaced, here and at the copies."""
+        self.mended: dict[str, int] = {}
+        """Bytes that were replaced, by the address of the copy; here by no address."""
+        self._is_closed = False
+
+    @property
+    def mended_bytes(self) -> int:
+        """Bytes that were replaced, here and at the copies. May be called on any thread."""
+        return sum(self.mended.copy().values())
 
     async def extents(self) -> Sequence[SegmentExtent]:
         """As of :class:`SourceCopy`."""
@@ -70,6 +76,8 @@ class Healer:
 
     async def heal(self, start: int) -> bool:
         """Repair a segment here, if it is damaged; return whether it is whole then. Not with an error."""
+        if self._is_closed:
+            return False
         task = self._tasks.get(start)
         if task is None:
             task = self._tasks[start] = start_task(
@@ -80,7 +88,8 @@ class Healer:
         return not task.cancelled() and task.result()
 
     async def aclose(self) -> None:
-        """End the repairs that are under way; what they have replaced is whole."""
+        """End the repairs that are under way, and begin none; what they have replaced is whole."""
+        self._is_closed = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -93,7 +102,7 @@ class Healer:
             for _ in range(_MOST_ROUNDS):
                 mended = await self._heal_from(start, begin)
                 if mended is None:
-                    self._hopeless.pop(start, None)
+                    self.hopeless.pop(start, None)
                     return start in self.own.written.extents
                 begin = mended  # what the disk has now may be no better, and what was missing is in one piece
             raise StorageUnavailableError(
@@ -120,9 +129,9 @@ class Healer:
     def _give_up(self, start: int, error: WalError) -> None:
         """Note that a segment stays damaged, and log why unless that was said already."""
         known = self.own.written.extents
-        self._hopeless = {one: why for one, why in self._hopeless.items() if one in known}
-        if start in known and self._hopeless.get(start) != str(error):
-            self._hopeless[start] = str(error)
+        self.hopeless = {one: why for one, why in self.hopeless.items() if one in known}
+        if start in known and self.hopeless.get(start) != str(error):
+            self.hopeless[start] = str(error)
             logger.warning("no copy of %s can help: %s", self.own.name, error)
 
     async def _mend_own(self, extent: SegmentExtent, place: Place, error: CorruptionError) -> int:
@@ -133,7 +142,8 @@ class Healer:
             except WalError as worse:
                 logger.info("the copy at %s cannot help: %s", follower.address, worse)
                 continue
-            self._note(await self.own.mend(place, data), error, f"the copy at {follower.address}")
+            count = await self.own.mend(place, data)
+            self._note("", count, error, f"the copy at {follower.address}")
             return place.position + len(data)
         raise error
 
@@ -176,10 +186,11 @@ class Healer:
                     count = await copy.mend(place, data)
                 except ValueError:  # a node of an earlier version
                     raise error from None
-                self._note(count, error, f"this machine, into the copy at {follower.address}")
+                address = str(follower.address)
+                self._note(address, count, error, f"this machine, into the copy at {address}")
 
-    def _note(self, count: int, error: CorruptionError, source: str) -> None:
-        self.mended_bytes += count
+    def _note(self, address: str, count: int, error: CorruptionError, source: str) -> None:
+        self.mended[address] = self.mended.get(address, 0) + count
         logger.warning("%s; %d bytes were replaced, from %s", error, count, source)
 
 

@@ -39,6 +39,7 @@ from walstore.replication.settings import Replication
 from walstore.replication.takeover import take_over
 from walstore.replication.written import WrittenBytes
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.statistics import ScrubRound
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
 from walstore.topology.documents import PREFIX, SYNCED, Leader, Synced, check_log_name
@@ -103,6 +104,7 @@ class Primary:
         self.followers: list[Follower] = []
         """One for each other copy."""
         self._healer: Healer | None = None
+        self._scrub: Scrub | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._claim: LeaderClaim | None = None
@@ -171,11 +173,14 @@ class Primary:
             follower = Follower(self, address)
             self.followers.append(follower)
             self._spawn(follower.run, f"walstore replica {address}")
-        if self.settings.scrub_seconds:
-            scrub = Scrub(
-                self.source, self.followers, self.clock, seconds=self.settings.scrub_seconds
-            )
-            self._spawn(scrub.run, f"walstore scrub of {self.name}")
+        self._scrub = Scrub(
+            self.source,
+            self.followers,
+            self.clock,
+            seconds=self.settings.scrub_seconds,
+            first=int.from_bytes(self.make_tag(), "big"),
+        )
+        self._spawn(self._scrub.run, f"walstore scrub of {self.name}")
         if self.marks is not None:
             keep = partial(self.marks.keep, self._synced)
             self._spawn(keep, f"walstore marks of {self.name}")
@@ -311,6 +316,16 @@ class Primary:
     def mended_bytes(self) -> int:
         """As of :class:`walstore.ports.Replicator`."""
         return 0 if self._healer is None else self._healer.mended_bytes
+
+    @property
+    def scrubs(self) -> tuple[ScrubRound | None, ScrubRound | None]:
+        """As of :class:`walstore.ports.Replicator`."""
+        return (None, None) if self._scrub is None else (self._scrub.now, self._scrub.last)
+
+    def begin_scrub(self) -> int:
+        """As of :class:`walstore.ports.Replicator`."""
+        assert self._scrub is not None
+        return self._scrub.begin()
 
     async def wait_all(self) -> None:
         """As of :class:`walstore.ports.Replicator`."""

@@ -67,7 +67,8 @@ class Replication:
     """How long opening waits for enough copies, and an append once there are too few, 0.01 to 3600."""
     scrub_seconds: float = _SCRUB_SECONDS
     """In what time the primary reads all segments of all copies once, a MiB at a time, and has damage
-    replaced from a whole copy. A day if left out; 0: never."""
+    replaced from a whole copy. A day if left out; 0: never. Each takeover begins again, at a random
+    segment."""
 
     def __post_init__(self) -> None:
         as_texts(self.nodes, "nodes")

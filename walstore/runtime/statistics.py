@@ -92,6 +92,42 @@ class CopyStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyScrub:
+    """What a round of the scrub found at one copy of a replicated log."""
+
+    address: str
+    """Of the node; empty for the primary's own copy."""
+    checked_bytes: int
+    """Bytes of its files that were read and are as they were written, replaced ones included."""
+    damaged_segments: int
+    """Segments in which damage was found."""
+    mended_bytes: int
+    """Bytes that were replaced from a whole copy since the round began, by whoever met the damage."""
+    left: Mapping[str, str]
+    """Segments that stay damaged, by the name of their file, and why."""
+    trouble: str | None
+    """Why some segments were not checked, as the last of them said; None if all were."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubRound:
+    """One round of the scrub of a replicated log: all segments of all copies, each read once."""
+
+    number: int
+    """Rounds begun since the log was opened, this one included."""
+    is_asked: bool
+    """Whether somebody asked for it: then it reads as fast as it can, else slowly."""
+    checked_bytes: int
+    """Bytes of the log's segments that it has passed, counted once, not for each copy."""
+    total_bytes: int
+    """Bytes of all of them."""
+    ended_us: int | None
+    """When it ended, in microseconds since 1970 UTC; None while it runs."""
+    copies: tuple[CopyScrub, ...]
+    """What it found so far; the primary's own copy comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A snapshot of a log. Counters count since it was opened.
 
@@ -176,6 +212,10 @@ class Statistics:
     mended_bytes: int = 0
     """Bytes of a replicated log's files that were damaged, here or at another copy, and were replaced from a
     whole copy. Above 0: look at that machine's disk."""
+    scrub: ScrubRound | None = None
+    """The round of the scrub that runs; None if none does."""
+    last_scrub: ScrubRound | None = None
+    """The last round that ended since the log was opened."""
     upload: UploadStatistics | None = None
     """What was shipped; None for a log without a tier, and for a tier that does not tell."""
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -193,6 +233,8 @@ def unpack_statistics(fields: Mapping[str, Any]) -> Statistics:
     groups = known.get("groups") or {}
     copies = known.get("copies") or ()
     known["copies"] = tuple(CopyStatistics(**_known(CopyStatistics, copy)) for copy in copies)
+    for name in ("scrub", "last_scrub"):
+        known[name] = _unpack_round(known.get(name))
     upload = known.get("upload")
     known["groups"] = {
         name: GroupStatistics(**_known(GroupStatistics, group)) for name, group in groups.items()
@@ -201,6 +243,13 @@ def unpack_statistics(fields: Mapping[str, Any]) -> Statistics:
         None if upload is None else UploadStatistics(**_known(UploadStatistics, upload))
     )
     return Statistics(**known)
+
+
+def _unpack_round(fields: Mapping[str, Any] | None) -> ScrubRound | None:
+    if fields is None:
+        return None
+    copies = tuple(CopyScrub(**_known(CopyScrub, copy)) for copy in fields["copies"])
+    return ScrubRound(**{**_known(ScrubRound, fields), "copies": copies})
 
 
 def _known(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:

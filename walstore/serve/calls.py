@@ -116,6 +116,10 @@ async def _statistics(wal: Wal) -> dict[str, Any]:
     return dataclasses.asdict(wal.statistics())
 
 
+async def _begin_scrub(wal: Wal) -> int:
+    return wal.begin_scrub()
+
+
 async def _extents(wal: Wal) -> list[Any]:
     found = wal.extents()
     segments, stored = (list(map(list, some)) for some in (found.segments, found.stored))
@@ -210,6 +214,7 @@ CALLS: Final[Mapping[str, Call]] = {
     "timestamp_at": _timestamp_at,
     "statistics": _statistics,
     "extents": _extents,
+    "begin_scrub": _begin_scrub,
     "fence": _fence,
     "last_sequence": _last_sequence,
     "open_cursor": _open_cursor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
+from tests.observed import COPY, GROUP, SCRUB, UPLOAD, NumbersLog
 from walstore import Statistics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 from walstore.runtime.metric import MetricKind, Scope
@@ -44,6 +44,8 @@ def test_every_field_of_the_statistics_is_shown() -> None:
             other = {"workers": GROUP}
         if field.name == "upload":
             other = UPLOAD
+        if field.name in ("scrub", "last_scrub"):
+            other = SCRUB
         if field.name == "copies":
             other = (COPY,)
         if field.name.endswith(("failure", "trouble")):
@@ -61,6 +63,8 @@ def test_values_have_as_many_labels_as_names() -> None:
         upload=UPLOAD,
         copies=(COPY,),
         replicated_limit=3,
+        scrub=SCRUB,
+        last_scrub=SCRUB,
     ).statistics()
     for metric in METRICS:
         values = metric.read(statistics)

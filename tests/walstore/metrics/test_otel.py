@@ -8,7 +8,7 @@ from typing import Any
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
+from tests.observed import COPY, GROUP, SCRUB, UPLOAD, NumbersLog
 from uploader import open_store
 from uploader.stores import MeteredStore
 from walstore import Wal
@@ -48,6 +48,8 @@ async def test_a_log_has_every_metric(tmp_path: Path) -> None:
         upload=UPLOAD,
         copies=(COPY,),
         replicated_limit=3,
+        scrub=SCRUB,
+        last_scrub=SCRUB,
     )
     observer = metrics.attach(log, "orders")
     observer.on_commit(10, 4096, 0.003, 0.002)

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import programs
-from tests.observed import COPY, GROUP, UPLOAD, NumbersLog
+from tests.observed import COPY, GROUP, SCRUB, UPLOAD, NumbersLog
 from walstore.metrics import PrometheusMetrics
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 
@@ -31,6 +31,8 @@ def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
         upload=UPLOAD,
         copies=(COPY,),
         replicated_limit=3,
+        scrub=SCRUB,
+        last_scrub=SCRUB,
     )
     observer = PrometheusMetrics(registry).attach(log, "orders")
     observer.on_commit(10, 4096, 0.003, 0.002)
@@ -45,6 +47,11 @@ def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
     assert get("walstore_cursor_lag_records", {"log": "orders", "cursor": "billing"}) == 4
     assert get("walstore_copy_present", {"log": "orders", "copy": "tls://b:7430"}) == 0
     assert get("walstore_copy_lag_records", {"log": "orders", "copy": "tls://b:7430"}) == 7
+    assert get("walstore_scrub_end_timestamp_seconds", {"log": "orders"}) == 1_700_000_000
+    assert get("walstore_scrub_checked_bytes", {"log": "orders"}) == 5
+    assert get("walstore_scrub_total_bytes", {"log": "orders"}) == 9
+    assert get("walstore_scrub_damaged_segments", {"log": "orders", "copy": "own"}) == 2
+    assert get("walstore_scrub_left_segments", {"log": "orders", "copy": "own"}) == 1
     assert get("walstore_append_seconds_sum", {"log": "orders"}) == 0.003
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.0025"}) == 0
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.005"}) == 1

@@ -21,6 +21,8 @@ function bytes(n) {
   return `${unit ? n.toFixed(1) : Math.round(n)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
+const moment = (us) => new Date(us / 1000).toISOString().replace("T", " ").replace("Z", " UTC");
+
 function make(tag, attributes = {}, ...children) {
   const svg = ["rect", "line", "path", "text", "title", "g"].includes(tag);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -203,8 +205,22 @@ function show_copies(now) {
   ]);
   const trouble = now.replication_trouble ? [make("p", { class: "bad" }, now.replication_trouble)] : [];
   $("copies").replaceChildren(
-    ...(rows.length ? [make("h3", {}, "Copies"), ...trouble, table(["copy", "there", "has all below", "lag"], rows)] : []),
+    ...(rows.length ? [make("h3", {}, "Copies"), ...trouble, table(["copy", "there", "has all below", "lag"], rows), ...scrub_of(now)] : []),
   );
+}
+
+function scrub_of(now) {
+  const last = now.last_scrub;
+  const texts = now.scrub ? [`${bytes(now.scrub.checked_bytes)} of ${bytes(now.scrub.total_bytes)} read`] : [];
+  if (last) texts.push(`last round ended ${moment(last.ended_us)}`);
+  const found = (last ? last.copies : []).filter((one) => one.damaged_segments || one.trouble).map((one) => {
+    const left = Object.keys(one.left);
+    const parts = [`${one.address || "this copy"}: damage in ${count(one.damaged_segments)} segments, ${bytes(one.mended_bytes)} replaced`];
+    if (left.length) parts.push(`stays damaged: ${left.join(", ")}`);
+    if (one.trouble) parts.push(`not all was checked: ${one.trouble}`);
+    return make("p", { class: "bad" }, parts.join("; "));
+  });
+  return texts.length ? [make("p", { id: "scrub" }, `Scrub: ${texts.join(", ")}`), ...found] : [];
 }
 
 function show_groups(groups) {
@@ -255,7 +271,7 @@ function record_row(record) {
     };
     value.append(" … ", whole);
   }
-  const time = new Date(record.timestamp_us / 1000).toISOString().replace("T", " ").replace("Z", " UTC");
+  const time = moment(record.timestamp_us);
   return make(
     "tr", {}, make("td", { class: "number" }, String(record.offset)), make("td", { class: "time" }, time),
     make("td", {}, record.stream || ""), make("td", { class: "key" }, text_of(record.key)), value,
