@@ -71,6 +71,8 @@ class Storm:
             self._stand_still,
             self._kill_etcd,
             self._set_etcd_back,
+            self._flip,
+            self._flip,
             self._remove_copy,
             self._empty_copy,
             self._put_back,
