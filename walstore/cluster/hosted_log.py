@@ -68,6 +68,8 @@ class HostedLog:
         """Since when nobody leads, as far as is known here."""
         self._rests_until = 0.0
         self._failures = 0
+        self._trouble = ""
+        """Why it could not be led from here, as it was logged last."""
         self._yields_to = ""
         """The machine that this one left the log to, until one leads it."""
         self._yielded = "", 0.0, 0
@@ -208,7 +210,7 @@ class HostedLog:
                 self._rests_until = self._member.clock.monotonic() + rest
                 return
             wal, primary = opened
-            self._failures = 0
+            self._failures, self._trouble = 0, ""
             logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
             try:
                 self.wal = wal
@@ -241,7 +243,9 @@ class HostedLog:
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
-                logger.warning("%s cannot be led: %s", self.name, error)
+                if self._trouble != str(error):  # it is tried again and again
+                    self._trouble = str(error)
+                    logger.warning("%s cannot be led: %s", self.name, error)
                 return None
             assert plan.primary is not None
             return wal, plan.primary

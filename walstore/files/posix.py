@@ -282,7 +282,10 @@ class PosixFileSystem:
 
     def open(self, path: Path, mode: str) -> PosixFile:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
-        return PosixFile(self._open(path, _OPEN_FLAGS[mode]))
+        descriptor = self._open(path, _OPEN_FLAGS[mode])
+        if mode == "r":  # else the system refuses a directory, and names it
+            _check_no_directory(descriptor, path)
+        return PosixFile(descriptor)
 
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory."""
@@ -313,8 +316,8 @@ class PosixFileSystem:
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
         descriptor = self._open(path, os.O_RDONLY)
+        size = _check_no_directory(descriptor, path).st_size + 1
         try:
-            size = os.fstat(descriptor).st_size + 1
             data = piece = os.read(descriptor, size)
             while len(piece) == size:  # it grew meanwhile
                 piece = os.read(descriptor, size)
@@ -440,6 +443,15 @@ def _check_there(descriptor: int, path: Path) -> None:
     """Refuse a directory that was removed: its listing is empty, and nothing in it lasts."""
     if not os.fstat(descriptor).st_nlink:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _check_no_directory(descriptor: int, path: Path) -> os.stat_result:
+    """Return what a file is; a directory is closed and refused, with its path: a read does not give it."""
+    found = os.fstat(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return found
 
 
 _OWNER_BYTES: Final = 256

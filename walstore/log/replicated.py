@@ -13,8 +13,8 @@ from walstore.batches.conditions import RESERVED, AppendConditions
 from walstore.cursors.directory import hold_cursors, remove_cursors
 from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
 from walstore.cursors.queue import patiently
-from walstore.errors import WalClosedError, WalError
-from walstore.files.directory import load_claims, read_segment_header
+from walstore.errors import CorruptionError, FormatVersionError, WalClosedError, WalError
+from walstore.files.directory import REMAKE, load_claims, read_segment_header
 from walstore.files.floor import note_floor
 from walstore.files.frame_stream import CheckedReads, check_segment
 from walstore.files.frame_walk import frames_of
@@ -24,7 +24,7 @@ from walstore.format.claims import Claims
 from walstore.groups.journal import read_journals, remove_journals
 from walstore.groups.kept_journal import adopting_journals, kept_names
 from walstore.ports import Replicator, Tier
-from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.error_mapping import copy_error, describe_open
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -56,6 +56,9 @@ class EngineSource:
                 path = engine.path / segment.file_name(summary.start)
                 with contextlib.closing(engine.fs.open(path, "r")) as file:
                     size = file.size()
+                if size < summary.data_bytes + segment.SEAL.size:
+                    text = f"a part of the segment is gone; {REMAKE}"
+                    raise CorruptionError(text, path=str(path), position=size)
             extent = (summary.start, header.salt or 0, header.created_us, size, is_sealed)
             self.extents.append(extent)
 
@@ -123,6 +126,22 @@ class EngineSource:
         self._engine.request_close()
 
 
+async def _attach(engine: Engine, replicator: Replicator, source: EngineSource) -> None:
+    """Let the source look, and tell the replicator what is written from then on.
+
+    CorruptionError and the like for a file that is not as it was written: no write failed.
+    """
+    try:
+        await engine.writer.attach(replicator.tee, source.look)
+    except WalError as error:
+        cause = error.__cause__
+        if isinstance(cause, CorruptionError | FormatVersionError):
+            raise copy_error(cause) from cause
+        if isinstance(cause, OSError):
+            raise describe_open(cause, engine.path) from cause
+        raise
+
+
 async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
     """Begin to copy, and return once enough copies have a frame of this opening.
 
@@ -130,7 +149,7 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
     """
     try:
         source = EngineSource(engine)
-        await engine.writer.attach(replicator.tee, source.look)
+        await _attach(engine, replicator, source)
         replicator.start(source, engine.opened.log_id)
         engine.source.repair = replicator.heal
         await engine.writer.mark_epoch()

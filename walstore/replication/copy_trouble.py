@@ -9,15 +9,26 @@ from typing import Final
 
 from walstore.errors import (
     CorruptionError,
+    DiskFullError,
     FormatVersionError,
+    InvalidSettingsError,
     StorageUnavailableError,
+    WalError,
     WalLockedError,
 )
+from walstore.files.directory import REMAKE
+from walstore.runtime.error_mapping import copy_error
 
 logger = logging.getLogger("walstore")
 
 _MOST_CHARACTERS: Final = 500
-_OF_THE_COPY: Final = (CorruptionError, FormatVersionError, StorageUnavailableError, WalLockedError)
+_OF_THE_COPY: Final = (
+    CorruptionError,
+    DiskFullError,
+    FormatVersionError,
+    StorageUnavailableError,
+    WalLockedError,
+)
 """What is wrong with a copy itself. All else is between it and its primary, which may be an old one."""
 
 
@@ -60,20 +71,42 @@ class CopyTroubles:
         self._known: dict[str, CopyTrouble] = {}
 
     @contextmanager
-    def noting(self, name: str, *, is_end: bool = False) -> Iterator[None]:
+    def noting(self, name: str, *, is_end: bool = False, is_look: bool = False) -> Iterator[None]:
         """Note what is wrong with a copy when the block fails for that.
 
         ``is_end``: what the block does is only done of a copy that takes part, so with it the trouble ends.
+        ``is_look``: it opens the copy, or looks at all of it. Nobody repairs what it finds, so the error that
+        is noted, and raised, says what to do.
         """
+        kinds = (*_OF_THE_COPY, InvalidSettingsError) if is_look else _OF_THE_COPY
         try:
             yield
-        except _OF_THE_COPY as error:
+        except kinds as error:
+            told = _with_advice(error) if is_look else error
             which = f"the copy of {name} here"
-            self._known.setdefault(name, CopyTrouble(which)).note(error)
-            raise
+            self._known.setdefault(name, CopyTrouble(which)).note(told)
+            if told is error:
+                raise
+            raise told from error.__cause__
         if is_end and name in self._known:
             self._known.pop(name).end()
 
     def forget(self, name: str) -> None:
         """Forget what was noted of a copy."""
         self._known.pop(name, None)
+
+
+def _with_advice(error: WalError) -> WalError:
+    """Return an error of a copy that cannot be used as it is, with what its operator should do."""
+    cause = error.__cause__
+    if isinstance(error, FormatVersionError):
+        advice = f"update walstore on this machine, or {REMAKE}"
+    elif isinstance(error, CorruptionError):
+        advice = REMAKE
+    elif isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
+        advice = f"check that file and its disk, or {REMAKE}"
+    else:  # it says so itself, or passes
+        return error
+    twin = copy_error(error)
+    twin.args = (str(error) if REMAKE in str(error) else f"{error}; {advice}",)
+    return twin

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from walstore.errors import (
     CorruptionError,
-    InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
     WalClosedError,
@@ -147,7 +146,8 @@ class ReplicaNode(MustClose):
         self, name: object, handler: object, call: Callable[[], Awaitable[Any]]
     ) -> Any:
         """Return what a call returns. Only a copy that takes part gets writes, and is told what to show."""
-        with self._troubles.noting(str(name), is_end=handler in (_write, _show)):
+        is_end, is_look = handler in (_write, _show), handler in (_obey, _extents, _frames)
+        with self._troubles.noting(str(name), is_end=is_end, is_look=is_look):
             return await call()
 
     def is_damaged(self, name: str) -> bool:
@@ -263,7 +263,7 @@ class ReplicaNode(MustClose):
             if found is None:
                 look_at = self._clock.monotonic() + LOOK_SECONDS
                 try:
-                    with self._troubles.noting(name):
+                    with self._troubles.noting(name, is_look=True):
                         found = await HeldReplica.open(
                             self._fs, self.directory / name, look_at=look_at
                         )
@@ -317,7 +317,7 @@ async def _obey(
     joined: Any = 0,
 ) -> Any:
     if not _offset(epoch) > 0 or type(primary) is not str:
-        raise InvalidSettingsError("an epoch that is none")
+        raise ValueError("an epoch that is none")
     end = await held.copy.obey(
         epoch,
         primary,

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from walstore.errors import CorruptionError, FencedError, FormatVersionError
-from walstore.files.directory import PROMISE_NAME, write_durably
+from walstore.files.directory import PROMISE_NAME, REMAKE, write_durably
 from walstore.ports import FileSystem
 
 _VERSION: Final = 1
@@ -100,12 +100,9 @@ def load_promise(fs: FileSystem, directory: Path) -> Promise:
                 raise FormatVersionError(
                     "the promise is newer", path=str(path), found=version, supported=_VERSION
                 )
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
-    raise CorruptionError(
-        "the promise of this copy is damaged; remove the log's directory, and the copy is made again",
-        path=str(path),
-    )
+    raise CorruptionError(f"the promise of this copy is damaged; {REMAKE}", path=str(path))
 
 
 def keep_promise(fs: FileSystem, directory: Path, promise: Promise) -> None:

@@ -102,6 +102,8 @@ class Replica:
         """Checks what another copy read from its files."""
         drop_unfinished(self._fs, self._directory)
         hint = load_checkpoint(self._fs, self._directory)
+        if hint is None and checkpoint.FILE_NAME in self._fs.list(self._directory):
+            self._remove(checkpoint.FILE_NAME)  # damaged, which is said once
         self._has_sent_hint = hint is not None and hint.is_of_copy
         """Whether there is a checkpoint that a primary sent."""
         self._has_hints = not self._has_sent_hint or has_cell(self._fs, self._directory)

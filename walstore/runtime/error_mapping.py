@@ -83,7 +83,7 @@ def describe_open(cause: Exception, path: Path) -> WalError:
         text = f"no space left for the log at {path} ({_SPACE}): {cause.strerror}"
         return _chained(DiskFullError(text), cause)
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        text = f"the log at {path} cannot be written: {cause.strerror}; check owner and mount"
+        text = f"the log at {path} cannot be written: {cause}; check owner and mount"
     elif cause.errno in (errno.ENOTDIR, errno.EEXIST):
         text = f"{path} is not a directory; a log needs one of its own"
         return _chained(InvalidSettingsError(text), cause)

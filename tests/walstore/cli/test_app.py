@@ -31,6 +31,7 @@ LOGS_VERBS = (
     "move",
     "suspend",
     "resume",
+    "scrub",
     "remove",
     "reset-head",
     "give-up",
