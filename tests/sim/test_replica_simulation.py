@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.effort import first_seed, some
+from tests.effort import EFFORT, first_seed, some
 from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
 from tests.sim.rules import ViolationError
@@ -194,6 +194,8 @@ def test_a_defect_of_growing_is_found(
     owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any disk may be lost here, also one without which the log is not led any more."""
+    if EFFORT < 1:
+        pytest.skip("it may take minutes until a seed finds it: at full effort")
     monkeypatch.setattr(owner, name, broken)
     for seed in range(200):
         try:
@@ -257,6 +259,8 @@ def test_a_defect_of_copies_that_are_put_back_is_found(
     plan: dict[str, Any], owner: Any, name: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first seed finds it; another one does when histories have changed."""
+    if EFFORT < 1:
+        pytest.skip("it may take minutes until a seed finds it: at full effort")
     monkeypatch.setattr(owner, name, _nothing)
     for seed in range(first, first + 100):
         try:
