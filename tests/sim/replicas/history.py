@@ -617,7 +617,9 @@ class PrimaryProgram:
             replication=Replication(
                 nodes=list(joined),
                 replicas=len(self.list.machines),
-                quorum=max(plan.quorum, len(self.list.machines) // 2 + 1),
+                quorum=min(
+                    len(self.list.machines), max(plan.quorum, len(self.list.machines) // 2 + 1)
+                ),
                 name=_LOG,
                 generation=self.list.generation,
                 joined=joined,
