@@ -46,7 +46,7 @@ from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.resource import MustClose, Unclosed, abandon_in_children, wait_closed
-from walstore.runtime.tasks import start_task
+from walstore.runtime.tasks import start_task, wait_ended
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
@@ -427,7 +427,7 @@ class Engine(MustClose):
             self._is_closed_by_caller = True  # no caller ever had it
             self.request_close()
             # No other code knows this log, so nothing else would wait for it.
-            await self._wait_for(self._supervisor)
+            await wait_ended(self._supervisor)
             raise asyncio.CancelledError
 
     def _start(self) -> asyncio.Task[None]:
@@ -482,17 +482,17 @@ class Engine(MustClose):
         closed = WalClosedError("the log is closed")
         self.channel.close(closed)
         if not self._is_settled:
-            await self._wait_for(self._loop.create_task(self._settle_quietly()))
+            await wait_ended(self._loop.create_task(self._settle_quietly()))
         if self.replicator is not None:
-            await self._wait_for(self._loop.create_task(self._end_replication(self.replicator)))
+            await wait_ended(self._loop.create_task(self._end_replication(self.replicator)))
         self.state.drain()
         if shipping is not None:
-            await self._wait_for(shipping)
+            await wait_ended(shipping)
         for helper in helpers:
             helper.cancel()
-        await self._wait_for(*helpers)
+        await wait_ended(*helpers)
         writer.stop()
-        await self._wait_for(writing)
+        await wait_ended(writing)
         reason = writer.failure or closed
         self.source.close(reason)
         self.state.end(reason)
@@ -564,20 +564,13 @@ class Engine(MustClose):
             logger.exception("a task of the log at %s ended by a defect", self.path)
             self.writer.fail(error)
 
-    async def _wait_for(self, *tasks: asyncio.Task[None]) -> None:
-        """Return when all the tasks are done, even if this one is cancelled meanwhile."""
-        pending = set(tasks)
-        while pending:
-            with contextlib.suppress(asyncio.CancelledError):
-                _, pending = await asyncio.wait(pending)
-
     async def _close_through(
         self, close: Callable[[], Coroutine[Any, Any, None]]
     ) -> BaseException | None:
         """Close something and return its error; if that is cancelled, retry a few times."""
         for _ in range(_CLOSINGS):
             closing = self._loop.create_task(close())
-            await self._wait_for(closing)
+            await wait_ended(closing)
             if not closing.cancelled():
                 return closing.exception()
         return asyncio.CancelledError()
@@ -594,7 +587,7 @@ class Engine(MustClose):
             with contextlib.suppress(WalClosedError):
                 await self._spilling.close_through()
         try:
-            await self.worker.run_through(self._close_files)
+            await self.worker.run_through(self._close_files, on_cancel=self.request_close)
         except Exception as error:  # noqa: BLE001 - raised once the rest is released
             errors.append(error)
         self.writer.observer.close()

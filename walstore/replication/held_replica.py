@@ -13,6 +13,7 @@ from walstore.replication.copies import LocalCopy
 from walstore.replication.copy_log import CopyLog
 from walstore.replication.replica import Replica
 from walstore.runtime.error_mapping import describe_open
+from walstore.runtime.tasks import run_to_end
 from walstore.runtime.threads import Worker
 
 LOOK_SECONDS: Final = 5.0
@@ -86,6 +87,9 @@ class HeldReplica:
         self.log.fail(
             StorageUnavailableError("this machine keeps the copy no longer, or leads the log now")
         )
+        await run_to_end(self._close(is_lost=is_lost))
+
+    async def _close(self, *, is_lost: bool) -> None:
         try:
             await self.copy.aclose()
         finally:

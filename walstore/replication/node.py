@@ -36,7 +36,7 @@ from walstore.replication.promise import Promise
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.runtime.tasks import start_task
+from walstore.runtime.tasks import run_to_end, start_task
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
@@ -233,8 +233,11 @@ class ReplicaNode(MustClose):
                 await held.aclose()
 
     async def aclose(self) -> None:
-        """Close all copies; twice is allowed."""
+        """Close all copies; twice is allowed. Once cancelled it still does, before it raises."""
         self._is_closed = True
+        await run_to_end(self._close_all())
+
+    async def _close_all(self) -> None:
         async with self._opening:
             held, self._held = self._held, {}
             try:

@@ -395,7 +395,7 @@ class Primary:
                 self._give_up()
 
     async def _keep_floor(self) -> None:
-        while not self._is_closed:  # a call of the disk that fails is not cancelled by closing
+        while True:
             await self.clock.sleep(_PAUSE_SECONDS)
             await self._note_floor()
 

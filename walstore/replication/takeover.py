@@ -90,8 +90,7 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
     """
     clock = primary.clock
     deadline = clock.monotonic() + primary.settings.patience_seconds
-    cancellations = _cancellations()
-    replica = await lane.run_through(Replica, fs, directory, _nothing)
+    replica = await lane.run_owned(lambda: Replica(fs, directory, _nothing), Replica.close)
     own = LocalCopy(replica, lane)
     try:
         epoch = max(replica.promise.epoch, replica.end.epoch) + 1
@@ -99,7 +98,7 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
             epoch = max(epoch, primary.marks.epoch_of(replica.end.log_id) + 1)
         reported: WalError | None = None
         while True:
-            refused = await _try_epoch(primary, own, epoch, deadline, cancellations)
+            refused = await _try_epoch(primary, own, epoch, deadline)
             if refused is None:
                 return epoch
             if reported is None or isinstance(reported, FencedError):
@@ -114,7 +113,7 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
 
 
 async def _try_epoch(
-    primary: Primary, own: LocalCopy, epoch: int, deadline: float, cancellations: int
+    primary: Primary, own: LocalCopy, epoch: int, deadline: float
 ) -> WalError | None:
     """Collect promises for an epoch, and get what the best copy has; return why that failed, if so."""
     settings = primary.settings
@@ -122,8 +121,6 @@ async def _try_epoch(
     own_end = await own.obey(
         epoch, primary.tag, generation=settings.generation, joined=settings.joined_here
     )
-    if _cancellations() > cancellations:  # while a call of the own copy went on until its end
-        raise asyncio.CancelledError
     promised: list[_Promised] = []
     if own.is_whole and _is_put_back(primary.marks, None, own_end):
         await own.obey(
@@ -177,12 +174,6 @@ def _has_old_one(promised: Sequence[_Promised], settings: Replication) -> bool:
         return False
     is_new = {one: settings.is_new(one.address) for one in promised}
     return any(is_new.values()) and any(one.is_whole and not is_new[one] for one in promised)
-
-
-def _cancellations() -> int:
-    """Return how often the caller was cancelled so far."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
 
 
 async def _ask(

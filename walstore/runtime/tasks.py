@@ -1,4 +1,7 @@
-"""start_task: a task that runs first when its starter waits, whatever task factory the loop has."""
+"""start_task: a task that runs first when its starter waits, whatever task factory the loop has.
+
+:func:`wait_ended` and :func:`run_to_end` are for work that a cancelled caller has to see through.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,32 @@ def start_task(work: Coroutine[Any, Any, _T], *, name: str | None = None) -> asy
     """
     loop = asyncio.get_running_loop()
     return loop.create_task(work if loop.get_task_factory() is None else _later(work), name=name)
+
+
+async def wait_ended(*work: asyncio.Future[Any]) -> bool:
+    """Return when all of it is done, however often the caller is cancelled meanwhile; whether it was.
+
+    The caller has to raise CancelledError then, or to end for another reason.
+    """
+    pending, is_cancelled = set(work), False
+    while pending:
+        try:
+            _, pending = await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    return is_cancelled
+
+
+async def run_to_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run work of several steps, and return its result. For closing, which must not stop between two steps.
+
+    A cancelled caller gets CancelledError once the work has ended, whatever came of it.
+    """
+    task = start_task(work)
+    if await wait_ended(task):
+        error = None if task.cancelled() else task.exception()
+        raise asyncio.CancelledError from error
+    return task.result()
 
 
 async def _later(work: Coroutine[Any, Any, _T]) -> _T:

@@ -25,6 +25,7 @@ from weakref import WeakSet, finalize
 from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children
+from walstore.runtime.tasks import wait_ended
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
@@ -221,10 +222,7 @@ class Lane:
             await asyncio.shield(calling)
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
-            pending: set[asyncio.Future[Any]] = {calling, discarding}
-            while pending:  # even if cancelled again meanwhile
-                with contextlib.suppress(asyncio.CancelledError):
-                    _, pending = await asyncio.wait(pending)
+            await wait_ended(calling, discarding)
             for future in (calling, discarding):
                 if not future.cancelled():
                     future.exception()  # there is no waiter left
@@ -236,10 +234,13 @@ class Lane:
         call: Callable[..., _T],
         *args: object,
         then: Callable[[_T], object] | None = None,
-        on_cancel: Callable[[], None] = lambda: None,
+        on_cancel: Callable[[], None] | None = None,
     ) -> _T:
-        """As :meth:`run`, but a cancelled caller still waits for the call and gets its result:
-        ``on_cancel()`` is called instead of raising.
+        """As :meth:`run`, but a cancelled caller still waits for the call to end.
+
+        CancelledError then, whether or not the call failed: else a caller that leaves out the errors of a
+        disk would leave out that it is to end. With ``on_cancel`` that is called instead, and the caller gets
+        the result or the error: it has to see to its end itself.
 
         ``then(result)`` is called on the event loop one turn before the caller continues; its errors
         are raised here. For tasks whose work must not be left half done.
@@ -249,6 +250,8 @@ class Lane:
             return await job
         except asyncio.CancelledError:
             # Delivered once the job is done, because the job refuses to be cancelled.
+            if on_cancel is None:
+                raise
             on_cancel()
             return job.result()
 

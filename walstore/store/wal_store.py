@@ -12,7 +12,6 @@ Invariants (tests/scenarios/test_30_store.py, test_store_sharing.py)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -45,7 +44,7 @@ from walstore.runtime.resource import (
     wait_closed,
 )
 from walstore.runtime.statistics import Metrics
-from walstore.runtime.tasks import start_task
+from walstore.runtime.tasks import start_task, wait_ended
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
 from walstore.store.directory import (
@@ -432,10 +431,7 @@ class WalStore(Owned, MustClose):
         self._reading.close()
         released = self._writing.close_with(self._opened.release)
         self._watching.cancel()
-        pending: set[asyncio.Future[None]] = {released, self._watching}
-        while pending:
-            with contextlib.suppress(asyncio.CancelledError):
-                _, pending = await asyncio.wait(pending)
+        await wait_ended(released, self._watching)
         if not self._watching.cancelled() and self._watching.exception() is not None:
             error = self._watching.exception()
             logger.error("watching the space of %s had failed", self.path, exc_info=error)
