@@ -108,7 +108,7 @@ def test_no_page_with_programs_is_forgotten() -> None:
 
 def test_readme_is_short() -> None:
     """A newcomer reads it to its end."""
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 100
 
 
 def test_the_package_index_shows_no_link_that_leads_nowhere() -> None:
@@ -120,15 +120,6 @@ def test_the_package_index_shows_no_link_that_leads_nowhere() -> None:
         shown = re.sub(change["pattern"], change["replacement"], shown)
     links = re.findall(r"\]\(([^)]+)\)", shown)
     assert [link for link in links if not link.startswith("https://")] == []
-
-
-def test_guarantees_name_tests_that_exist() -> None:
-    """Every test that the table names is there."""
-    table = README.partition("## Guarantees")[2].partition("##")[0]
-    names = re.findall(r"test_[A-Za-z0-9_]+(?!\.py)\b", re.sub(r"\S+\.py", "", table))
-    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for name in set(names):
-        assert f"def {name}" in tests, name
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ async def test_one_put_at_a_time_leaves_nothing_that_harms(
 async def test_several_puts_at_a_time_are_the_end_of_a_log_that_wal3_opens(
     url: str, directory: Path, wal3: Wal3
 ) -> None:
-    """As README says. The scrubber warns while the log is whole; an opening of ours would mend it."""
+    """As docs/guarantees.md says. wal3 warns while the log is whole, which an opening of ours mends."""
     await die_behind_a_hole(directory, parallel_puts=True)
     warned = [
         found.key for found in (await scrub(url)).findings if found.severity is Severity.WARNING
