@@ -109,9 +109,9 @@ class FencedError(WalError):
 class CorruptionError(WalError):
     """Stored bytes differ from what was written. Nothing was changed; see ``walstore verify``.
 
-    A copy of a replicated log with less than it noted as synced, or with a damaged file ``PROMISE``, counts
-    for nothing until its directory is emptied and it is made again. One that knows records to be replicated
-    which its leader has not keeps them: ``walstore logs give-up`` or ``reset-head`` decides.
+    A copy of a replicated log with less than it noted as synced, or with a damaged file ``PROMISE`` or
+    ``SYNCED``, counts for nothing until its directory is emptied and it is made again. One that knows records
+    to be replicated which its leader has not keeps them: ``walstore logs give-up`` or ``reset-head`` decides.
     """
 
     def __init__(

@@ -24,8 +24,10 @@ from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
 from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import (
+    LEADERS,
     LOGS,
     REMOVED,
+    SYNCED,
     LogSpec,
     check_log_name,
     is_selected,
@@ -36,6 +38,9 @@ from walstore.topology.key_values import KeyValues
 from walstore.wire.address import parse_address
 
 CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
+_CLOSING_SECONDS: Final = 30.0
+"""So long a log that is taken out may take to be closed."""
+_PAUSE_SECONDS: Final = 0.1
 
 LIST_LOGS_EXAMPLES = """\b
 Examples:
@@ -516,7 +521,28 @@ async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, A
             swap = await keys.swap(key, None, expected=view.revisions[key])
             if not (kept_swap.happened and swap.happened):
                 raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
+            await _forget_marks(keys, view, name)
         return _fields(view, name)
+
+
+async def _forget_marks(keys: KeyValues, view: ClusterView, name: str) -> None:
+    """Remove what etcd knows of the copies of a log that was taken out: one made again may begin anew.
+
+    A leader writes that once more as it closes the log, so it is waited for.
+    """
+    clock, leader = SystemClock(), view.key(LEADERS, name)
+    deadline = clock.monotonic() + _CLOSING_SECONDS
+    while await keys.get(leader) is not None:
+        if clock.monotonic() >= deadline:
+            complain(
+                f"{name!r} is taken out, but not closed yet, so {view.key(SYNCED, name)} stays: before a log "
+                "of this name can begin anew, call 'walstore logs reset-head --cluster'"
+            )
+            return
+        await clock.sleep(_PAUSE_SECONDS)
+    key = view.key(SYNCED, name)
+    while (found := await keys.get(key)) is not None:
+        await keys.swap(key, None, expected=found.revision)
 
 
 def _edited(text: str) -> str:

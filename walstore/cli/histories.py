@@ -17,12 +17,13 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_result
 from walstore.cli.running import run_async
-from walstore.errors import ContentionError, LogNotFoundError
-from walstore.files.directory import PROMISE_NAME, pick_segments
-from walstore.files.floor import load_note
+from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
+from walstore.files.directory import PROMISE_NAME, SYNCED_NAME, pick_segments
+from walstore.files.floor import NOTHING_NOTED, load_note
 from walstore.files.locks import this_process
 from walstore.files.posix import PosixFileSystem
 from walstore.log.opening import Entered, enter_log, recover_end
+from walstore.ports import FileSystem
 from walstore.topology.documents import PREFIX, SYNCED
 
 RESET_HEAD_EXAMPLES = """\b
@@ -78,6 +79,16 @@ def reset_head(
         return {**found, "marks": marks}
 
     found = run_async(reset())
+    if found["first"] is None:
+        complain(
+            f"{path} has no record of the log: if no other machine has one, the log begins again without "
+            "records. Are the disks of all machines mounted?"
+        )
+    if found["damaged"]:
+        complain(
+            "what was noted of this copy is damaged, and --confirm removes it: nobody knows whether the copy "
+            "lacks what it acknowledged"
+        )
     if not confirm:
         complain("nothing was changed; give --confirm to let this copy be the log")
     if not cluster:
@@ -116,26 +127,47 @@ def _with_copy(
 
     ``is_marked``: etcd knows copies of the log, so a log that was made here from a bucket is one, too.
     """
-    if not ((path / PROMISE_NAME).exists() or (is_marked and path.is_dir())):
+    if not (path.is_dir() and (is_marked or _is_copy(path))):
         raise LogNotFoundError(
             f"there is no copy of a replicated log in {path}", location=str(path)
         )
     entered = enter_log(path, fs=PosixFileSystem(), owner=this_process())
     try:
-        end = recover_end(entered.fs, entered.directory)
-        note = load_note(entered.fs, entered.directory)
-        starts = pick_segments(entered.directory, entered.names)
-        return {
-            "directory": str(path),
-            "epoch": None if end is None else end.epoch,
-            "first": min(starts, default=None),
-            "limit": None if end is None else end.limit,
-            "replicated_limit": note.visible_limit or None,
-            "differs_from": note.durable_limit or None,
-            **change(entered),
-        }
+        return {"directory": str(path), **_look(entered), **change(entered)}
     finally:
         entered.release()
+
+
+def _look(entered: Entered) -> dict[str, Any]:
+    """Return what a copy has. If what it noted is damaged, nobody may cut its end, so that is not known."""
+    end, note, damaged = None, NOTHING_NOTED, None
+    try:
+        note = load_note(entered.fs, entered.directory)
+    except CorruptionError as error:
+        damaged = error.path
+    else:
+        end = recover_end(entered.fs, entered.directory)
+    return {
+        "epoch": None if end is None else end.epoch,
+        "first": min(pick_segments(entered.directory, entered.names), default=None),
+        "limit": None if end is None else end.limit,
+        "replicated_limit": note.visible_limit or None,
+        "differs_from": note.durable_limit or None,
+        "damaged": damaged,
+    }
+
+
+def _is_copy(path: Path) -> bool:
+    """Return whether a directory has what only copies have; a reset may have removed the promise alone."""
+    return (path / PROMISE_NAME).exists() or _is_note_damaged(PosixFileSystem(), path)
+
+
+def _is_note_damaged(fs: FileSystem, path: Path) -> bool:
+    try:
+        load_note(fs, path)
+    except CorruptionError:
+        return True
+    return False
 
 
 def _nothing(_: Entered) -> dict[str, Any]:
@@ -143,9 +175,14 @@ def _nothing(_: Entered) -> dict[str, Any]:
 
 
 def _forget_promise(entered: Entered) -> dict[str, Any]:
+    """Remove the promise, durably, and then a damaged note: a copy with a promise would count without it."""
+    fs, directory = entered.fs, entered.directory
     with contextlib.suppress(FileNotFoundError):
-        entered.fs.remove(entered.directory / PROMISE_NAME)
-    entered.fs.sync_directory(entered.directory)
+        fs.remove(directory / PROMISE_NAME)
+    fs.sync_directory(directory)
+    if _is_note_damaged(fs, directory):
+        fs.remove(directory / SYNCED_NAME)
+        fs.sync_directory(directory)
     return {}
 
 

@@ -67,7 +67,7 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
         and found["kind"] == "directory"
         and (Path(location) / PROMISE_NAME).exists()
     ):
-        complain(f"it is a copy of a replicated log: while the others are there, {REMAKE}")
+        complain(f"it is a copy of a replicated log: {REMAKE}")
     if not found["ok"]:
         raise typer.Exit(CORRUPTION)
 

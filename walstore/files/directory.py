@@ -32,9 +32,13 @@ SYNCED_NAME: Final = "SYNCED"
 a log has. It is no evidence once its segment was replaced, and is removed before the copy is cut."""
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
-REMAKE: Final = "empty the directory of this copy to have it made again from the others"
+REMAKE: Final = (
+    "empty the directory of this copy to have it made again from the others; if none of them is whole, "
+    "keep it, and see 'walstore repair' and 'walstore logs reset-head'"
+)
 """What helps a copy that lost something."""
-_CELL_ATTEMPTS: Final = 1000
+CELL_ATTEMPTS: Final = 1000
+"""So often a cell is read that another process may be storing to."""
 _NO_EPOCH: Final = 1 << 63
 """Above all epochs: no frame says anything of this disk."""
 
@@ -142,21 +146,15 @@ def load_claims(fs: FileSystem, directory: Path) -> Claims:
     return found or Claims()
 
 
-def read_cell(
-    fs: FileSystem,
-    directory: Path,
-    name: str = checkpoint.CELL_FILE_NAME,
-    *,
-    is_locked: bool = False,
-) -> DurableCell | None:
-    """Return the durable cell, or a file like it, or None if there is none or it stays damaged.
+def read_cell(fs: FileSystem, directory: Path, *, is_locked: bool = False) -> DurableCell | None:
+    """Return the durable cell, or None if there is none or it stays damaged.
 
     A damaged cell is read again, since a writer may be half-way through an update; but not by the holder
     of the log's lock, who is the only writer.
     """
-    for _ in range(1 if is_locked else _CELL_ATTEMPTS):
+    for _ in range(1 if is_locked else CELL_ATTEMPTS):
         try:
-            found = checkpoint.decode_cell(fs.read(directory / name))
+            found = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
         except FileNotFoundError:
             return None
         if found is not None:
@@ -199,14 +197,14 @@ def evidence_of_copy(
     header: SegmentHeader,
     hint: Checkpoint | None,
     cell: DurableCell | None,
-    synced: DurableCell | None,
+    synced: DurableCell,
 ) -> Evidence:
     """Return the same of the last segment of a copy of a replicated log, which must have all of it.
 
     Its frames are those of another machine, where what they say of syncs applied. CorruptionError if
     ``synced`` speaks of a later segment.
     """
-    if synced is not None and synced.tail_start > header.start:
+    if synced.tail_start > header.start:
         raise CorruptionError(
             f"the newest segments of the copy are gone; {REMAKE}",
             path=str(directory),

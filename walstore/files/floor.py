@@ -5,16 +5,21 @@ notes it itself. It stays true whichever machine leads, so whoever asks this mac
 another history: one of the two was made of a copy that was put back from an older state. Such a cut is
 refused, and the offset from which on the histories differ is noted, as ``durable_limit``. The note may be
 late, never early.
+
+A crash leaves no file, an empty one, zeroes, or a whole cell: the file is made as zeroes, and each store
+lies within one sector. So anything else is damage: the copy may lack what it acknowledged, and counts for
+nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import SYNCED_NAME, read_cell
+from walstore.files.directory import CELL_ATTEMPTS, REMAKE, SYNCED_NAME
 from walstore.files.frame_walk import FrameScan
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import read_header
@@ -23,20 +28,45 @@ from walstore.format.checkpoint import DurableCell
 from walstore.format.segment import HEADER_BYTES
 from walstore.ports import FileSystem
 
+logger = logging.getLogger("walstore")
+
 NOTHING_NOTED: Final = DurableCell(0, 0, 0, 0, 0, 0, 0)
 """What a cell says that is not there."""
 _SEARCHED_BYTES: Final = 256 << 10
 """Before the end of a segment, to begin with."""
 
 
-def load_note(fs: FileSystem, directory: Path) -> DurableCell:
-    """Return what the machine has noted of its copy in a directory that is locked. Blocking; OSError."""
-    return read_cell(fs, directory, SYNCED_NAME, is_locked=True) or NOTHING_NOTED
+def load_note(fs: FileSystem, directory: Path, *, is_locked: bool = True) -> DurableCell:
+    """Return what the machine has noted of its copy. Blocking; CorruptionError if that is damaged, OSError.
+
+    Without the lock it is read again, since the machine may be half-way through a store.
+    """
+    path = directory / SYNCED_NAME
+    for _ in range(1 if is_locked else CELL_ATTEMPTS):
+        try:
+            data = fs.read(path)[: checkpoint.CELL_BYTES]
+        except FileNotFoundError:
+            return NOTHING_NOTED
+        found = checkpoint.decode_cell(data) if any(data) else NOTHING_NOTED
+        if found is not None:
+            return found
+    raise CorruptionError(
+        f"what was noted of this copy is damaged, so it may lack what it acknowledged; {REMAKE}",
+        path=str(path),
+    )
 
 
 def note_floor(fs: FileSystem, directory: Path, floor: int) -> None:
-    """Raise the floor of the copy whose primary this program is; what is noted of syncs stays. Blocking."""
-    known = load_note(fs, directory)
+    """Raise the floor of the copy whose primary this program is; what is noted of syncs stays. Blocking.
+
+    A note that is damaged meanwhile is written again: the primary has everything, and its checkpoint and
+    cell say what was synced.
+    """
+    try:
+        known = load_note(fs, directory)
+    except CorruptionError as error:
+        logger.warning("%s is damaged, and is written again", error.path)
+        known = NOTHING_NOTED
     if known.visible_limit < floor:
         cell = ActiveCell(fs, directory / SYNCED_NAME, checkpoint.CELL_BYTES)
         cell.store(checkpoint.encode_cell(known._replace(visible_limit=floor)))

@@ -30,7 +30,6 @@ from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restor
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
     REMAKE,
-    SYNCED_NAME,
     evidence_of,
     evidence_of_copy,
     load_checkpoint,
@@ -42,6 +41,7 @@ from walstore.files.directory import (
     write_hint,
 )
 from walstore.files.directory_scan import ScannedLog, find_log
+from walstore.files.floor import load_note
 from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.locks import lock_log
 from walstore.files.open_files import ActiveCell
@@ -179,11 +179,11 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     """Cut a torn tail off a copy of a log, and make the rest durable; None if there is no log.
 
     A copy's frames are those of another machine, where what they say of syncs applied; only checkpoint and
-    cell, and the file ``SYNCED``, speak of this disk. CorruptionError also if it ends before what they say:
-    such a copy may lack what it acknowledged. Raises as :func:`recover_log`.
+    cell, and the file ``SYNCED``, speak of this disk. CorruptionError also if it ends before what they say,
+    or ``SYNCED`` is damaged: such a copy may lack what it acknowledged. Raises as :func:`recover_log`.
     """
     hint, cell = load_checkpoint(fs, directory), read_cell(fs, directory, is_locked=True)
-    synced = read_cell(fs, directory, SYNCED_NAME, is_locked=True)
+    synced = load_note(fs, directory)
     # Not one of an epoch that may have come to nothing. A copy may have lost its oldest segments: they come
     # from another one, so the head is left aside.
     is_usable = hint is not None and (hint.is_of_copy or hint.is_epoch_written)

@@ -3,7 +3,8 @@
 A directory that is put back from an older state has an older ``PROMISE`` and ``SYNCED``, too, so the copy
 does not know that it lacks what it acknowledged. The store does: the leader keeps there, for each copy, below
 which offset it has what is replicated. A mark may be late, never early. A copy of the log that ends below its
-own mark does not count, and where nobody ends at the greatest mark, nobody leads.
+own mark does not count, and where nobody ends at the greatest mark, nobody leads. Nor does anybody begin
+another log while there are marks of one that had records: its disks may only not be mounted.
 
 Nothing waits for the store but a takeover: a mark that cannot be written is written later.
 """
@@ -77,16 +78,25 @@ class CopyMarks:
         return put_back(f"the copy at {address}", end.limit, mark) if end.limit < mark else None
 
     def check(self, name: str, end: CopyEnd) -> None:
-        """Raise StorageUnavailableError if the best copy of those that answer lacks what is replicated."""
-        marks = self.of(end.log_id)
-        more = {one: mark for one, mark in marks.items() if mark > end.limit}
-        if more:
-            first, limit = end.limit, max(more.values())
-            raise StorageUnavailableError(
-                f"offsets {first} to {limit - 1} of {name!r} were acknowledged, and no copy that answers has "
-                f"them: {_listed(more)} had. Start those machines; or, if they are lost, decide with "
-                "'walstore logs reset-head' and --cluster on the machine with the best copy"
-            )
+        """Raise StorageUnavailableError if the best copy of those that answer lacks what is replicated.
+
+        A copy of another log, or an empty one, has nothing of it.
+        """
+        known = self._known
+        if known is None:
+            return
+        is_same = known.log_id == end.log_id.hex()
+        first = end.limit if is_same else 1
+        more = {one: mark for one, mark in known.limits.items() if mark > first}
+        if not more:
+            return
+        also = "" if is_same else f", nor any other record of log {known.log_id}"
+        raise StorageUnavailableError(
+            f"offsets {first} to {max(more.values()) - 1} of {name!r} were acknowledged, and no copy that "
+            f"answers has them{also}: {_listed(more)} had. Start those machines, with their disks mounted; "
+            "or, if the records are lost, decide with 'walstore logs reset-head --cluster' on the machine "
+            "with the best copy"
+        )
 
     # -- writing -----------------------------------------------------------------------------
 

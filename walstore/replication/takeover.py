@@ -242,6 +242,8 @@ def _too_few(
     if fenced:
         return max(fenced, key=lambda error: error.epoch or 0)
     settings = primary.settings
+    if len(promised) == settings.copies:
+        return _undecided(primary, promised)
     whole, new = (sum(one.is_whole is wanted for one in promised) for wanted in (True, False))
     why = f": {errors[0]}" if errors else ""
     also = (
@@ -254,6 +256,30 @@ def _too_few(
         f"{whole} of {settings.copies} copies of {primary.name!r} answer, and {needed} are needed to take "
         f"over{also}{why}; start more nodes, then open the log again"
     )
+
+
+def _undecided(primary: Primary, promised: Sequence[_Promised]) -> WalError:
+    """Return the error when all copies answer and too few count: no other machine can change that."""
+    settings, marks = primary.settings, primary.marks
+    here = (settings.address if marks is None else marks.address) or "this machine"
+    best = max(promised, key=lambda one: (one.end.epoch, one.end.place))
+    found = ", ".join(f"{one.address or here} {_state(one)}" for one in promised)
+    shared = "" if marks is None else " --cluster"
+    whole = sum(one.is_whole for one in promised)
+    return StorageUnavailableError(
+        f"all {settings.copies} copies of {primary.name!r} answer, and {whole} count, where "
+        f"{settings.needed_to_take_over} are needed to take over: {found}. Nothing was changed, and waiting "
+        f"does not help. To let the copy at {best.address or here} be the log, stop the machines, call "
+        f"'walstore logs reset-head{shared}' there and 'walstore logs give-up' on the others, and start "
+        "them; what only lost copies had is gone then"
+    )
+
+
+def _state(one: _Promised) -> str:
+    if not one.end.log_id:
+        return "is empty"
+    state = "counts" if one.is_whole else "is new or was put back"
+    return f"ends at offset {one.end.limit} and {state}"
 
 
 async def _adopt(

@@ -273,7 +273,7 @@ class Synced(NamedTuple):
     """What the copies of a log had when its leader looked last."""
 
     log_id: str
-    """Identity of the log, in hex: of another one this says nothing."""
+    """Identity of the log, in hex: while it had records, no other log begins under its name."""
     epoch: int
     """Of the leader."""
     generation: int

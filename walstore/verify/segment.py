@@ -128,7 +128,7 @@ class SegmentCheck:
     _findings: Findings
     is_last: bool = field(kw_only=True)
     """Whether it may be the active segment; any other must be sealed."""
-    synced: DurableCell | None = field(kw_only=True)
+    synced: DurableCell = field(kw_only=True)
     """What a copy of a replicated log noted, as it was when verifying began."""
     is_copy: bool = field(kw_only=True)
     """Whether the log is such a copy."""

@@ -16,16 +16,16 @@ from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files import spare_segment
 from walstore.files.directory import (
     RESTORE_NAME,
-    SYNCED_NAME,
     anchor_log,
     is_name_taken,
     read_cell,
     restore_interrupted,
 )
+from walstore.files.floor import NOTHING_NOTED, load_note
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_header
 from walstore.format import checkpoint, segment
-from walstore.format.checkpoint import CELL_FILE_NAME, Checkpoint
+from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
 from walstore.replication.promise import Promise, load_promise
@@ -97,10 +97,9 @@ class _Verification:
         # The order matters next to a live writer: what the checkpoint names was durable when the cell was
         # stored, and what the cell names is in the listing.
         hint = self._load_checkpoint()
-        cell, synced = (
-            read_cell(self._fs, self._path, name) for name in (CELL_FILE_NAME, SYNCED_NAME)
-        )
+        cell = read_cell(self._fs, self._path)
         is_copy = self._check_promise()
+        synced = self._load_note(is_copy=is_copy)
         starts = self._list(hint)
         head = max(cell.head if cell else 0, hint.head if hint else 0)
         durable_limit = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
@@ -158,6 +157,15 @@ class _Verification:
         except CorruptionError as error:
             self._findings.add_error(Path(error.path), error)
             return True
+
+    def _load_note(self, *, is_copy: bool) -> DurableCell:
+        """Return what a copy noted as synced; damage of that is none of a log which is not replicated."""
+        try:
+            return load_note(self._fs, self._path, is_locked=False)
+        except CorruptionError as error:
+            if is_copy:
+                self._findings.add_error(Path(error.path), error)
+            return NOTHING_NOTED
 
     def _list(self, hint: Checkpoint | None) -> list[int]:
         """Return the first offsets of the segments that belong to the log."""

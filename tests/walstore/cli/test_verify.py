@@ -45,7 +45,7 @@ def test_a_damaged_copy(cli: Cli, log: Path) -> None:
     (log / PROMISE_NAME).write_bytes(b"garbage")
     done = cli("verify", log)
     assert (done.code, f"{log / PROMISE_NAME}: the promise" in done.err) == (2, True)
-    assert "while the others are there, empty the directory" in done.err
+    assert "a copy of a replicated log: empty the directory" in done.err
 
 
 def test_a_clean_store(cli: Cli, stored: str) -> None:

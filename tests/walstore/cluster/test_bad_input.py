@@ -44,6 +44,11 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def zeroed(path: Path) -> None:
+    """As a crash leaves a cell to which nothing was stored."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 def truncated(path: Path) -> None:
     data = path.read_bytes().rstrip(b"\0")
     path.write_bytes(data[: len(data) // 2])
@@ -114,6 +119,7 @@ class Case(NamedTuple):
 
 
 PROMISE = "the promise of this copy is damaged"
+NOTE = "what was noted of this copy is damaged"
 NONE = "not a walstore segment"
 DIRECTORY = "Is a directory"
 FOREIGN = "a foreign file is named like a segment; move it away"
@@ -123,9 +129,11 @@ CASES = [
     Case("PROMISE", newer, "the promise is newer"),
     *(
         Case(name, fault)
-        for name in ("SYNCED", "CHECKPOINT", "LOCK")
+        for name in ("CHECKPOINT", "LOCK")
         for fault in (garbage, empty, truncated, missing)
     ),
+    *(Case("SYNCED", fault, NOTE) for fault in (garbage, truncated)),
+    *(Case("SYNCED", fault) for fault in (empty, zeroed, missing)),
     *(Case("DURABLE", fault) for fault in (garbage, empty)),
     *(
         Case(name, fault)
@@ -172,6 +180,7 @@ MENDED = [
 ]
 LEADING = [
     *(Case("PROMISE", fault, PROMISE) for fault in (garbage, deep)),
+    *(Case("SYNCED", fault, NOTE) for fault in (garbage, truncated)),
     Case("CHECKPOINT", garbage),
     Case("CHECKPOINT", directory, DIRECTORY),
     *(

@@ -39,6 +39,14 @@ def spoil_the_promise(segment: Path) -> None:
     (segment.parent / PROMISE_NAME).write_bytes(b"garbage")
 
 
+def spoil_the_note(segment: Path) -> None:
+    """Flip a bit of what the copy noted as synced."""
+    path = segment.parent / SYNCED_NAME
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(data)
+
+
 def copy_of(wal: Wal, number: int) -> CopyStatistics:
     return next(one for one in wal.statistics().copies if f"/m{number}/" in one.address)
 
@@ -50,7 +58,11 @@ def told(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("damage", "why"),
-    [(spoil_the_promise, "the promise of this copy is damaged"), (DAMAGES[1], "were synced here")],
+    [
+        (spoil_the_promise, "the promise of this copy is damaged"),
+        (spoil_the_note, "what was noted of this copy is damaged"),
+        (DAMAGES[1], "were synced here"),
+    ],
 )
 async def test_why_a_copy_is_missing_is_told_at_both_ends(
     cluster: Cluster,
@@ -165,7 +177,7 @@ async def closed_copy(cluster: Cluster) -> Path:
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-@pytest.mark.parametrize("damage", [*DAMAGES, spoil_the_promise])
+@pytest.mark.parametrize("damage", [*DAMAGES, spoil_the_promise, spoil_the_note])
 async def test_verify_judges_a_copy_as_its_node_does(
     cluster: Cluster, damage: Callable[[Path], None], has_checkpoint: bool
 ) -> None:

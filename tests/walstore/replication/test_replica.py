@@ -22,7 +22,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalLockedError,
 )
-from walstore.files.directory import PROMISE_NAME, SYNCED_NAME, read_cell
+from walstore.files.directory import PROMISE_NAME
+from walstore.files.floor import load_note
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import HEADER_BYTES
 from walstore.repair.repairing import apply_repair, plan_repair
@@ -376,8 +377,7 @@ def die_at_each_byte(path: Path) -> None:
         target.write(at, [source.read(at, position - at.position)])
         target.sync()
         target.release()  # as if the process had died
-        noted = read_cell(FS, path / "b", SYNCED_NAME)
-        assert noted is not None
+        noted = load_note(FS, path / "b")
         assert noted.tail_position == max(end for end in ends if end <= position)
         target = Replica.open(FS, path / "b")
         assert target.end.place.position == noted.tail_position

@@ -219,8 +219,7 @@ async def test_nobody_leads_without_what_was_acknowledged(
     found = store.get(KEY)
     assert found is not None
     known = Synced.decode(found.value, KEY)
-    lost = known._replace(limits={"tls://lost.example:7430": 61})
-    assert store.swap(KEY, lost.encode(), found.revision, 0).happened
+    keep_marks(store, known._replace(limits={"tls://lost.example:7430": 61}).encode())
     with pytest.raises(
         StorageUnavailableError,
         match=r"offsets 11 to 60 of 'orders' .* tls://lost\.example:7430 had.*reset-head",
@@ -229,21 +228,112 @@ async def test_nobody_leads_without_what_was_acknowledged(
     await cluster.machines[1].start()
 
 
-async def test_marks_of_another_log_and_garbage_say_nothing(
+def keep_marks(store: MemoryKeyValues, value: bytes) -> None:
+    found = store.get(KEY)
+    assert store.swap(KEY, value, 0 if found is None else found.revision, 0).happened
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"garbage", b'{"version": 1, "limits": [1]}', Synced("ab" * 16, 9, 1, {"": 1}).encode()],
+    ids=["no-json", "no-numbers", "no-records"],
+)
+async def test_marks_that_say_nothing_are_written_again(
+    cluster: Cluster, store: MemoryKeyValues, value: bytes
+) -> None:
+    """Garbage, and marks of a log that never had a record."""
+    keep_marks(store, value)
+    wal = await cluster.primary(0, topology=store.client())
+    await wal.append(b"v")
+    log_id = wal.log_id
+    await wal.aclose()
+    known = marks(store)
+    assert known is not None
+    assert known.log_id == log_id
+
+
+async def test_a_log_with_marks_of_another_one_is_not_led(
     cluster: Cluster, store: MemoryKeyValues
 ) -> None:
-    other = Synced("ab" * 16, 9, 1, {machine.address: 99 for machine in cluster.machines})
-    for value in (other.encode(), b"garbage", b'{"version": 1, "limits": [1]}'):
-        found = store.get(KEY)
-        assert store.swap(KEY, value, 0 if found is None else found.revision, 0).happened
-        wal = await cluster.primary(0, topology=store.client())
-        await wal.append(b"v")
-        log_id = wal.log_id
-        await wal.aclose()
-        await cluster.machines[0].start()
-        known = marks(store)
-        assert known is not None
-        assert known.log_id == log_id
+    """The records of the other one were acknowledged; the decision removes the marks."""
+    wal = await cluster.primary(0)
+    await wal.append(b"v")
+    await wal.aclose()
+    other = Synced("ab" * 16, 9, 1, {"tls://lost.example:7430": 99})
+    keep_marks(store, other.encode())
+    with pytest.raises(
+        StorageUnavailableError,
+        match=r"offsets 1 to 98 of 'orders' .* record of log (ab){16}: tls://lost\.example:7430 had",
+    ):
+        await cluster.primary(0, topology=store.client(), patience_seconds=RUNS_OUT_SECONDS)
+    assert marks(store) == other
+
+
+async def test_an_empty_log_does_not_begin_where_one_had_records(
+    cluster: Cluster, store: MemoryKeyValues
+) -> None:
+    """The disks of all machines are not mounted at a start."""
+    nodes = [machine.address for machine in cluster.machines]
+    wal = await cluster.primary(0, topology=store.client(), address=nodes[0])
+    await wal.append_many([b"v"] * 60)
+    await until(lambda: all(copy.limit == 61 for copy in wal.statistics().copies))
+    await wal.aclose()
+    before = marks(store)
+    for machine in cluster.machines:
+        await machine.stop()
+        (machine.path / "orders").rename(machine.path / "unmounted")
+    for machine in cluster.machines:
+        await machine.start()
+    with pytest.raises(StorageUnavailableError) as told:
+        await cluster.primary(
+            0, topology=store.client(), address=nodes[0], patience_seconds=RUNS_OUT_SECONDS
+        )
+    assert "offsets 1 to 60 of 'orders' were acknowledged" in str(told.value)
+    assert "walstore logs reset-head --cluster" in str(told.value)
+    assert all(node in str(told.value) for node in nodes)
+    assert marks(store) == before
+    for machine in cluster.machines:
+        await machine.stop()
+        shutil.rmtree(machine.path / "orders")
+        (machine.path / "unmounted").rename(machine.path / "orders")
+    for machine in cluster.machines:
+        await machine.start()
+    wal = await cluster.primary(0, topology=store.client(), address=nodes[0])
+    assert await values(wal) == [b"v"] * 60
+    await wal.aclose()
+
+
+async def test_too_few_count_though_all_answer(cluster: Cluster, store: MemoryKeyValues) -> None:
+    """Two copies were put back: more nodes are no help, so the message says what is."""
+    nodes = [machine.address for machine in cluster.machines]
+    wal = await cluster.primary(0, topology=store.client(), address=nodes[0])
+    await wal.append_many([b"old"] * 10)
+    await until(lambda: all(copy.limit == 11 for copy in wal.statistics().copies))
+    kept: dict[int, Path] = {}
+    for number in (1, 2):
+        await cluster.machines[number].stop()
+        kept[number] = back_up(cluster, number)
+        await cluster.machines[number].start()
+        await until(lambda number=number: trouble(wal, cluster, number) == "")  # type: ignore[misc]
+    await wal.append_many([b"new"] * 50)
+    await until(lambda: all(copy.limit == 61 for copy in wal.statistics().copies))
+    await wal.aclose()
+    for number, path in kept.items():
+        await cluster.machines[number].stop()
+        put_back(cluster, number, path)
+        await cluster.machines[number].start()
+    with pytest.raises(StorageUnavailableError) as told:
+        await cluster.primary(
+            0, topology=store.client(), address=nodes[0], patience_seconds=RUNS_OUT_SECONDS
+        )
+    text = str(told.value)
+    assert "more nodes" not in text
+    assert f"{nodes[0]} ends at offset 61 and counts" in text
+    for number in (1, 2):
+        assert f"{nodes[number]} ends at offset 11 and is new or was put back" in text
+    assert f"To let the copy at {nodes[0]} be the log" in text
+    assert "'walstore logs reset-head --cluster' there" in text
+    assert "'walstore logs give-up' on the others" in text
 
 
 async def test_a_leader_notices_a_copy_that_is_put_back_meanwhile(
