@@ -29,6 +29,7 @@ from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import Clock, FileSystem, Lock
 from walstore.replication.copy_log import CopyLog
+from walstore.replication.copy_look import LOOK, look_at_copy
 from walstore.replication.copy_trouble import CopyTroubles
 from walstore.replication.held_replica import LOOK_SECONDS, HeldReplica
 from walstore.replication.position import Place
@@ -121,6 +122,9 @@ class ReplicaNode(MustClose):
 
         A write is begun by this, so that it is done in the order of the calls.
         """
+        if verb == LOOK:
+            check_arguments(LOOK, self._look_at, arguments, after=1)
+            return partial(self._look_at, check_log_name(name))
         handler = VERBS.get(verb) if isinstance(verb, str) else None
         if handler is None:
             raise ValueError(f"a node has no call {str(verb)[:100]!r}")
@@ -141,6 +145,16 @@ class ReplicaNode(MustClose):
                 return await self._noting(name, handler, call)
 
         return begin
+
+    async def _look_at(self, name: str) -> list[Any] | None:
+        """Return a packed :class:`CopyLook`, None without a copy. Nothing is made or locked for it."""
+        path = self.directory / name
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(None, look_at_copy, self._fs, path)
+        except OSError as error:
+            raise describe_open(error, path) from error
+        return None if found is None else found.pack()
 
     async def _noting(
         self, name: object, handler: object, call: Callable[[], Awaitable[Any]]
