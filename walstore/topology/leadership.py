@@ -132,7 +132,7 @@ class Leadership:
         also to an earlier claim of this program: ``seen()`` returns what others see; without it the key is
         read every second.
         """
-        looked = clock.monotonic()
+        looked, told = clock.monotonic(), ""
         while True:
             value, lease = current()._replace(tag=self.tag), self._session.lease
             try:
@@ -145,7 +145,9 @@ class Leadership:
                 elif lease and (self.value, self._lease) != (value, lease):
                     await self.publish(value)
             except WalError as error:
-                logger.warning("the leader at %s is not published: %s", self._key, error)
+                if told != str(error):
+                    told = str(error)
+                    logger.warning("the leader at %s is not published: %s", self._key, error)
             await clock.sleep(pause_seconds)
 
     async def leave(self) -> None:
