@@ -7,21 +7,23 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 
+from walstore.cli.cluster_adopt import Adoption, adopt, print_adoption
+from walstore.cli.cluster_change import log_row, plan_changes, spec_fields, write_changes
+from walstore.cli.cluster_specs import Change, parse_specs
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
-from walstore.cluster.view import ClusterView, removed_spec
-from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
+from walstore.cluster.view import ClusterView
+from walstore.errors import ContentionError, LogNotFoundError
 from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import (
     LEADERS,
@@ -105,7 +107,7 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
     wanted = parse_selector(selector)
     view = run_async(_look(cluster))
     rows = [
-        _fields(view, name)
+        log_row(view, name)
         for name in sorted(view.specs)
         if is_selected(view.specs[name].labels, wanted)
     ]
@@ -186,9 +188,18 @@ def apply(
         bool,
         typer.Option(
             "--adopt",
-            help="With --from: take newer lists of copies than the cluster stores, after it was set back.",
+            help="With --from: take newer lists of copies than the cluster stores, after it was set back. "
+            "The machines are asked first what they have. A dry run without --confirm.",
         ),
     ] = False,
+    gives_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up-records",
+            help="With --adopt: also if machines that are left out have more, which is lost then.",
+        ),
+    ] = False,
+    confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
@@ -201,12 +212,20 @@ def apply(
         raise UsageError("give the NAME of a log, or --from FILE")
     if adopts and source is None:
         raise UsageError("--adopt goes with --from FILE")
-    wanted: dict[str, Callable[[LogSpec], LogSpec]]
+    if (gives_up or confirm) and not adopts:
+        raise UsageError(
+            "--give-up-records and --confirm go with --adopt: other changes need neither"
+        )
+    wanted: dict[str, Change]
     if source is not None:
         given = (replicas, quorum, tier, reads, labels or None, settings or None)
         if any(one is not None for one in given):
             raise UsageError("--from FILE goes without the other options")
-        wanted = _parse_specs(source.read(), adopts=adopts)
+        wanted = parse_specs(_read(source), adopts=adopts)
+        if adopts:
+            adopting = _adopt(cluster, wanted, is_confirmed=confirm, gives_up=gives_up)
+            print_adoption(run_async(adopting), as_json=as_json)
+            return
     else:
         assert name is not None
         options: dict[str, Any] = {
@@ -237,7 +256,7 @@ def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) 
     chosen = parse_selector(selector)
     view = run_async(_look(cluster))
     lines = [
-        json.dumps(_spec_fields(name, spec))
+        json.dumps(spec_fields(name, spec))
         for name, spec in sorted(view.specs.items())
         if is_selected(spec.labels, chosen)
     ]
@@ -247,7 +266,7 @@ def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) 
     if text.split("\n") == [*lines, ""]:
         complain("nothing was changed")
         return
-    _print_changed(run_async(_change(cluster, _parse_specs(text))), as_json=as_json)
+    _print_changed(run_async(_change(cluster, parse_specs(text))), as_json=as_json)
 
 
 def move(
@@ -272,7 +291,7 @@ def move(
             )
         return spec._replace(preferred=place)
 
-    wanted: dict[str, Callable[[LogSpec], LogSpec]] = {check_log_name(name): change}
+    wanted: dict[str, Change] = {check_log_name(name): change}
     _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
 
 
@@ -329,35 +348,6 @@ async def _look(cluster: str) -> ClusterView:
         return view
 
 
-def _spec_fields(name: str, spec: LogSpec) -> dict[str, Any]:
-    return {
-        "name": name,
-        "replicas": spec.replicas,
-        "quorum": spec.quorum,
-        "labels": dict(spec.labels),
-        "preferred": spec.preferred,
-        "tier": spec.tier,
-        "settings": dict(spec.settings),
-        "suspended": spec.suspended,
-        "source": spec.source,
-    }
-
-
-def _fields(view: ClusterView, name: str) -> dict[str, Any]:
-    spec, leader = view.specs[name], view.leaders.get(name)
-    is_led = leader is not None and leader.epoch > 0
-    return {
-        **_spec_fields(name, spec),
-        "copies": list(spec.copies),
-        "generation": spec.generation,
-        "joined": dict(spec.joined),
-        "leader": leader.address if leader is not None and is_led else None,
-        "epoch": leader.epoch if leader is not None and is_led else None,
-        "present": 1 + len(leader.present) if leader is not None and is_led else None,
-        "missing": dict(leader.missing) if leader is not None and is_led else {},
-    }
-
-
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     found = {}
     for one in texts:
@@ -376,135 +366,21 @@ def _value(text: str) -> Any:
         return text
 
 
-def _parse_specs(text: str, *, adopts: bool = False) -> dict[str, Callable[[LogSpec], LogSpec]]:
-    """Return the change of each log that is in lines of JSON; what a line leaves out stays."""
-    wanted: dict[str, Callable[[LogSpec], LogSpec]] = {}
-    placed = ("copies", "generation", "joined")
-    allowed = set(LogSpec._fields) - set(placed)
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            if not isinstance(fields, dict) or "name" not in fields:
-                raise ValueError("it has no name")
-            name = check_log_name(fields["name"])
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"line {number} is no spec of a log: {error}") from None
-        if name in wanted:
-            raise UsageError(f"line {number}: the log {name!r} is there twice")
-        values = {field: value for field, value in fields.items() if field in allowed}
-        where = {field: fields[field] for field in placed if field in fields}
-        wanted[name] = partial(_with_fields, name, values, where, adopts=adopts)
-    return wanted
-
-
-def _with_fields(
-    name: str, values: dict[str, Any], where: dict[str, Any], spec: LogSpec, *, adopts: bool
-) -> LogSpec:
-    """Return a spec with other fields; one that is made, with the copies that it had before.
-
-    A list of copies that is there is replaced by one with a higher generation only, if ``adopts``: the store
-    was set back to an earlier state, and the copies know that list. Anything else is an error.
-    """
-    changed = spec._replace(**values)
-    if not where.get("copies"):
-        return changed
-    if not isinstance(where["copies"], list):
-        raise UsageError("copies must be a list of addresses")
-    copies = tuple(str(parse_address(one)) for one in where["copies"])
-    found = changed._replace(**{"generation": spec.generation, **where, "copies": copies})
-    if "joined" not in where and spec.copies:
-        came = {one: found.generation for one in copies if one not in spec.copies}
-        stayed = {one: at for one, at in spec.joined.items() if one in copies}
-        if came and len(copies) == 2:  # a takeover would rely on it (``replication/takeover.py``)
-            raise UsageError(
-                f'the cluster has no copy of {name!r} at {next(iter(came))}; say with "joined" if that is '
-                f"to be filled from the other copy, {json.dumps(came)}, or had the log already, {{}}"
-            )
-        found = found._replace(joined={**stayed, **came})
-    if not spec.copies or found == changed:
-        return found
-    now, given = (f"generation {one.generation}: {', '.join(one.copies)}" for one in (spec, found))
-    if found.generation <= spec.generation:
-        raise UsageError(
-            f"the copies of {name!r} cannot be given, only their number: leave copies, generation and "
-            f"joined out. They are {now}; given is {given}"
-        )
-    if not adopts:
-        raise UsageError(
-            f"{name!r} has an older list of copies ({now}) than what is given ({given}). If what the "
-            "cluster stores was set back to an earlier state, take the one given with --adopt; nothing was "
-            "changed"
-        )
-    return found
-
-
 async def _change(
-    cluster: str, wanted: dict[str, Callable[[LogSpec], LogSpec]], *, makes: bool = True
+    cluster: str, wanted: dict[str, Change], *, makes: bool = True
 ) -> list[dict[str, Any]]:
     async with open_keys(cluster) as keys:
         view = ClusterView(keys, clock=SystemClock())
         await view.look()
-        new: dict[str, LogSpec] = {}
-        for name, change in wanted.items():  # all are checked before one is changed
-            old = view.specs.get(name)
-            if old is None and not makes:
-                raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
-            before = old or await removed_spec(keys, name) or LogSpec()
-            new[name] = _checked(change(before))
-            await _check_tier(before, new[name])
-            await _check_source(before, new[name])
-        for name, spec in new.items():
-            if spec == view.specs.get(name):
-                continue
-            key = view.key(LOGS, name)
-            swap = await keys.swap(key, spec.encode(), expected=view.revisions.get(key, 0))
-            if not swap.happened:
-                raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
-        await view.look()
-        return [_fields(view, name) for name in new if name in view.specs]
+        planned = await plan_changes(keys, view, wanted, makes=makes)
+        return await write_changes(keys, view, planned)
 
 
-async def _check_tier(before: LogSpec, spec: LogSpec) -> None:
-    """Refuse a tier that cannot be reached, or has a log already, and the change of one that is used."""
-    if spec.tier == before.tier:
-        return
-    if before.tier and await _is_used(before.tier, may_be_wrong=True):
-        raise UsageError(
-            f"the log ships to {before.tier}, which may have records that no copy has any more; "
-            "that cannot be changed"
-        )
-    if spec.tier and await _is_used(spec.tier):
-        raise UsageError(f"there is a log at {spec.tier} already; give a prefix of its own")
-
-
-async def _check_source(before: LogSpec, spec: LogSpec) -> None:
-    """Refuse a source where there is no log."""
-    if spec.source not in ("", before.source) and not await _is_used(spec.source):
-        raise UsageError(f"there is no log at {spec.source}")
-
-
-async def _is_used(url: str, *, may_be_wrong: bool = False) -> bool:
-    """Return whether there is a log at a URL. Raises what the store raises, also for a URL that is none."""
-    from uploader import CloudLog
-
-    try:
-        async with CloudLog.open(url):
-            return True
-    except LogNotFoundError:
-        return False
-    except InvalidSettingsError:
-        if not may_be_wrong:
-            raise
-        return False
-
-
-def _checked(spec: LogSpec) -> LogSpec:
-    try:
-        return spec.check()
-    except TypeError as error:
-        raise UsageError(str(error)) from None
+async def _adopt(
+    cluster: str, wanted: dict[str, Change], *, is_confirmed: bool, gives_up: bool
+) -> Adoption:
+    async with open_keys(cluster) as keys:
+        return await adopt(keys, wanted, is_confirmed=is_confirmed, gives_up=gives_up)
 
 
 async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
@@ -522,7 +398,16 @@ async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, A
             if not (kept_swap.happened and swap.happened):
                 raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
             await _forget_marks(keys, view, name)
-        return _fields(view, name)
+        return log_row(view, name)
+
+
+def _read(source: TextIO) -> str:
+    try:
+        return str(source.read())
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"--from: byte {error.start} is not UTF-8, so it is no JSON; nothing was changed"
+        ) from None
 
 
 async def _forget_marks(keys: KeyValues, view: ClusterView, name: str) -> None:

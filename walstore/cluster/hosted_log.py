@@ -180,7 +180,7 @@ class HostedLog:
                     await self._view_catches_up()
                     return
             except WalError as error:
-                logger.warning("%s cannot be claimed: %s", self.name, error)
+                self._warn(f"{self.name} cannot be claimed: {error}")
                 await member.clock.sleep(_PAUSE_SECONDS)
                 return
             async with asyncio.TaskGroup() as leaving:
@@ -243,9 +243,7 @@ class HostedLog:
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
-                if self._trouble != str(error):  # it is tried again and again
-                    self._trouble = str(error)
-                    logger.warning("%s cannot be led: %s", self.name, error)
+                self._warn(f"{self.name} cannot be led: {error}")
                 return None
             assert plan.primary is not None
             return wal, plan.primary
@@ -259,6 +257,12 @@ class HostedLog:
             giving_up.cancel()
             task.cancel()
         return None if task.cancelled() else task.result()
+
+    def _warn(self, trouble: str) -> None:
+        """Log why the log is not led from here, once: it is tried again and again."""
+        if self._trouble != trouble:
+            self._trouble = trouble
+            logger.warning("%s", trouble)
 
     def _is_held(self, claim: Leadership) -> bool:
         """Whether others see the claim for certain, so that none of them begins to take over."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
@@ -20,8 +21,9 @@ from walstore.errors import (
     WalError,
 )
 from walstore.ports import Clock
+from walstore.replication.copy_trouble import printable
 from walstore.topology import documents
-from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, check_log_name
+from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, Synced, check_log_name
 from walstore.topology.in_time import within
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
 from walstore.wire.address import parse_address
@@ -149,16 +151,22 @@ class ClusterView:
                 case documents.LOGS:
                     _put(self.specs, check_log_name(name), item, LogSpec.decode)
                 case documents.LEADERS:
-                    _put(self.leaders, check_log_name(name), item, Leader.decode)
+                    _put(self.leaders, check_log_name(name), item, _decode_leader)
                 case documents.MEMBERS:
-                    parse_address(name)
+                    _check_member(name)
                     _put(self.members, name, item, Member.decode)
+                case documents.REMOVED:  # read when it is needed
+                    _put({}, check_log_name(name), item, LogSpec.decode)
+                case documents.SYNCED:
+                    _put({}, check_log_name(name), item, Synced.decode)
+                case other:
+                    raise InvalidSettingsError(f"there are no keys below {self.prefix}{other}")
         except (CorruptionError, FormatVersionError, InvalidSettingsError) as error:
             if item is None:
                 return
-            self.left_out[key] = str(error)
-            if left_out != str(error):
-                logger.error("the key %s of the cluster is left out: %s", key, error)
+            why = self.left_out[key] = printable(f"{error}; {_advice(folder + slash, key, error)}")
+            if left_out != why:
+                logger.error("the key %s of the cluster is left out: %s", printable(key), why)
 
 
 def _put(
@@ -168,6 +176,39 @@ def _put(
         known.pop(name, None)
     else:
         known[name] = decode(item.value, item.key)
+
+
+def _decode_leader(data: bytes, key: str) -> Leader:
+    found = Leader.decode(data, key)
+    if found.address:  # clients are sent there
+        parse_address(found.address)
+    return found
+
+
+def _check_member(name: str) -> None:
+    """Raise InvalidSettingsError unless a name is an address as machines write theirs."""
+    if str(parse_address(name)) != name or not name.isprintable():
+        raise InvalidSettingsError("no machine writes its address like that")
+
+
+_ADVICE: Final = {
+    documents.LOGS: "what was known of the log stays; write it again with 'walstore logs apply', once it is "
+    "gone: {delete}",
+    documents.LEADERS: "what was known of the leader stays, and nobody takes over; remove it: {delete}",
+    documents.MEMBERS: "it counts as no machine; remove it: {delete}",
+    documents.REMOVED: "a log is not made again under that name before it is gone: {delete}",
+    documents.SYNCED: "the leader of the log writes it again; until then it tells of no copy that was "
+    "put back from an older state",
+}
+"""What to do about a key that cannot be used, by its folder."""
+
+
+def _advice(folder: str, key: str, error: Exception) -> str:
+    if isinstance(error, FormatVersionError):
+        return "update walstore on this machine"
+    delete = f"etcdctl del {shlex.quote(key)}"
+    other = "nothing uses it; a newer version may, or else remove it: {delete}"
+    return _ADVICE.get(folder, other).format(delete=delete)
 
 
 async def removed_spec(keys: KeyValues, name: str, prefix: str = PREFIX) -> LogSpec | None:

@@ -177,10 +177,10 @@ def _measure_by_walk(
     path = directory / segment.file_name(starts[-1])
     with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
-        limit, index = _walk_last(file, path, hint, header)
+        limit, index, epoch = _walk_last(file, path, hint, header)
     return LogBounds(
         log_id=header.log_id,
-        epoch=max(header.epoch, hint.epoch if hint is not None else 0),
+        epoch=max(epoch, hint.epoch if hint is not None else 0),
         head=_head(None, hint, starts),
         limit=limit,
         written_limit=limit,
@@ -193,14 +193,14 @@ def _measure_by_walk(
 
 def _walk_last(
     file: File, path: Path, hint: Checkpoint | None, header: SegmentHeader
-) -> tuple[int, SegmentIndex]:
-    """Return where the last segment's records end, and its index.
+) -> tuple[int, SegmentIndex, int]:
+    """Return where the last segment's records end, its index, and the epoch of its last frame.
 
     Records that had been synced and are damaged count: a reader that gets there reports the damage.
     """
     footer = read_last_footer(file, header.start, path)
     if footer is not None:
-        return footer[0].limit, footer[1]
+        return footer[0].limit, footer[1], header.epoch
     index = SegmentIndex()
     chain = Chain(header.start, header.previous_crc, 0, header.epoch)
     end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
@@ -208,8 +208,8 @@ def _walk_last(
     rest = memoryview(file.pread(used_limit(file, end) - end, end))
     verdict, _ = judge(rest, chain, evidence, position=end, header=header)
     if verdict is not Verdict.CORRUPT:
-        return chain.next_offset, index
-    return max(chain.next_offset + 1, evidence.durable_limit), index
+        return chain.next_offset, index, chain.epoch
+    return max(chain.next_offset + 1, evidence.durable_limit), index, chain.epoch
 
 
 def _head(cell: DurableCell | None, hint: Checkpoint | None, starts: list[int]) -> int:

@@ -32,6 +32,15 @@ _OF_THE_COPY: Final = (
 """What is wrong with a copy itself. All else is between it and its primary, which may be an old one."""
 
 
+def printable(what: object) -> str:
+    """Return what others wrote for the log: printable characters, and not too many."""
+    text = str(what)
+    shown = "".join(
+        one if one.isprintable() else ascii(one)[1:-1] for one in text[:_MOST_CHARACTERS]
+    )
+    return shown if len(text) <= _MOST_CHARACTERS else f"{shown}…"
+
+
 class CopyTrouble:
     """Why one copy does not count."""
 
@@ -44,8 +53,7 @@ class CopyTrouble:
 
     def keep(self, why: object) -> None:
         """Keep a reason without logging it."""
-        text = str(why)[:_MOST_CHARACTERS]
-        self.text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+        self.text = printable(why)
 
     def note(self, why: object) -> None:
         """Keep a reason; it is logged unless it was the last one that was."""

@@ -26,11 +26,12 @@ from walstore.errors import (
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.locks import lock_copies, this_process
 from walstore.files.posix import PosixFileSystem
-from walstore.format.packed import MOST_OFFSET
 from walstore.ports import Clock, FileSystem, Lock
 from walstore.replication.copy_log import CopyLog
+from walstore.replication.copy_look import LOOK, look_at_copy
 from walstore.replication.copy_trouble import CopyTroubles
 from walstore.replication.held_replica import LOOK_SECONDS, HeldReplica
+from walstore.replication.messages import check_message
 from walstore.replication.position import Place
 from walstore.replication.promise import Promise
 from walstore.runtime.clock import SystemClock
@@ -40,7 +41,6 @@ from walstore.runtime.tasks import run_to_end, start_task
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import check_log_name
 from walstore.validation.arguments import as_directory
-from walstore.wire.arguments import check_arguments
 
 logger = logging.getLogger("walstore")
 
@@ -119,14 +119,14 @@ class ReplicaNode(MustClose):
     ) -> Callable[[], Awaitable[Any]]:
         """Not for callers: return what does what a primary asks for, and returns the answer.
 
-        A write is begun by this, so that it is done in the order of the calls.
+        A write is begun by this, so that it is done in the order of the calls. InvalidSettingsError, with
+        nothing done, for a call that no primary sends.
         """
-        handler = VERBS.get(verb) if isinstance(verb, str) else None
-        if handler is None:
-            raise ValueError(f"a node has no call {str(verb)[:100]!r}")
-        checked = _begin_write if handler is _write else handler
-        check_arguments(str(verb), checked, arguments, after=2)
-        known = self._held.get(check_log_name(name))
+        check_message(verb, name, arguments, payload.nbytes)
+        if verb == LOOK:
+            return partial(self._look_at, str(name))
+        handler = VERBS[str(verb)]
+        known = self._held.get(str(name))
         if known is not None and self._clock.monotonic() >= known.look_at:
             self._look_soon(str(name), known)
         if handler is _write and known is not None:
@@ -141,6 +141,16 @@ class ReplicaNode(MustClose):
                 return await self._noting(name, handler, call)
 
         return begin
+
+    async def _look_at(self, name: str) -> list[Any] | None:
+        """Return a packed :class:`CopyLook`, None without a copy. Nothing is made or locked for it."""
+        path = self.directory / name
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(None, look_at_copy, self._fs, path)
+        except OSError as error:
+            raise describe_open(error, path) from error
+        return None if found is None else found.pack()
 
     async def _noting(
         self, name: object, handler: object, call: Callable[[], Awaitable[Any]]
@@ -307,7 +317,7 @@ class ReplicaNode(MustClose):
         self.check_used(name)
 
 
-# -- what a primary may ask for --------------------------------------------------------------
+# -- what a primary may ask for, as ``messages.py`` has it -------------------------------------
 
 
 async def _obey(
@@ -315,17 +325,15 @@ async def _obey(
     _: memoryview,
     epoch: int,
     primary: str,
-    is_elected: Any,
-    generation: Any = 0,
-    joined: Any = 0,
+    is_elected: object,
+    generation: int = 0,
+    joined: int = 0,
 ) -> Any:
-    if not _offset(epoch) > 0 or type(primary) is not str:
-        raise ValueError("an epoch that is none")
     end = await held.copy.obey(
         epoch,
         primary,
-        generation=_offset(generation),
-        joined=_offset(joined),
+        generation=generation,
+        joined=joined,
         is_elected=bool(is_elected),
     )
     return [end.pack(), held.copy.is_whole]
@@ -336,9 +344,9 @@ async def _confirm(held: HeldReplica, _: memoryview, epoch: int, primary: str) -
     return held.copy.is_whole
 
 
-async def _show(held: HeldReplica, _: memoryview, epoch: int, primary: str, limit: Any) -> Any:
+async def _show(held: HeldReplica, _: memoryview, epoch: int, primary: str, limit: int) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    held.log.show(_offset(limit))
+    held.log.show(limit)
     await held.copy.note_floor(limit, by=Promise(epoch, primary))
     return held.log.is_watched
 
@@ -356,15 +364,14 @@ async def _frames(
     held: HeldReplica, _: memoryview, epoch: int, primary: str, start: int, begin: int = 0
 ) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    return [list(frame) for frame in await held.copy.frames(_offset(start), _offset(begin))]
+    return [list(frame) for frame in await held.copy.frames(start, begin)]
 
 
 async def _read(
-    held: HeldReplica, _: memoryview, epoch: int, primary: str, place: Any, size: int
+    held: HeldReplica, _: memoryview, epoch: int, primary: str, place: Sequence[int], size: int
 ) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    most = min(_offset(size), _MOST_READ_BYTES)
-    return await held.copy.read(Place(*map(_offset, place)), most)
+    return await held.copy.read(Place(*place), min(size, _MOST_READ_BYTES))
 
 
 async def _write(held: HeldReplica, payload: memoryview, *arguments: Any) -> Any:
@@ -376,21 +383,21 @@ def _begin_write(
     payload: memoryview,
     epoch: int,
     primary: str,
-    place: Any,
-    seals: Any,
-    shown: Any = 0,
-    checks: Any = 0,
+    place: Sequence[int],
+    seals: object,
+    shown: int = 0,
+    checks: object = 0,
 ) -> Callable[[], Awaitable[Any]]:
-    where = Place(*map(_offset, place))
-    by, limit = Promise(epoch, primary), _offset(shown)
+    where = Place(*place)
+    by = Promise(epoch, primary)
     writing = held.copy.begin_write(
-        where, [payload], seals=bool(seals), checks=bool(checks), by=by, floor=limit
+        where, [payload], seals=bool(seals), checks=bool(checks), by=by, floor=shown
     )
 
     async def answer() -> Any:
         durable = await writing
         if held.replica.promise.author == by.author:
-            held.log.show(limit)
+            held.log.show(shown)
         return [*durable, held.log.is_watched]
 
     return answer
@@ -403,18 +410,18 @@ async def _cut(
     primary: str,
     start: int,
     position: int,
-    agreed: Any = (),
-    first: Any = 0,
+    agreed: Sequence[int] = (),
+    first: int = 0,
 ) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    at = (_offset(agreed[0]), _offset(agreed[1])) if agreed else None
+    at = (agreed[0], agreed[1]) if agreed else None
     if not start:
         held.log.restart()
     await held.copy.cut(
-        _offset(start),
-        _offset(position),
+        start,
+        position,
         agreed=at,
-        first=_offset(first),
+        first=first,
         by=Promise(epoch, primary),
     )
     if (
@@ -424,9 +431,9 @@ async def _cut(
 
 
 async def _keep_hint(
-    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any
+    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Sequence[int]
 ) -> Any:
-    where = Place(*map(_offset, place))
+    where = Place(*place)
     await held.copy.keep_hint(where, bytes(payload), by=Promise(epoch, primary))
 
 
@@ -437,30 +444,23 @@ async def _check(
     primary: str,
     start: int,
     begin: int = 0,
-    most_bytes: Any = None,
+    most_bytes: int | None = None,
 ) -> Any:
     held.replica.promise.check_same(epoch, primary)
-    most = None if most_bytes is None else _offset(most_bytes)
-    return await held.copy.check(_offset(start), _offset(begin), most)
+    return await held.copy.check(start, begin, most_bytes)
 
 
 async def _mend(
-    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Any
+    held: HeldReplica, payload: memoryview, epoch: int, primary: str, place: Sequence[int]
 ) -> Any:
-    where = Place(*map(_offset, place))
+    where = Place(*place)
     return await held.copy.mend(where, bytes(payload), by=Promise(epoch, primary))
 
 
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
-    await held.copy.trim(_offset(head), by=Promise(epoch, primary))
+    await held.copy.trim(head, by=Promise(epoch, primary))
     if held.log.is_watched:
         held.log.note_head((await held.copy.extents())[0].start)
-
-
-def _offset(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_OFFSET:
-        raise ValueError(f"not a place in a log: {str(value)[:100]}")
-    return value
 
 
 VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {

@@ -316,7 +316,7 @@ class Replica:
                 self._fs.sync_directory(self._directory)
         if position and start in starts:
             with contextlib.closing(self._fs.open(self._path(start), "r+")) as file:
-                file.truncate(max(position, HEADER_BYTES))
+                file.truncate(max(min(position, file.size()), HEADER_BYTES))  # it never grows
                 file.datasync()
         self.end = self._recover()
 

@@ -524,7 +524,7 @@ class ClientConnection(asyncio.Protocol):
         }
         if head.get("service") == SERVICE:
             node = self._owner.replicas()
-            self._service = NodeService(node)
+            self._service = NodeService(node, self.peer)
             return {**welcome, "node": node.tag}
         if head.get("service") == LIST_SERVICE:
             self._service = EmptyService()

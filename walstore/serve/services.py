@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from walstore.cluster.stored_logs import StoredLog
-from walstore.errors import AccessDeniedError
+from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.replication.copy_log import CopyLog
@@ -24,6 +25,8 @@ from walstore.serve.transactions import ServedTransactions
 from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
 from walstore.wire.registers import next_registers
+
+logger = logging.getLogger("walstore")
 
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
 _ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
@@ -253,8 +256,11 @@ class NodeService:
     is_over = False
     log = None
 
-    def __init__(self, node: ReplicaNode) -> None:
+    def __init__(self, node: ReplicaNode, peer: str) -> None:
+        """``peer`` names the other side in the log."""
         self._node = node
+        self._peer = peer
+        self._told = ""
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -262,7 +268,14 @@ class NodeService:
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`. What a primary asked for is done also if its connection is lost."""
-        return Asked(self._node.call(message.payload, name, *arguments), "replica", is_kept=True)
+        try:
+            begin = self._node.call(message.payload, name, *arguments)
+        except InvalidSettingsError as error:
+            if str(error) != self._told:  # it may try again and again
+                self._told = str(error)
+                logger.warning("%s sent %s", self._peer, error)
+            raise
+        return Asked(begin, "replica", is_kept=True)
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
+from walstore.format.packed import MOST_OFFSET
 from walstore.settings import Settings
 from walstore.validation.arguments import as_count, as_mapping, as_text
 
@@ -31,6 +32,8 @@ LEADERS: Final = "leaders/"
 MEMBERS: Final = "members/"
 SYNCED: Final = "synced/"
 MOST_COPIES: Final = 16
+MOST_GENERATION: Final = MOST_OFFSET >> 1
+"""Of a list of copies that an operator gives: lists that follow have higher ones."""
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LABEL: Final = re.compile(r"[A-Za-z0-9_./-]{1,100}")
@@ -99,9 +102,9 @@ class LogSpec(NamedTuple):
         if self.quorum is not None:
             # Less than half of the copies could not be taken over safely while their list changes.
             as_count(self.quorum, "quorum", low=self.replicas // 2 + 1, high=self.replicas)
-        as_count(self.generation, "generation")
+        as_count(self.generation, "generation", high=MOST_GENERATION)
         for number in as_mapping(self.joined, "joined must map addresses to numbers").values():
-            as_count(number, "a generation", low=0)
+            as_count(number, "a generation of joined", low=0, high=MOST_GENERATION)
         copies = [as_text(one, "an address") for one in self.copies]
         is_list = type(self.copies) is tuple and all(copies)
         if not is_list or len(set(copies)) < len(copies) or len(copies) > MOST_COPIES:

@@ -46,9 +46,11 @@ class Leadership:
         """Whether the claim was seen, with the lease that the session has now."""
         return self.value is not None and self._lease == self._session.lease != 0
 
-    async def take(self, value: Leader) -> Leader | None:
+    async def take(self, value: Leader, *, is_again: bool = False) -> Leader | None:
         """Claim the log; return None if that worked, else the present leader.
 
+        ``is_again``: this claim was held. Another one that has the lease of this session is an earlier one of
+        this program, since a program has one claim at a time: the store was set back to it. It is replaced.
         OutcomeUnknownError if it is not known what the store did: call again. StorageUnavailableError;
         LeaseLostError, CorruptionError.
         """
@@ -57,21 +59,32 @@ class Leadership:
             lease = self._session.lease
             if not lease:
                 raise LeaseLostError("this machine has no lease now", lease=0)
-            try:
-                swap = await self._keys.swap(self._key, value.encode(), expected=0, lease=lease)
-            except OutcomeUnknownError as unknown:
-                found = await self._read(unknown)
-                if found is None:
-                    raise
-            else:
-                found = swap.found
-            if found is None:
-                raise OutcomeUnknownError(f"the leader at {self._key!r} changed; call again")
-            leader = Leader.decode(found.value, self._key)
+            found, leader = await self._swap(value, lease, expected=0)
+            if leader.tag != self.tag and is_again and found.lease == lease:
+                logger.warning(
+                    "the store was set back: it had an earlier claim of this program at %s, and has the "
+                    "present one again",
+                    self._key,
+                )
+                found, leader = await self._swap(value, lease, expected=found.revision)
             if leader.tag != self.tag:
                 return leader
             self._hold(found, leader)
             return None
+
+    async def _swap(self, value: Leader, lease: int, *, expected: int) -> tuple[KeyValue, Leader]:
+        """Write a claim if the key is as expected; return what is there then. As :meth:`take` raises."""
+        try:
+            swap = await self._keys.swap(self._key, value.encode(), expected=expected, lease=lease)
+        except OutcomeUnknownError as unknown:
+            found = await self._read(unknown)
+            if found is None:
+                raise
+        else:
+            found = swap.found
+        if found is None:
+            raise OutcomeUnknownError(f"the leader at {self._key!r} changed; call again")
+        return found, Leader.decode(found.value, self._key)
 
     async def publish(self, value: Leader) -> bool:
         """Change what others see; False if the claim is not held any more. Errors as of :meth:`take`."""
@@ -115,10 +128,11 @@ class Leadership:
         """Publish each change of ``current()``, looked at every ``pause_seconds``, until cancelled.
 
         After a lost lease the claim is taken again, unless another program leads by then. The primary
-        of such a log learns it from the copies. The same when the store was set back to an earlier state:
-        ``seen()`` returns what others see; without it the key is read every second.
+        of such a log learns it from the copies. The same when the store was set back to an earlier state,
+        also to an earlier claim of this program: ``seen()`` returns what others see; without it the key is
+        read every second.
         """
-        looked = clock.monotonic()
+        looked, told = clock.monotonic(), ""
         while True:
             value, lease = current()._replace(tag=self.tag), self._session.lease
             try:
@@ -127,11 +141,13 @@ class Leadership:
                     looked = clock.monotonic()
                     await self._look()
                 if lease and self.value is None:
-                    await self.take(value)
+                    await self.take(value, is_again=True)
                 elif lease and (self.value, self._lease) != (value, lease):
                     await self.publish(value)
             except WalError as error:
-                logger.warning("the leader at %s is not published: %s", self._key, error)
+                if told != str(error):
+                    told = str(error)
+                    logger.warning("the leader at %s is not published: %s", self._key, error)
             await clock.sleep(pause_seconds)
 
     async def leave(self) -> None:

@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clocks import ImpatientClock
 from tests.uploader.conftest import (  # noqa: F401 - fixtures
     aws_environment,
     s3_admin,
@@ -26,7 +27,10 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_url,
 )
 from walstore import Settings, Wal
+from walstore.cli import cluster, cluster_adopt
 from walstore.cli.app import run
+from walstore.topology.key_values import KeyValues
+from walstore.topology.memory import MemoryKeyValues
 
 SMALL = Settings(segment_bytes=64 << 10, checkpoint_bytes=64 << 10)
 
@@ -75,6 +79,26 @@ def cli(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPa
         return Done(code, captured.out, captured.err.decode())
 
     return run_one
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryKeyValues:
+    """What command lines find in etcd, whatever address they give. Machines have a store of their own."""
+    made = MemoryKeyValues()
+
+    @asynccontextmanager
+    async def open_keys(_: str) -> AsyncIterator[KeyValues]:
+        yield made.client()
+
+    monkeypatch.setattr(cluster, "open_keys", open_keys)
+    monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "etcd://127.0.0.1:1")
+    return made
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let command lines that ask machines of a cluster not wait for those that are not there."""
+    monkeypatch.setattr(cluster_adopt, "SystemClock", ImpatientClock)
 
 
 async def fill(path: Path, *, records: int = 100, start: int = 1) -> None:

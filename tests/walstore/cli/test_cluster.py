@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,22 +15,11 @@ from uploader import CloudTier
 from walstore import Wal
 from walstore.cli import cluster
 from walstore.topology.documents import Leader, LogSpec, Member, Synced
-from walstore.topology.key_values import KeyValues, Swap
+from walstore.topology.key_values import Swap
 from walstore.topology.memory import MemoryKeyValues
 
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> MemoryKeyValues:
-    """The store of all command lines of a test, whatever address they give."""
-    made = MemoryKeyValues()
-
-    @asynccontextmanager
-    async def open_keys(_: str) -> AsyncIterator[KeyValues]:
-        yield made.client()
-
-    monkeypatch.setattr(cluster, "open_keys", open_keys)
-    monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "etcd://127.0.0.1:1")
-    return made
+ADOPT = ("--adopt", "--give-up-records", "--confirm")
+"""No machine has anything; see test_cluster_adopt.py."""
 
 
 def spec(store: MemoryKeyValues, name: str = "orders") -> LogSpec:
@@ -175,11 +162,12 @@ def test_specs_from_a_file(cli: Cli, store: MemoryKeyValues) -> None:
     assert store.get("walstore/logs/c") is None
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_list_of_copies_that_a_store_has_forgotten_is_adopted(
     cli: Cli, store: MemoryKeyValues
 ) -> None:
     """Etcd was set back: it has generation 2 of the list, and the copies know 3."""
-    a, b, c, d = (f"tls://{letter}:1" for letter in "abcd")
+    a, b, c, d = (f"unix:///nowhere/{letter}" for letter in "abcd")
     newer = LogSpec(copies=(a, b, d), generation=3, joined={d: 3})
     put(store, "walstore/logs/orders", newer.encode())
     (row,) = cli("logs", "list", "--json").json["logs"]
@@ -190,7 +178,7 @@ def test_a_list_of_copies_that_a_store_has_forgotten_is_adopted(
     refused = cli("logs", "apply", "--from", "-", stdin=line)
     assert (refused.code, "--adopt" in refused.error) == (1, True), refused.error
     assert spec(store) == older
-    assert cli("logs", "apply", "--from", "-", "--adopt", stdin=line).code == 0
+    assert cli("logs", "apply", "--from", "-", *ADOPT, stdin=line).code == 0
     assert spec(store) == newer
     for wrong in ({**row, "generation": 2, "copies": [a, b, c]}, {**row, "copies": [a, b, c]}):
         for options in ((), ("--adopt",)):
@@ -201,38 +189,65 @@ def test_a_list_of_copies_that_a_store_has_forgotten_is_adopted(
     assert "goes with --from" in cli("logs", "apply", "orders", "--adopt").error
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_second_copy_that_is_adopted_is_said_to_be_new_or_not(
     cli: Cli, store: MemoryKeyValues
 ) -> None:
     """If it is new, the first one leads with what it has, whatever other copies there were."""
-    put(store, "walstore/logs/orders", LogSpec(2, copies=("tls://a:1",), generation=3).encode())
-    line = {"name": "orders", "copies": ["tls://a:1", "tls://b:1"], "generation": 6}
+    put(
+        store,
+        "walstore/logs/orders",
+        LogSpec(2, copies=("unix:///nowhere/a",), generation=3).encode(),
+    )
+    line = {"name": "orders", "copies": ["unix:///nowhere/a", "unix:///nowhere/b"], "generation": 6}
     done = cli("logs", "apply", "--from", "-", "--adopt", stdin=json.dumps(line).encode())
-    assert "no copy of 'orders' at tls://b:1; say with \"joined\"" in done.error
-    for joined in ({}, {"tls://b:1": 6}):
+    assert "no copy of 'orders' at unix:///nowhere/b; say with \"joined\"" in done.error
+    for joined in ({}, {"unix:///nowhere/b": 6}):
         line |= {"joined": joined, "generation": line["generation"] + 1}  # type: ignore[operator]
         for _ in range(2):
             given = json.dumps(line).encode()
-            assert cli("logs", "apply", "--from", "-", "--adopt", stdin=given).code == 0
+            assert cli("logs", "apply", "--from", "-", *ADOPT, stdin=given).code == 0
         assert spec(store).joined == joined
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x", "line 1 is no spec"),
-        ("[]", "line 1 is no spec"),
-        ('\n{"replicas": 3}', "line 2 is no spec"),
-        ('{"name": "../a"}', "1 to 100 letters"),
-        ('{"name": "a"}\n{"name": "a"}', "is there twice"),
-        ('{"name": "a", "labels": 7}', "labels"),
-        ('{"name": "a", "replicas": "three"}', "replicas"),
+        ("x", "line 1 is no spec of a log: Expecting value"),
+        ("[]", "line 1 is no spec of a log: it is no JSON object"),
+        ("[" * 200_000, "line 1 is no spec of a log"),
+        ('\n{"replicas": 3}', 'line 2 is no spec of a log: it has no "name"'),
+        (
+            '{"name": "../a"}',
+            "line 1 is no spec of a log: the name of a replicated log has 1 to 100",
+        ),
+        ('{"name": 7}', "line 1 is no spec of a log: the name of a replicated log must be"),
+        ('{"name": "a"}\n{"name": "a"}', "line 2: the log 'a' is there twice, in line 1, too"),
+        ('{"name": "a", "replica": 3}', "line 1 is no spec of a log: it has a field 'replica'"),
+        ('{"name": "a", "labels": 7}', "line 1, log 'a': labels"),
+        ('{"name": "a", "replicas": "three"}', "line 1, log 'a': replicas"),
+        ('{"name": "a"}\n{"name": "b", "replicas": 0}', "line 2, log 'b': replicas"),
+        ('{"name": "a", "copies": "tls://a:1"}', "line 1, log 'a': copies must be a list"),
+        ('{"name": "a", "copies": ["x"]}', "line 1, log 'a': not an address"),
+        ('{"name": "a", "copies": ["tls://a:1"], "generation": "2"}', "log 'a': generation must"),
+        ('{"name": "a", "copies": ["tls://a:1"], "generation": 1e3}', "log 'a': generation must"),
+        (f'{{"name": "a", "copies": ["tls://a:1"], "generation": {1 << 62}}}', "log 'a': gener"),
+        ('{"name": "a", "copies": ["tls://a:1"], "joined": [1]}', "log 'a': joined must map"),
+        ('{"name": "a", "copies": ["tls://a:1"], "joined": {"x": -1}}', "log 'a': a generation"),
+        ('{"name": "a", "preferred": "tls://b:1"}', "log 'a': tls://b:1 has no copy"),
+        (b'{"name": "a\xff"}', "byte 11 is not UTF-8"),
     ],
     ids=case,
 )
-def test_specs_that_are_none(cli: Cli, store: MemoryKeyValues, text: str, said: str) -> None:
-    done = cli("logs", "apply", "--from", "-", stdin=text.encode())
+@pytest.mark.parametrize("option", [(), ("--adopt", "--confirm")], ids=case)
+def test_specs_that_are_none(
+    cli: Cli, store: MemoryKeyValues, text: str | bytes, said: str, option: tuple[str, ...]
+) -> None:
+    """One line names the line and the log, and says what to do; nothing is changed."""
+    given = text if isinstance(text, bytes) else text.encode()
+    done = cli("logs", "apply", "--from", "-", *option, stdin=given)
     assert (done.code, said in done.error) == (1, True), done.error
+    assert "nothing was changed" in done.error
     assert store.revision == 1
 
 

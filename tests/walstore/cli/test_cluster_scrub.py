@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,10 @@ from tests.walstore.cluster.machines import Machine, Machines
 from tests.walstore.replication.test_damage import fill
 from tests.walstore.replication.test_healing import flip
 from walstore import Wal
-from walstore.cli import cluster
 from walstore.topology.documents import PREFIX, Leader, LogSpec
-from walstore.topology.key_values import KeyValues
 from walstore.topology.memory import MemoryKeyValues
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> MemoryKeyValues:
-    """What command lines find in etcd, whatever address they give. The machines have a store of their own."""
-    made = MemoryKeyValues()
-
-    @asynccontextmanager
-    async def open_keys(_: str) -> AsyncIterator[KeyValues]:
-        yield made.client()
-
-    monkeypatch.setattr(cluster, "open_keys", open_keys)
-    monkeypatch.setenv(cluster.CLUSTER_VARIABLE, "etcd://127.0.0.1:1")
-    return made
 
 
 def put(store: MemoryKeyValues, folder: str, value: bytes) -> None:

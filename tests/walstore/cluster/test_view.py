@@ -17,7 +17,7 @@ from walstore.topology.documents import Leader, LogSpec, Member
 from walstore.topology.memory import MemoryClient, MemoryKeyValues
 
 SPEC = LogSpec(labels={"env": "prod"})
-LEADER = Leader("tls://a", "t", 1)
+LEADER = Leader("tls://a:1", "t", 1)
 MEMBER = Member("unix:///run/a.sock", "t", "zone")
 NEWER = b'{"version": 2}'
 

@@ -52,7 +52,13 @@ class Program:
         self.client = client
         self.session = session
         self.claim = Leadership(client, KEY, session, name.encode)
+        self._name = name
         self._store = store
+
+    def begin_again(self) -> None:
+        """Forget the claim, and have another one with the same lease: the log was opened again."""
+        self._name += "+"
+        self.claim = Leadership(self.client, KEY, self.session, self._name.encode)
 
     async def take(self) -> Leader | None:
         return await self.claim.take(self.value)

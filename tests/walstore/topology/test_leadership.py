@@ -157,6 +157,53 @@ async def test_after_a_lost_lease_another_program_is_left_alone(
         assert one.leads
 
 
+@pytest.mark.parametrize("fates", [[], ["", "lost"], ["", "dropped"], ["lost"]])
+async def test_an_earlier_claim_of_this_program_that_comes_back_is_replaced(
+    store: MemoryKeyValues, clock: ManualClock, one: Program, other: Program, fates: list[str]
+) -> None:
+    """The store was set back to a time when the same program led, with the same lease."""
+    await one.take()
+    saved = store.save()
+    await one.claim.leave()
+    one.begin_again()
+    await one.take()
+    async with one.keeping(clock):
+        store.set_back(saved)
+        one.client.fates = list(fates)
+        await pass_seconds(clock, 3, sleepers=3)
+        assert one.leads
+    await one.claim.leave()
+    assert await other.take() is None
+
+
+async def test_an_earlier_claim_of_another_session_is_left_alone(
+    store: MemoryKeyValues, clock: ManualClock, one: Program, other: Program
+) -> None:
+    """Its program may run, and decides by the copies."""
+    await other.take()
+    saved = store.save()
+    await other.claim.leave()
+    await one.take()
+    async with one.keeping(clock):
+        store.set_back(saved)
+        await pass_seconds(clock, 3, sleepers=3)
+        assert not one.leads
+        assert one.claim.value is None
+    found = store.get(KEY)
+    assert found is not None
+    assert found.lease == other.session.lease
+
+
+async def test_a_first_take_replaces_no_claim_of_this_session(
+    store: MemoryKeyValues, one: Program
+) -> None:
+    """It may not be given up yet; the machine removes a stale one before it tries."""
+    await one.take()
+    first = one.claim
+    one.begin_again()
+    assert await one.take() == first.value
+
+
 @pytest.mark.parametrize("fates", [[], ["lost"]])
 async def test_a_leave_is_seen(one: Program, other: Program, fates: list[str]) -> None:
     await one.take()
