@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 from walstore.files.frame_stream import FrameStream
 from walstore.format.segment import HEADER_BYTES, decode_header
-from walstore.replication.copies import READ_BYTES, SourceCopy
+from walstore.replication.copies import SourceCopy
 from walstore.replication.own_source import OwnSource
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy
-from walstore.replication.whole_source import is_same_there
+from walstore.replication.whole_source import is_same_there, read_whole
 from walstore.runtime.tasks import start_task
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ async def _whole_frames(source: SourceCopy, extent: SegmentExtent, place: Place)
         stream = FrameStream.behind("a copy", extent.start, header.salt, begin)
     while stream.boundary <= max(begin, HEADER_BYTES):
         at = begin + len(data)
-        found = await source.read(place._replace(position=at), min(READ_BYTES, extent.size - at))
+        found = await read_whole(source, place._replace(position=at), extent.size - at)
         if not found:
             break
         stream.feed(found)
