@@ -65,6 +65,8 @@ class ReplicaHistory:
         self.allocator = Allocator(self)
         self.disks = Disks(self)
         self.calls = Calls(self.loop.time)
+        self.log: dict[int, bytes] = {}
+        """What is in the log in the end."""
 
     @property
     def is_damaged(self) -> bool:

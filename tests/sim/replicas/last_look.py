@@ -53,8 +53,9 @@ class LastLook:
         if any(log != self._logs[0] for log in self._logs):
             sizes = [len(log) for log in self._logs]
             history.violate(ReplicaViolationError("equal", f"{sizes} records"))
+        history.log = self._logs[0]
         if not history.rollbacks:
-            wrong = problems(history.calls.history(), self._logs[0])
+            wrong = problems(history.calls.history(), history.log)
             if wrong:
                 history.violate(ReplicaViolationError("in-order", f"{wrong[:3]} of {len(wrong)}"))
 
