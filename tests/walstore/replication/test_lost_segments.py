@@ -302,3 +302,24 @@ async def test_what_retention_deleted_does_not_come_back_at_a_copy(cluster: Clus
     await until(lambda: wal.statistics().scrub != before)
     assert not first.exists()
     await wal.aclose()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_copy_gets_a_segment_of_many_parts_again(cluster: Cluster, is_known: bool) -> None:
+    """It was removed while its node had the copy, or before."""
+    wal = await cluster.primary(
+        0, settings=Settings(segment_bytes=4 << 20, cache_bytes=0), scrub_seconds=0.01
+    )
+    for at in range(10):
+        await wal.append(bytes([at]) * (900 << 10))
+    await caught_up(cluster, wal, 1, 2)
+    lost = segments(cluster, 1)[0]
+    whole = lost.read_bytes()
+    if not is_known:
+        await cluster.machines[1].stop()
+    lost.unlink()
+    if not is_known:
+        await cluster.machines[1].start()
+    await until(lambda: lost.exists())
+    assert lost.read_bytes() == whole
+    await wal.aclose()
