@@ -32,6 +32,7 @@ from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.history import History
 from tests.sim.replicas import history as replica_history
 from tests.sim.replicas import plan as replica_plan
+from tests.sim.replicas.rules import REPLICA_RULES
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
 
@@ -72,7 +73,7 @@ REPLICAS: Final = Kind(
     replica_plan.draw,
     replica_history.ReplicaHistory,
     replica_history.happenings,
-    replica_history.REPLICA_RULES,
+    REPLICA_RULES,
 )
 CLOUD: Final = Kind(" --cloud", cloud_plan.draw, CloudHistory, cloud_events.events, CLOUD_RULES)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from tests.effort import EFFORT, first_seed, some
+from tests.histories import Checker
 from tests.sim.replicas.history import ReplicaHistory, simulate
 from tests.sim.replicas.plan import draw
+from tests.sim.replicas.rules import REPLICA_RULES
 from tests.sim.rules import ViolationError
 from walstore import Replication
-from walstore.replication import primary, takeover
+from walstore.replication import healing, primary, takeover
 from walstore.replication.promise import Promise
 from walstore.replication.replica import Replica
 from walstore.topology import session
@@ -42,6 +45,21 @@ def test_a_seed_is_always_the_same_history() -> None:
         traces.append(history.trace)
     assert len(traces[0]) > 20
     assert traces[0] == traces[1]
+
+
+def assert_found(seeds: Iterable[int], rule: str | None = None, **plan: Any) -> None:
+    """Assert that one of the seeds breaks a rule, the first one that does this rule."""
+    found = next(filter(None, (_broken(seed, plan) for seed in seeds)), "nothing was found")
+    assert found in REPLICA_RULES
+    assert rule in (None, found)
+
+
+def _broken(seed: int, plan: Mapping[str, Any]) -> str | None:
+    try:
+        simulate(seed, **plan)
+    except ViolationError as violation:
+        return violation.rule
+    return None
 
 
 def _first_reached(values: list[int], _: int) -> int:
@@ -92,12 +110,75 @@ def test_a_defect_is_found(
     owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    for seed in range(60):
-        try:
-            simulate(seed, **_FAULTS)
-        except ViolationError:
-            return
-    raise AssertionError("nothing was found")
+    assert_found(range(60), **_FAULTS)
+
+
+@pytest.mark.slow
+def test_calls_have_an_order(check_history: Checker) -> None:
+    """Appends, refusals and reads of all programs, as another checker sees them, too."""
+    first = first_seed("calls of replicated logs")
+    for seed in range(first, first + some(20)):
+        history = simulate(seed, **_FAULTS)
+        assert check_history(history.calls.history(), history.log) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (primary, "quorum_value", _first_reached),
+        (primary.Primary, "check_current", _goes_on_alone),
+    ],
+)
+def test_calls_without_an_order_are_found(
+    owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the calls alone."""
+    monkeypatch.setattr(owner, name, broken)
+    ignored = tuple(REPLICA_RULES.keys() - {"in-order"})
+    assert_found(range(60), rule="in-order", **_FAULTS, ignored=ignored)
+
+
+_DAMAGED: dict[str, Any] = {
+    **_FAULTS,
+    "acts": (
+        *("flip", "flip", "spoil", "lose a segment", "lose a segment"),
+        *("kill", "power", "promote", "usurp", "cut off"),
+    ),
+    "grows": False,
+    "scrub_seconds": 3.0,
+}
+"""A plan in which files of copies are damaged often."""
+
+
+@pytest.mark.slow
+def test_copies_whose_files_are_damaged() -> None:
+    first = first_seed("copies whose files are damaged")
+    for seed in range(first, first + some(20)):
+        simulate(seed, **_DAMAGED)
+
+
+def _is_between(replica: Replica, start: int) -> bool:
+    return replica.end.first <= start < replica.end.place.segment
+
+
+async def _does_not_help(*_: Any, **__: Any) -> bool:
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (Replica, "_is_lost", _is_between),  # its oldest segments do not come again
+        (healing.Healer, "heal", _does_not_help),
+    ],
+)
+def test_a_defect_of_repairs_is_found(
+    owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    assert_found(range(40), rule="whole", **_DAMAGED)
 
 
 @pytest.mark.slow
@@ -105,12 +186,7 @@ def test_a_lease_that_is_thought_to_last_is_found(monkeypatch: pytest.MonkeyPatc
     """By a primary that is cut off from the store, too: it sees nothing of the next claim."""
     monkeypatch.setattr(session, "_CERTAIN", 10.0)
     plan = {**_FAULTS, "acts": ("cut off", "usurp"), "has_topology": True}
-    for seed in range(60):
-        try:
-            simulate(seed, **plan)
-        except ViolationError:
-            return
-    raise AssertionError("nothing was found")
+    assert_found(range(60), **plan)
 
 
 _LISTS: dict[str, Any] = {
@@ -138,12 +214,7 @@ def test_a_defect_of_lists_is_found(ignored: str, monkeypatch: pytest.MonkeyPatc
         return obey(replica, *arguments, **{**options, ignored: harmless})
 
     monkeypatch.setattr(Replica, "obey", careless)
-    for seed in range(40):
-        try:
-            simulate(seed, **_LISTS)
-        except ViolationError:
-            return
-    raise AssertionError("nothing was found")
+    assert_found(range(40), **_LISTS)
 
 
 @pytest.mark.slow
@@ -197,12 +268,7 @@ def test_a_defect_of_growing_is_found(
     if EFFORT < 1:
         pytest.skip("it may take minutes until a seed finds it: at full effort")
     monkeypatch.setattr(owner, name, broken)
-    for seed in range(200):
-        try:
-            simulate(seed, **_GROWING, ignored=("heals",))
-        except ViolationError:
-            return
-    raise AssertionError("nothing was found")
+    assert_found(range(200), **_GROWING, ignored=("heals",))
 
 
 _ROLLBACKS: dict[str, Any] = {
@@ -262,9 +328,4 @@ def test_a_defect_of_copies_that_are_put_back_is_found(
     if EFFORT < 1:
         pytest.skip("it may take minutes until a seed finds it: at full effort")
     monkeypatch.setattr(owner, name, _nothing)
-    for seed in range(first, first + 100):
-        try:
-            simulate(seed, **plan)
-        except ViolationError:
-            return
-    raise AssertionError("nothing was found")
+    assert_found(range(first, first + 100), **plan)

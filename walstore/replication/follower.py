@@ -13,12 +13,12 @@ from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
 from walstore.replication.copy_marks import put_back
 from walstore.replication.copy_trouble import CopyTrouble
-from walstore.replication.position import Place
+from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.wire.address import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from walstore.ports import Buffer
     from walstore.replication.primary import Primary
@@ -33,6 +33,9 @@ _MOST_HINT_BYTES: Final = 8 << 20
 _LAST_PLACE: Final = Place(MOST_OFFSET, 0, 0)
 _BEAT_SECONDS: Final = 0.5
 """How long nothing is sent to a node until it is asked whether it still obeys."""
+_CHECKED_AT_ONCE: Final = 16
+_CHECKED_BYTES: Final = 512 << 20
+"""A node whose primary is gone reads so much yet, before it answers the next one."""
 
 
 class Follower:
@@ -134,22 +137,64 @@ class Follower:
                 primary.source, copy, end, log_id=primary.log_id, replaces=is_whole
             )
             if not is_whole:
-                # A copy with damage is no second one.
-                for extent in await copy.extents():
-                    await primary.source.check_copy(self, copy, extent.start)
+                await self._check_all(copy)
                 await primary.admit(copy)
             self._copy = copy
             self.limit = min(self.limit, self._place.segment)  # what it had was cut, maybe
             self._note(self._place)
             self._trouble.end()
             self._is_stuck = False
-            await self._stream(copy)
+            raise await self._stream_and_complete(copy, end.first)
         finally:
             self._note_mark()
             self._under_way, self._copy, self._failure = 0, None, None
             self.reached = None
             self._sent.clear()
             await client.aclose()
+
+    async def _check_all(self, copy: RemoteCopy) -> None:
+        """Check all of a new copy, and repair it: one with damage is no second one.
+
+        Several segments are asked for at once: opening may wait for this, and gives up after a while. What
+        was found to be whole the copy does not read again for the next attempt.
+        """
+        failures: list[WalError] = []
+
+        async def check(start: int) -> None:
+            try:
+                await self._primary.source.check_copy(self, copy, start)
+            except WalError as error:
+                failures.append(error)
+
+        for starts in _batches(await copy.extents()):
+            async with asyncio.TaskGroup() as checks:
+                for start in starts:
+                    checks.create_task(check(start))
+            if failures:
+                raise failures[0]
+
+    async def _stream_and_complete(self, copy: RemoteCopy, first: int) -> WalError:
+        """Send what is written until that fails, and return why; beside it complete what is older."""
+        async with asyncio.TaskGroup() as beside:
+            completing = beside.create_task(self._complete(copy, first))
+            try:
+                await self._stream(copy)
+            except WalError as error:
+                completing.cancel()
+                return error
+        raise AssertionError("sending has no end")
+
+    async def _complete(self, copy: RemoteCopy, first: int) -> None:
+        """Put the segments there that are older than its first one, the newest of them first.
+
+        It may have lost files, and counts all the same: what it lacks is replicated. What fails here the next
+        round of the scrub tries again.
+        """
+        source = self._primary.source
+        with contextlib.suppress(WalError):
+            for start in sorted(source.own.written.extents, reverse=True):
+                if start < first:
+                    await source.check_copy(self, copy, start)
 
     @property
     def _visible(self) -> int:
@@ -301,6 +346,21 @@ class Follower:
         self.serial, self.limit = max(self.serial, serial), max(self.limit, limit)
         self._primary.count()
         self._note_mark()
+
+
+def _batches(extents: Sequence[SegmentExtent]) -> Iterator[list[int]]:
+    """Yield the first offsets of the segments that a copy is asked to check at once."""
+    starts: list[int] = []
+    size_bytes = 0
+    for extent in extents:
+        if len(starts) == _CHECKED_AT_ONCE or size_bytes + extent.size > _CHECKED_BYTES:
+            if starts:
+                yield starts
+            starts, size_bytes = [], 0
+        starts.append(extent.start)
+        size_bytes += extent.size
+    if starts:
+        yield starts
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

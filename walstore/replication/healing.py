@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 from walstore.files.frame_stream import FrameStream
 from walstore.format.segment import HEADER_BYTES, decode_header
-from walstore.replication.copies import READ_BYTES, SourceCopy
+from walstore.replication.copies import SourceCopy
 from walstore.replication.own_source import OwnSource
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy
-from walstore.replication.whole_source import is_same_there
+from walstore.replication.whole_source import is_same_there, read_whole
 from walstore.runtime.tasks import start_task
 
 if TYPE_CHECKING:
@@ -172,22 +172,40 @@ class Healer:
 
         CorruptionError if that does not help, or they are damaged here, too, and everywhere else.
         """
-        mended = -1
+        first, is_read_again = -1, False
         while True:
             try:
-                return await copy.check(start, begin, most_bytes)
+                begin = await copy.check(start, begin, most_bytes)
             except CorruptionError as error:
                 extent = self.own.written.extents.get(start)
-                if extent is None or (place := _place_of(error, extent)).position <= mended:
+                if extent is None or is_read_again:
                     raise
-                mended = place.position
-                data = await _whole_frames(self, extent, place)
-                try:
-                    count = await copy.mend(place, data)
-                except ValueError:  # a node of an earlier version
-                    raise error from None
-                address = str(follower.address)
-                self._note(address, count, error, f"this machine, into the copy at {address}")
+                place = _place_of(error, extent)
+                begin = place.position + await self._mend_copy(follower, copy, extent, place, error)
+                first = place.position if first < 0 else first
+                if begin < extent.size:  # what is missing comes in parts
+                    continue
+            if first < 0 or is_read_again:
+                return begin
+            begin, is_read_again = first, True  # what the disk has now may be no better
+
+    async def _mend_copy(
+        self,
+        follower: Follower,
+        copy: RemoteCopy,
+        extent: SegmentExtent,
+        place: Place,
+        error: CorruptionError,
+    ) -> int:
+        """Put the next frames from here where a copy is damaged; return how many bytes they have."""
+        data = await _whole_frames(self, extent, place)
+        try:
+            count = await copy.mend(place, data)
+        except ValueError:  # a node of an earlier version
+            raise error from None
+        address = str(follower.address)
+        self._note(address, count, error, f"this machine, into the copy at {address}")
+        return len(data)
 
     def _note(self, address: str, count: int, error: CorruptionError, source: str) -> None:
         self.mended[address] = self.mended.get(address, 0) + count
@@ -213,7 +231,7 @@ async def _whole_frames(source: SourceCopy, extent: SegmentExtent, place: Place)
         stream = FrameStream.behind("a copy", extent.start, header.salt, begin)
     while stream.boundary <= max(begin, HEADER_BYTES):
         at = begin + len(data)
-        found = await source.read(place._replace(position=at), min(READ_BYTES, extent.size - at))
+        found = await read_whole(source, place._replace(position=at), extent.size - at)
         if not found:
             break
         stream.feed(found)

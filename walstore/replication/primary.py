@@ -178,7 +178,7 @@ class Primary:
             self.followers,
             self.clock,
             seconds=self.settings.scrub_seconds,
-            first=int.from_bytes(self.make_tag(), "big"),
+            first=int(self.tag, 16),  # random, and no draw of its own
         )
         self._spawn(self._scrub.run, f"walstore scrub of {self.name}")
         if self.marks is not None:

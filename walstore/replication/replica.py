@@ -100,6 +100,10 @@ class Replica:
         self._reads = CheckedReads(self._fs)
         self._stream: FrameStream | None = None
         """Checks what another copy read from its files."""
+        self._sound: dict[int, SegmentExtent] = {}
+        """Sealed segments that were found to be whole since this process has the copy."""
+        self._trimmed = 0
+        """Below which head its primary had segments removed."""
         drop_unfinished(self._fs, self._directory)
         hint = load_checkpoint(self._fs, self._directory)
         if hint is None and checkpoint.FILE_NAME in self._fs.list(self._directory):
@@ -134,6 +138,7 @@ class Replica:
         known = self.promise
         is_whole = known.is_whole and known.generation >= joined
         if (epoch, primary) != known.author:
+            self._trimmed = 0  # what this one's log has is not to be removed
             self._keep(Promise(epoch, primary, is_whole, generation))
             self._has_failed |= self._has_written  # another primary: trust nothing but the files
         elif is_whole != known.is_whole:
@@ -309,6 +314,7 @@ class Replica:
         self._forget_hints()
         self._forget_note()
         self._close_file()
+        self._sound = {at: one for at, one in self._sound.items() if at < start}
         starts = pick_segments(self._directory, self._fs.list(self._directory))
         for at in reversed(starts):
             if at > start or (at == start and not position):
@@ -325,6 +331,7 @@ class Replica:
 
         If these are :data:`OPEN_AT_ONCE`, call it again once they are freed: there may be more.
         """
+        self._trimmed = max(self._trimmed, head)
         unlinked: list[UnlinkedFile] = []
         starts = pick_segments(self._directory, self._fs.list(self._directory))
         try:
@@ -371,7 +378,8 @@ class Replica:
     def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where.
 
-        CorruptionError at ``begin`` for one that is missing between others.
+        A whole segment, without ``most_bytes``, is read once: a new copy counts when all of it was checked,
+        and its primary may change meanwhile. CorruptionError at ``begin`` for one that is missing.
         """
         path = self._path(start)
         try:
@@ -381,7 +389,12 @@ class Replica:
                 raise
             text = "the segment's file is missing"
             raise CorruptionError(text, path=str(path), position=begin) from None
-        return check_segment(
+        is_all = most_bytes is None and not begin and extent.is_sealed
+        if is_all and self._sound.get(start) == extent:
+            return extent.size
+        sound = extent if is_all else self._sound.get(start)
+        self._sound.pop(start, None)
+        reached = check_segment(
             self._fs,
             path,
             start,
@@ -391,14 +404,18 @@ class Replica:
             begin=begin,
             most_bytes=most_bytes,
         )
+        if sound is not None:
+            self._sound[start] = sound
+        return reached
 
     def _is_lost(self, start: int) -> bool:
-        """Return whether a segment should be there: nothing removed it."""
-        return self.end.first <= start < self.end.place.segment
+        """Return whether a segment that its primary has should be there: it had nothing removed there."""
+        return min(self.end.first, self._trimmed) <= start < self.end.place.segment
 
     def mend(self, place: Place, data: bytes) -> int:
         """Put whole frames, or a footer, where a segment is damaged, durably; return how many bytes changed.
 
+        Of segments older than all that are here the newest comes first, so that there never is a gap.
         CorruptionError if they are damaged themselves, ContentionError if they go beyond the end. OSError.
         """
         start, created_us, position = place
@@ -414,7 +431,28 @@ class Replica:
             stream.finish()
         if path.name not in self._fs.list(self._directory) and not self._is_lost(start):
             raise ContentionError(f"segment {start} was removed")
-        return mend_segment(self._fs, path, created_us, position, data)
+        self._sound.pop(start, None)
+        is_complete = start < self.end.first and self._completes(place, data)
+        if is_complete:
+            self._forget_hints()  # the checkpoint may say that the log begins later
+        count = mend_segment(self._fs, path, created_us, position, data)
+        if is_complete:
+            self.end = self.end._replace(first=start)
+        return count
+
+    def _completes(self, place: Place, data: bytes) -> bool:
+        """Return whether a segment older than all others is complete with these bytes.
+
+        ContentionError if the oldest one here is not the one that follows it.
+        """
+        footer = segment.parse_seal(data[-segment.SEAL.size :])
+        if footer is None:
+            return False
+        path = str(self._path(place.segment))
+        summary, _ = segment.decode_footer(data[footer - place.position :], place.segment, path)
+        if summary.limit != self.end.first:
+            raise ContentionError(f"segments are missing behind {path}: they come first")
+        return True
 
     def close(self) -> None:
         """Make all durable and close the files; OSError. The directory stays locked."""
@@ -451,6 +489,7 @@ class Replica:
             yield
         except OSError:
             self._has_failed = True
+            self._sound.clear()
             raise
 
     def _recover(self) -> CopyEnd:

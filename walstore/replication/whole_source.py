@@ -30,20 +30,36 @@ class WholeSource:
         return await self._best.frames(start, begin)
 
     async def read(self, place: Place, size: int) -> bytes:
-        """As of :class:`SourceCopy`; CorruptionError if no other copy has what is damaged."""
+        """As of :func:`read_whole`; CorruptionError if no other copy has what is damaged."""
         try:
-            return await self._best.read(place, size)
+            return await read_whole(self._best, place, size)
         except CorruptionError as error:
             at = place._replace(position=error.position or 0)
             for other in self._others:
                 try:
                     if await is_same_there(self._best, other, at):
-                        found = await other.read(place, size)
+                        found = await read_whole(other, place, size)
                         logger.warning("%s; another copy has what was there", error)
                         return found
                 except WalError as worse:
                     logger.info("no help for %s: %s", error, worse)
             raise
+
+
+async def read_whole(source: SourceCopy, place: Place, size: int) -> bytes:
+    """Return bytes of a segment, at most :data:`READ_BYTES` of them, and none behind the next damage.
+
+    So two copies help each other that are damaged at different frames. CorruptionError if the frame at the
+    place is damaged itself.
+    """
+    size = min(READ_BYTES, size)
+    try:
+        return await source.read(place, size)
+    except CorruptionError as error:
+        whole_bytes = (error.position or 0) - place.position
+        if not 0 < whole_bytes < size:
+            raise
+    return await source.read(place, whole_bytes)
 
 
 async def is_same_there(damaged: SourceCopy, other: SourceCopy, place: Place) -> bool:

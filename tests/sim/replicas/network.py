@@ -14,7 +14,8 @@ from walstore.errors import StorageUnavailableError, WalClosedError, WalError
 from walstore.runtime.error_mapping import copy_error
 
 if TYPE_CHECKING:
-    from tests.sim.replicas.history import Machine, ReplicaHistory
+    from tests.sim.replicas.history import ReplicaHistory
+    from tests.sim.replicas.machine import Machine
 
 
 class Link:

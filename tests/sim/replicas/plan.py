@@ -37,6 +37,8 @@ class ReplicaPlan:
     """After so many writes a primary sends its copies a checkpoint."""
     has_topology: bool = False
     """Whether programs claim the log in a store that they share, with leases."""
+    scrub_seconds: float = 86400.0
+    """In what time a primary reads all copies."""
     ignored: tuple[str, ...] = ()
 
     def replace(self, **changes: Any) -> ReplicaPlan:
@@ -50,6 +52,8 @@ class ReplicaPlan:
 ACTS = ("kill", "power", "cut off", "promote", "usurp", "replace", "rest")
 OF_LISTS = ("exchange", "old list")
 """What changes the list of copies, or does not know that it was changed."""
+OF_FILES = ("flip", "flip", "spoil", "lose a segment")
+"""What damages files of copies; all but the first of them as much as a lost disk."""
 
 
 def draw(seed: int) -> ReplicaPlan:
@@ -71,13 +75,18 @@ def draw(seed: int) -> ReplicaPlan:
         copies, quorum, spares = 1, 1, 2
         acts = ("exchange", "exchange", "exchange", "promote", "read a copy")
         acts += tuple(act for act in (*ACTS, "old list") if grown.random() < 0.6)
+    damaged = Random(f"replica damage {seed}")
+    has_damage = not spares and damaged.random() < 0.4
+    if has_damage:
+        needs_all = max(quorum, copies - quorum + 1, copies // 2 + 1) > copies - 1
+        acts += OF_FILES[:2] if needs_all else OF_FILES
     return ReplicaPlan(
         seed=seed,
         copies=copies,
         quorum=quorum,
         rounds=random.choice([4, 8, 16]),
         producers=random.choice([1, 3, 8]),
-        segment_bytes=random.choice([65536, 1 << 20]),
+        segment_bytes=min(random.choice([65536, 1 << 20]), 65536 if has_damage else 1 << 20),
         acts=acts,
         rate=random.choice([0.0, 0.0, 0.002]),
         breaks=random.choice([0.0, 0.002, 0.02]),
@@ -86,5 +95,6 @@ def draw(seed: int) -> ReplicaPlan:
         checkpoint_writes=extra.choice([3, 20, 1024]),
         resizes=0.5 if spares else 0.0,
         grows=grows,
+        scrub_seconds=damaged.choice([3.0, 86400.0]) if has_damage else 86400.0,
         has_topology=Random(f"replica topology {seed}").random() < 0.5,
     )

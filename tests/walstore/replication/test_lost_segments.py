@@ -244,3 +244,82 @@ async def test_retention_beside_a_repair_brings_nothing_back(cluster: Cluster) -
     assert not lost.exists()
     assert wal.head == int(following.stem)
     await wal.aclose()
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_copy_that_lost_its_oldest_segments_gets_them_again(
+    cluster: Cluster, lost: int
+) -> None:
+    """Its node opened it without them, so it does not know that they were there."""
+    before, sound = await filled(cluster)
+    for path in segments(cluster, 1)[:lost]:
+        path.unlink()
+    await start(cluster)
+    wal = await cluster.primary(0)
+    await until(lambda: sealed_files(cluster, 1, sound) == sound)
+    await wal.append(b"more")
+    await caught_up(cluster, wal, 1, 2)
+    await wal.aclose()
+    await cluster.machines[0].start()
+    wal = await cluster.primary(1)
+    assert await values(wal) == [*before, b"more"]
+    await wal.aclose()
+
+
+@pytest.mark.parametrize("happened", [False, True])
+@pytest.mark.parametrize("kind", ["open", "pwrite", "datasync", "replace", "sync_directory"])
+async def test_oldest_segments_come_again_though_a_call_fails(
+    cluster: Cluster, kind: str, happened: bool
+) -> None:
+    """There never is a gap: what failed the scrub tries again."""
+    before, sound = await filled(cluster)
+    for path in segments(cluster, 1)[:2]:
+        path.unlink()
+    disk = cluster.machines[1].fs = FaultyFileSystem()
+    await start(cluster)
+    disk.fail(
+        kind,
+        name="mended.tmp" if kind in {"open", "pwrite", "datasync"} else "*",
+        happened=happened,
+    )
+    wal = await cluster.primary(0, scrub_seconds=0.01)
+    await until(lambda: sealed_files(cluster, 1, sound) == sound)
+    assert await values(wal) == before
+    await wal.aclose()
+
+
+async def test_what_retention_deleted_does_not_come_back_at_a_copy(cluster: Cluster) -> None:
+    await filled(cluster)
+    await start(cluster)
+    wal = await cluster.primary(0, scrub_seconds=0.01)
+    await caught_up(cluster, wal, 1, 2)
+    first, following = segments(cluster, 1)[:2]
+    await wal.trim(int(following.stem))
+    await until(lambda: not first.exists())
+    before = wal.statistics().scrub
+    await wal.append(b"more")
+    await caught_up(cluster, wal, 1, 2)
+    await until(lambda: wal.statistics().scrub != before)
+    assert not first.exists()
+    await wal.aclose()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_copy_gets_a_segment_of_many_parts_again(cluster: Cluster, is_known: bool) -> None:
+    """It was removed while its node had the copy, or before."""
+    wal = await cluster.primary(
+        0, settings=Settings(segment_bytes=4 << 20, cache_bytes=0), scrub_seconds=0.01
+    )
+    for at in range(10):
+        await wal.append(bytes([at]) * (900 << 10))
+    await caught_up(cluster, wal, 1, 2)
+    lost = segments(cluster, 1)[0]
+    whole = lost.read_bytes()
+    if not is_known:
+        await cluster.machines[1].stop()
+    lost.unlink()
+    if not is_known:
+        await cluster.machines[1].start()
+    await until(lambda: lost.exists())
+    assert lost.read_bytes() == whole
+    await wal.aclose()

@@ -429,3 +429,31 @@ async def test_a_repaired_copy_is_new(tmp_path: Path, worker: Worker) -> None:
     await worker.run(repair)
     await copy(worker, tmp_path / "a", tmp_path / "b")
     assert await records(tmp_path / "b") == await records(tmp_path / "a")
+
+
+async def test_a_whole_segment_is_read_once_for_all_primaries(
+    tmp_path: Path, worker: Worker
+) -> None:
+    """Else a new copy of a large log never counts: each opening gives up after a while, and begins again."""
+    await fill(tmp_path / "log")
+    await copy(worker, tmp_path / "log", tmp_path / "copy")
+    await worker.run(read_once, tmp_path / "copy")
+
+
+def read_once(path: Path) -> None:
+    disk = FaultyFileSystem()
+    with contextlib.closing(Replica.open(disk, path)) as made:
+        first = made.extents()[0]
+
+        def read_bytes(epoch: int, most_bytes: int | None = None) -> int:
+            made.obey(epoch, f"p{epoch}")
+            before = len(disk.calls)
+            assert made.check(first.start, 0, most_bytes) == first.size
+            reads = [call for call in disk.calls[before:] if call.matches("pread", "0*.wal")]
+            return sum(call.size_bytes or 0 for call in reads)
+
+        assert read_bytes(2) > first.size
+        assert read_bytes(3) < 1000  # its header
+        assert read_bytes(4, first.size) > first.size  # a scrub looks at the disk
+        assert read_bytes(5) < 1000
+    made.release()
