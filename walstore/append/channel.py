@@ -219,7 +219,9 @@ class Channel:
     def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest builders: at least one if there are any, at most about
         ``max_bytes``."""
-        if len(self._ready) * self._batch_bytes < max_bytes and not self._builder.is_empty:
+        builder = self._builder
+        has_some = builder.values or not builder.is_empty
+        if has_some and len(self._ready) * self._batch_bytes < max_bytes:
             self._close_builder()
             self._begin_builder()
         taken: list[BatchBuilder] = []
@@ -236,10 +238,11 @@ class Channel:
 
     def release(self, builders: list[BatchBuilder]) -> None:
         """Release the room of builders that are on disk, and admit the callers waiting for it."""
-        released_bytes = sum(builder.held_bytes for builder in builders)
-        self._used_bytes -= released_bytes
-        for _ in builders:
+        released_bytes = 0
+        for builder in builders:
+            released_bytes += builder.held_bytes
             self._taken.popleft()
+        self._used_bytes -= released_bytes
         if builders:
             self._released = builders[-1].limit
         if self._share is not None:
@@ -248,8 +251,12 @@ class Channel:
 
     def admit(self) -> None:
         """Admit the callers that wait, as far as there is room and credit."""
-        self._admissions.admit()
-        self._serve_others()
+        if self._admissions.waiting:
+            self._admissions.admit()
+        else:
+            self._admitted()
+        if self._share is not None:
+            self._share.serve()
 
     def refuse(self, error: WalError | None) -> None:
         """Refuse further records with ``error`` until called with None; the log stays open.
@@ -305,7 +312,7 @@ class Channel:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return not self._ready and self._builder.is_empty
+        return not self._ready and not self._builder.values and self._builder.is_empty
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -541,7 +548,7 @@ class Channel:
         self._folded = 0
         self.is_alert = True
         self.room = self._room_given = 0
-        self._set_room()
+        self._give_room()
 
     def _close_builder(self) -> None:
         self._fold_room()
@@ -562,7 +569,8 @@ class Channel:
         builder.size_bytes += size_bytes
         builder.held_bytes += taken
         self._room_given = self.room
-        self._take(taken, size_bytes)
+        if self._share is not None or self._rate is not None:
+            self._take(taken, size_bytes)
 
     def _take(self, held_bytes: int, paid_bytes: int) -> None:
         """Take what was accepted of the store's budget, and of the log's rate."""
@@ -573,6 +581,9 @@ class Channel:
 
     def _set_room(self) -> None:
         self._fold_room()
+        self._give_room()
+
+    def _give_room(self) -> None:
         share = self._share
         if share is not None and self._builder.is_empty:
             # Leased only while records are being accepted, so that idle logs hold nothing.
@@ -617,7 +628,7 @@ class Channel:
     def note_record(self) -> None:
         """Record when the open builder got its first record, and wake the writer if it sleeps."""
         builder = self._builder
-        if builder.accepted_at is None and not builder.is_empty:
+        if builder.accepted_at is None and (builder.values or not builder.is_empty):
             builder.accepted_at = self._monotonic()
         self.is_alert = builder.accepted_at is None
         sleeper = self._sleeper

@@ -407,12 +407,20 @@ class Writer:
         self._listener.on_commit(commit)
         self._channel.release(builders)
         self._observe(builders, commit, began)
+        if self._age_seconds is not None:
+            self._note_age(commit)
+        if not self._syncs_always:
+            self._note_unsynced(builders, commit)
+
+    def _note_age(self, commit: Commit) -> None:
         if commit.sealed or not self._has_records.is_set():
             self._aging_from = self._clock.monotonic()
         if self._tail.is_empty:
             self._has_records.clear()
         else:
             self._has_records.set()
+
+    def _note_unsynced(self, builders: list[BatchBuilder], commit: Commit) -> None:
         if commit.is_synced:
             self._has_unsynced.clear()
             self.unsynced_since = None
