@@ -21,7 +21,7 @@ from walstore.testing import FaultyFileSystem, Hold
 
 ACTIVE = "next.tmp"
 MOST_CALLS = 140
-"""Python calls of a lone append in all threads, those of asyncio among them: 129, and 184 before it went directly."""
+"""Python calls of a lone append in all threads, those of asyncio among them: 129, and 184 before."""
 
 
 @pytest.fixture
