@@ -354,6 +354,8 @@ class Writer:
             return False
         try:
             builders = self._channel.take(COMMIT_BYTES)
+            if not builders:  # a request without records or changes
+                return False
             then = partial(self._directly_committed, builders, self._clock.monotonic())
             self._direct = self._worker.begin_through(self._try_commit, builders, then=then)
         except Exception as error:  # noqa: BLE001 - raised in the task: the record was accepted
