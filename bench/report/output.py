@@ -29,7 +29,16 @@ PLOTS: Final = {
 def machine(directory: Path) -> dict[str, str]:
     """Return what the figures depend on."""
     versions = {}
-    for name in ("lmdb", "rocksdict", "persist-queue", "redis", "nats-py", "pyspark"):
+    for name in (
+        "aiosqlite",
+        "uvloop",
+        "lmdb",
+        "rocksdict",
+        "persist-queue",
+        "redis",
+        "nats-py",
+        "pyspark",
+    ):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

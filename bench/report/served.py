@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from bench.bare import BareLog
 from bench.peer_clients import HTTP_PRODUCERS, appends_rate
 from bench.peer_servers import HTTP_SERVERS, SERVERS, PeerServer
 from bench.report.figures import Report
@@ -25,7 +27,16 @@ def producers(report: Report, directory: Path, seconds: float) -> None:
         async with Wal.open(fresh(directory, "own") / "log") as wal:
             return await appends_a_second(wal.append, PRODUCERS, seconds)
 
+    async def bare() -> float:
+        with BareLog(fresh(directory, "bare") / "log") as log:
+            return await appends_a_second(log.append, PRODUCERS, seconds)
+
     report.add(GROUP, "walstore", "records/s", "/s", asyncio.run(own()), SYNCED)
+    if find_spec("uvloop"):
+        import uvloop
+
+        report.add(GROUP, "walstore, on uvloop", "records/s", "/s", uvloop.run(own()), SYNCED)
+    report.add(GROUP, "a bare group commit", "records/s", "/s", asyncio.run(bare()), SYNCED)
     _measure(report, GROUP, SERVERS, directory, seconds)
     _measure(report, HTTP_GROUP, HTTP_SERVERS, directory, seconds)
 

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import importlib.util
 import itertools
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.bare import BareLog
 from walstore import Settings, Wal
 from walstore.settings import MIB
 
 Append = Callable[[Sequence[bytes]], Any]
+AppendSoon = Callable[[Sequence[bytes]], Awaitable[Any]]
+SQLITE: Final = (
+    "pragma journal_mode = wal",
+    "pragma synchronous = full",
+    "create table log (offset integer primary key, value blob)",
+)
+INSERT: Final = "insert into log (value) values (?)"
 RESERVED_BYTES: Final = 1 << 30
 SYNCED: Final = "synced to this disk"
 
@@ -69,30 +83,68 @@ def blocking(
     return measure
 
 
-_RETAINING: Final = Settings(segment_bytes=16 * MIB, retention_bytes=32 * MIB)
+def looped(
+    opened: Callable[[Path], AbstractAsyncContextManager[AppendSoon]], *, runner: str = "asyncio"
+) -> Callable[[Path, Sequence[bytes], float], list[float]]:
+    """Return how to measure a system that is awaited; ``runner`` is the module that runs its event loop."""
 
-
-def walstore(
-    directory: Path, batch: Sequence[bytes], seconds: float, *, retains: bool = False
-) -> list[float]:
-    """Append groups, or single records; with retention, once segments get the files of deleted ones."""
-
-    async def run() -> list[float]:
+    async def run(directory: Path, batch: Sequence[bytes], seconds: float) -> list[float]:
         found = []
-        async with Wal.open(directory / "log", settings=_RETAINING if retains else None) as wal:
-            while retains and wal.tail < 80 * 1024:
-                await wal.append_many([bytes(1024)] * 1024)
-            await wal.append_many(batch)
+        async with opened(directory) as append:
+            await append(batch)
             end = time.perf_counter() + seconds
             while (begun := time.perf_counter()) < end:
-                if len(batch) == 1:
-                    await wal.append(batch[0])
-                else:
-                    await wal.append_many(batch)
+                await append(batch)
                 found.append(time.perf_counter() - begun)
         return found
 
-    return asyncio.run(run())
+    def measure(directory: Path, batch: Sequence[bytes], seconds: float) -> list[float]:
+        times: list[float] = importlib.import_module(runner).run(run(directory, batch, seconds))
+        return times
+
+    return measure
+
+
+_RETAINING: Final = Settings(segment_bytes=16 * MIB, retention_bytes=32 * MIB)
+
+
+@asynccontextmanager
+async def _walstore(directory: Path, *, retains: bool = False) -> AsyncIterator[AppendSoon]:
+    """Append groups, or single records; with retention, once segments get the files of deleted ones."""
+    async with Wal.open(directory / "log", settings=_RETAINING if retains else None) as wal:
+        while retains and wal.tail < 80 * 1024:
+            await wal.append_many([bytes(1024)] * 1024)
+        await wal.append(b"")
+
+        async def append(batch: Sequence[bytes]) -> object:
+            return await (wal.append(batch[0]) if len(batch) == 1 else wal.append_many(batch))
+
+        yield append
+
+
+@asynccontextmanager
+async def _bare(directory: Path) -> AsyncIterator[AppendSoon]:
+    with BareLog(directory / "bare") as log:
+        yield log.append_many
+
+
+@asynccontextmanager
+async def _aiosqlite(directory: Path) -> AsyncIterator[AppendSoon]:
+    import aiosqlite
+
+    async with aiosqlite.connect(directory / "sqlite", isolation_level=None) as database:
+        for statement in SQLITE:
+            await database.execute(statement)
+
+        async def append(batch: Sequence[bytes]) -> None:
+            if len(batch) == 1:  # a transaction of its own
+                await database.execute(INSERT, batch)
+                return
+            await database.execute("begin")
+            await database.executemany(INSERT, ((one,) for one in batch))
+            await database.execute("commit")
+
+        yield append
 
 
 @contextmanager
@@ -128,13 +180,12 @@ def _written_before(directory: Path, size: int) -> Iterator[Append]:
 @contextmanager
 def _sqlite(directory: Path, _: int) -> Iterator[Append]:
     with closing(sqlite3.connect(directory / "sqlite", isolation_level=None)) as database:
-        database.execute("pragma journal_mode = wal")
-        database.execute("pragma synchronous = full")
-        database.execute("create table log (offset integer primary key, value blob)")
+        for statement in SQLITE:
+            database.execute(statement)
 
         def append(batch: Sequence[bytes]) -> None:
             database.execute("begin")
-            database.executemany("insert into log (value) values (?)", ((one,) for one in batch))
+            database.executemany(INSERT, ((one,) for one in batch))
             database.execute("commit")
 
         yield append
@@ -191,11 +242,14 @@ def _persist_queue(directory: Path, _: int) -> Iterator[Append]:
 
 
 SYSTEMS: Final = (
-    System("walstore", SYNCED, walstore),
-    System("walstore, with retention", SYNCED, partial(walstore, retains=True)),
+    System("walstore", SYNCED, looped(_walstore)),
+    System("walstore, with retention", SYNCED, looped(partial(_walstore, retains=True))),
+    System("walstore, on uvloop", SYNCED, looped(_walstore, runner="uvloop"), "uvloop"),
+    System("a bare group commit", SYNCED, looped(_bare)),
     System("raw: write + fdatasync, growing file", SYNCED, blocking(_growing)),
     System("raw: the same, blocks written before", SYNCED, blocking(_written_before)),
     System("SQLite", f"{SYNCED} (WAL, synchronous=FULL)", blocking(_sqlite)),
+    System("aiosqlite", f"{SYNCED} (WAL, synchronous=FULL)", looped(_aiosqlite), "aiosqlite"),
     System("LMDB", SYNCED, blocking(_lmdb), "lmdb"),
     System("RocksDB", f"{SYNCED} (sync writes)", blocking(_rocksdb), "rocksdict"),
     System(

@@ -28,6 +28,10 @@ class ActiveSegment:
 
     found: Segment
     """What readers need of it."""
+    header: SegmentHeader
+    """Its header."""
+    index: SegmentIndex
+    """Its index, up to what was framed."""
     file: ActiveFile
     """Its file."""
 
@@ -53,7 +57,9 @@ class ActiveSegment:
 
     def adopt(self, found: Segment, file: File, position: int) -> None:
         """Continue a segment behind ``position``; all before it is durable."""
-        self.found = found
+        assert found.header is not None
+        assert found.index is not None
+        self.found, self.header, self.index = found, found.header, found.index
         self._began_us = self.header.created_us
         self.file = ActiveFile(self._fs, found.path, file, position, self._segment_bytes)
 
@@ -96,19 +102,8 @@ class ActiveSegment:
         self._first_position = self.file.position
         self._began_us = created_us
         self.found = Segment(path, chain.next_offset, None, index, header=header)
+        self.header, self.index = header, index
         return pieces
-
-    @property
-    def header(self) -> SegmentHeader:
-        """Its header."""
-        assert self.found.header is not None
-        return self.found.header
-
-    @property
-    def index(self) -> SegmentIndex:
-        """Its index, up to what was framed."""
-        assert self.found.index is not None
-        return self.found.index
 
     @property
     def is_empty(self) -> bool:

@@ -83,6 +83,7 @@ class Channel:
         "is_alert",
         "ledger",
         "loop",
+        "on_record",
         "room",
         "serial",
         "tail",
@@ -136,6 +137,8 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
+        self.on_record: Callable[[], bool] = lambda: False
+        """Called for a record that comes while the writer's task sleeps; True: it need not wake for it."""
         # For the fast path, Wal.append_nowait, which saves a call by changing these as put() would.
         self.is_alert = True
         """Whether the next record has to call note_record()."""
@@ -216,7 +219,9 @@ class Channel:
     def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest builders: at least one if there are any, at most about
         ``max_bytes``."""
-        if len(self._ready) * self._batch_bytes < max_bytes and not self._builder.is_empty:
+        builder = self._builder
+        has_some = builder.values or not builder.is_empty
+        if has_some and len(self._ready) * self._batch_bytes < max_bytes:
             self._close_builder()
             self._begin_builder()
         taken: list[BatchBuilder] = []
@@ -233,10 +238,11 @@ class Channel:
 
     def release(self, builders: list[BatchBuilder]) -> None:
         """Release the room of builders that are on disk, and admit the callers waiting for it."""
-        released_bytes = sum(builder.held_bytes for builder in builders)
-        self._used_bytes -= released_bytes
-        for _ in builders:
+        released_bytes = 0
+        for builder in builders:
+            released_bytes += builder.held_bytes
             self._taken.popleft()
+        self._used_bytes -= released_bytes
         if builders:
             self._released = builders[-1].limit
         if self._share is not None:
@@ -245,8 +251,12 @@ class Channel:
 
     def admit(self) -> None:
         """Admit the callers that wait, as far as there is room and credit."""
-        self._admissions.admit()
-        self._serve_others()
+        if self._admissions.waiting:
+            self._admissions.admit()
+        else:
+            self._admitted()
+        if self._share is not None:
+            self._share.serve()
 
     def refuse(self, error: WalError | None) -> None:
         """Refuse further records with ``error`` until called with None; the log stays open.
@@ -258,13 +268,17 @@ class Channel:
             self._fail_admissions(error)
         self._set_room()
 
+    def wake(self) -> None:
+        """Make ``wait_ready`` return: there is something to take."""
+        if self._sleeper is not None:
+            self._wake()
+
     def poke(self) -> None:
         """Make ``wait_ready`` return even if there is nothing to take."""
         self._poked = True
         if self._filling is not None:
             _finish(self._filling)
-        if self._sleeper is not None:
-            self._wake()
+        self.wake()
 
     def close(self, error: WalError) -> None:
         """Refuse further records with ``error``; those accepted can still be taken."""
@@ -298,7 +312,7 @@ class Channel:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return not self._ready and self._builder.is_empty
+        return not self._ready and not self._builder.values and self._builder.is_empty
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -534,7 +548,7 @@ class Channel:
         self._folded = 0
         self.is_alert = True
         self.room = self._room_given = 0
-        self._set_room()
+        self._give_room()
 
     def _close_builder(self) -> None:
         self._fold_room()
@@ -555,7 +569,8 @@ class Channel:
         builder.size_bytes += size_bytes
         builder.held_bytes += taken
         self._room_given = self.room
-        self._take(taken, size_bytes)
+        if self._share is not None or self._rate is not None:
+            self._take(taken, size_bytes)
 
     def _take(self, held_bytes: int, paid_bytes: int) -> None:
         """Take what was accepted of the store's budget, and of the log's rate."""
@@ -566,6 +581,9 @@ class Channel:
 
     def _set_room(self) -> None:
         self._fold_room()
+        self._give_room()
+
+    def _give_room(self) -> None:
         share = self._share
         if share is not None and self._builder.is_empty:
             # Leased only while records are being accepted, so that idle logs hold nothing.
@@ -610,10 +628,12 @@ class Channel:
     def note_record(self) -> None:
         """Record when the open builder got its first record, and wake the writer if it sleeps."""
         builder = self._builder
-        if builder.accepted_at is None and not builder.is_empty:
+        if builder.accepted_at is None and (builder.values or not builder.is_empty):
             builder.accepted_at = self._monotonic()
         self.is_alert = builder.accepted_at is None
-        self._wake()
+        sleeper = self._sleeper
+        if sleeper is not None and not sleeper.done() and not self.on_record():
+            self._wake()
 
     def _wake(self) -> None:
         sleeper, self._sleeper = self._sleeper, None  # once is enough

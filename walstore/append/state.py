@@ -223,9 +223,11 @@ class LogState:
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
         self.durable.advance(durable_limit)
-        self._show_replicated()
-        self.settled.advance(self._unsettled)
-        if self.appended_bytes >= self._due_bytes:
+        if self.replicated is not None:
+            self._show_replicated()
+        if self._unsettled > self.settled.value:
+            self.settled.advance(self._unsettled)
+        if self._due is not None and self.appended_bytes >= self._due_bytes:
             self._wake_shipping()
 
     @property

@@ -175,10 +175,13 @@ class Tail:
         A builder with a spill comes alone and is always durable. TailError on any failure, after which
         only close is allowed.
         """
-        serial = max([builder.serial for builder in builders])
+        serial = builders[0].serial
+        for builder in builders:
+            serial = max(serial, builder.serial)
         self._reached.note_attempt(builders[-1].limit, serial)
         with _Failing(self):
-            self._announce()
+            if not self._is_announced:
+                self._announce()
             if builders[0].spill is not None:
                 return self._place(builders[0])
             return self._append(builders, serial, sync=sync)
@@ -380,11 +383,11 @@ class Tail:
         return Commit(
             batches=batches,
             limit=self._chain.next_offset,
-            durable_limit=self.durable_limit,
+            durable_limit=self._reached.durable_limit,
             is_synced=not self._segment.file.has_unsynced,
             serial=serial,
             sealed=sealed,
-            active=self.active,
+            active=self._segment.found,
             size_bytes=size_bytes,
             sync_seconds=sync_seconds,
             head=self.head,
@@ -396,7 +399,8 @@ class Tail:
     ) -> FrameBatch | None:
         """Frame a builder at ``position``; None if it contains only marks."""
         index = self._segment.index
-        data, base_us, batch = self._framer.frame(builder, now_us, self._spot(position))
+        spot = self._segment.spot(position, self._reached.durable_limit)
+        data, base_us, batch = self._framer.frame(builder, now_us, spot)
         index.add(builder.start, position, base_us)
         frames.append(data)
         if builder.marks is not None:
@@ -417,11 +421,12 @@ class Tail:
             if self._segment.file.is_dirty:
                 self._note_written(serial)
             raise
-        self._note_written(serial)
+        self._reached.note_written(self._chain.next_offset, serial)
         self._upkeep.note_write(size)
         if size:
             self._is_epoch_written = True
-            self._tell_written(self._segment.file.position - size, frames)
+            if self.tee is not None:
+                self._tell_written(self._segment.file.position - size, frames)
         return size
 
     def _tell_written(self, position: int, pieces: Sequence[Buffer]) -> None:
@@ -441,8 +446,8 @@ class Tail:
         began = self._clock.monotonic()
         self._segment.file.sync()
         seconds = self._clock.monotonic() - began
-        self._note_synced()
-        self._store_cell()
+        self._reached.note_synced()
+        self._upkeep.store_cell(self._cell())
         if self.tee is not None:
             self.tee.synced()
         return seconds
@@ -631,7 +636,7 @@ class Tail:
             self.head if head is None else head,
             durable,
             self._chain.epoch,
-            self.active.start,
+            self._segment.found.start,
             self._segment.file.durable_position,
             written,
             self._segment.header.salt,
@@ -649,11 +654,6 @@ class Tail:
             sealed.limit,
             header.salt,
         )
-
-    def _refuse(self) -> None:
-        """Raise the error that ended the tail, if any."""
-        if self._failure is not None:
-            raise self._failure
 
     def _fail(self, error: Exception) -> TailError:
         """Record that the tail has failed, and the limits reached."""
@@ -678,7 +678,8 @@ class _Failing:
         self._tail = tail
 
     def __enter__(self) -> None:
-        self._tail._refuse()  # noqa: SLF001
+        if self._tail._failure is not None:  # noqa: SLF001
+            raise self._tail._failure  # noqa: SLF001
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, WalError):

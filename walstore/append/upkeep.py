@@ -80,9 +80,11 @@ class Upkeep:
 
         Of a replicated log less is enough: a takeover, which everybody waits for, reads what follows it.
         """
-        if self._written_bytes >= self._enough_bytes(is_replicated=is_replicated):
+        if not is_replicated:
+            return self._written_bytes >= self._checkpoint_bytes
+        if self._written_bytes >= self._enough_bytes(is_replicated=True):
             return True
-        return is_replicated and self._writes >= _REPLICATED_CHECKPOINT_WRITES
+        return self._writes >= _REPLICATED_CHECKPOINT_WRITES
 
     def write_checkpoint(self, found: Checkpoint, state: tuple[int, ...]) -> bytes:
         """Write a checkpoint durably, and return it encoded; OSError. Everything written is synced already.

@@ -52,7 +52,8 @@ class ActiveFile:
         self._is_closed = False
         self._segment_bytes = segment_bytes
         self._reserved = position
-        self._durable_position = position
+        self.durable_position = position
+        """End of the frames that are synced."""
         self.position = position
         """End of the frames."""
         self.is_dirty = False
@@ -92,11 +93,6 @@ class ActiveFile:
         return made
 
     @property
-    def durable_position(self) -> int:
-        """End of the frames that are synced."""
-        return self._durable_position
-
-    @property
     def previous_crc(self) -> int:
         """CRC of the last frame of the segment before, as the file's header has it."""
         return segment.decode_header(self._file.pread(segment.HEADER_BYTES, 0), "").previous_crc
@@ -108,7 +104,7 @@ class ActiveFile:
     @property
     def has_unsynced(self) -> bool:
         """Whether frames were written since the last sync."""
-        return self.position > self._durable_position
+        return self.position > self.durable_position
 
     def write(self, frames: Sequence[Buffer]) -> int:
         """Write frames at the end and return their size.
@@ -142,9 +138,9 @@ class ActiveFile:
         try:
             self._file.datasync()
         except OSError:
-            self._cut(self._durable_position)
+            self._cut(self.durable_position)
             raise
-        self._durable_position = self.position
+        self.durable_position = self.position
 
     def seal(self, footer: bytes) -> None:
         """Write the footer behind the frames, cut what is reserved off, sync and close."""
