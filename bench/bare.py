@@ -12,7 +12,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
 import crc32c
@@ -36,12 +35,7 @@ class BareLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._queue.put(None)
         self._thread.join()
         os.close(self._file)
