@@ -164,7 +164,8 @@ async def test_the_machines_of_two_copies_are_lost_for_good(
     assert done.json["limit"] == 11
     (line,) = (await logs("list", "--json")).json["logs"]
     line |= {"replicas": 1, "copies": [first.address], "generation": line["generation"] + 1}
-    await logs("apply", "--from", "-", "--adopt", stdin=json.dumps(line).encode())
+    adopt = ("apply", "--from", "-", "--adopt", "--give-up-records", "--confirm")  # nobody answers
+    await logs(*adopt, stdin=json.dumps(line).encode())
     cluster.all[1:] = new
     await start(cluster.all)
     try:
