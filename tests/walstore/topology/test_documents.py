@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
-from walstore.topology.documents import SETTING_NAMES, Leader, LogSpec, Member, Synced
+from walstore.topology.documents import (
+    MOST_GENERATION,
+    SETTING_NAMES,
+    Leader,
+    LogSpec,
+    Member,
+    Synced,
+)
 
 Document = LogSpec | Leader | Member | Synced
 Decode = Callable[[bytes, str], Document]
@@ -57,8 +64,8 @@ def specs(draw: st.DrawFn) -> LogSpec:
         labels=draw(st.dictionaries(LABEL, LABEL | st.just(""), max_size=64)),
         copies=tuple(copies),
         preferred=draw(st.sampled_from(["", *copies])),
-        generation=draw(st.integers(1)),
-        joined=draw(st.dictionaries(TEXT, st.integers(0))),
+        generation=draw(st.integers(1, MOST_GENERATION)),
+        joined=draw(st.dictionaries(TEXT, st.integers(0, MOST_GENERATION))),
         tier=draw(st.sampled_from(["", "s3://bucket/logs"])),
         settings={
             name: SETTINGS[name] for name in draw(st.sets(st.sampled_from(sorted(SETTINGS))))
