@@ -30,11 +30,16 @@ class MessageField(NamedTuple):
     """Whether some calls leave it out; then all that follow, too."""
 
 
-class NodeCall(NamedTuple):
+class NodeCall:
     """The arguments of one call, behind the name of the log."""
 
-    fields: Sequence[MessageField]
-    has_payload: bool = False
+    __slots__ = ("fields", "has_payload", "least")
+
+    def __init__(self, *fields: MessageField, has_payload: bool = False) -> None:
+        self.fields = fields
+        self.has_payload = has_payload
+        self.least = sum(not field.is_optional for field in fields)
+        """How many of them there are in any case."""
 
 
 def _is_offset(value: object) -> bool:
@@ -85,11 +90,11 @@ _MOST_BYTES: Final = MessageField(
 
 
 def _of_primary(*fields: MessageField, has_payload: bool = False) -> NodeCall:
-    return NodeCall((_EPOCH, _PRIMARY, *fields), has_payload)
+    return NodeCall(_EPOCH, _PRIMARY, *fields, has_payload=has_payload)
 
 
 CALLS: Final[Mapping[str, NodeCall]] = {
-    LOOK: NodeCall(()),
+    LOOK: NodeCall(),
     "obey": _of_primary(
         _flag("is_elected"),
         _number("generation", is_optional=True),
@@ -131,8 +136,7 @@ def check_message(
         check_log_name(name)
     except (TypeError, ValueError) as error:
         raise _refused(f"{which}: name: {error}") from None
-    least = sum(not field.is_optional for field in call.fields)
-    if not least <= len(arguments) <= len(call.fields):
+    if not call.least <= len(arguments) <= len(call.fields):
         listed = ", ".join(field.name for field in call.fields) or "none"
         raise _refused(f"{which} of {name!r} with {len(arguments)} arguments; it takes {listed}")
     for field, value in zip(call.fields, arguments, strict=False):
