@@ -11,11 +11,19 @@ class SkippingClock(SystemClock):
     def __init__(self, *, longest_pause: float = float("inf")) -> None:
         self._longest_pause = longest_pause
         self._skipped = 0.0
+        self._shifted_us = 0
         self._stands_at: float | None = None
 
     def skip(self, seconds: float) -> None:
         """Let so many seconds pass at once; who sleeps is not woken."""
         self._skipped += seconds
+
+    def shift_wall(self, seconds: float) -> None:
+        """Move only the wall clock, also backwards, as an administrator or NTP would."""
+        self._shifted_us += round(seconds * 1e6)
+
+    def now_us(self) -> int:
+        return super().now_us() + self._shifted_us
 
     def stand_still(self) -> None:
         """Let no more time pass but what is skipped; pauses go on."""

@@ -130,6 +130,11 @@ class Tail:
         return self._chain.epoch
 
     @property
+    def newest_us(self) -> int:
+        """Timestamp of the last record; 0 before the first one."""
+        return self._chain.timestamp_us
+
+    @property
     def active(self) -> Segment:
         """The active segment, as readers see it."""
         return self._segment.found

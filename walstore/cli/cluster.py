@@ -116,6 +116,12 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
         left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
         print_json({"logs": rows, "members": members, "left_out": left_out})
         return
+    for member in view.members.values():
+        if member.replaced:
+            complain(
+                f"{member.address}: {member.home} has taken the place of {member.replaced}; if both are to "
+                "be machines, give each an address (--advertise) and a directory of its own"
+            )
     if not rows:
         complain("there are no such logs; make one with 'walstore logs apply NAME'")
         return

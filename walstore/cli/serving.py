@@ -134,12 +134,13 @@ async def serve_cluster(
         place = advertise
         if place is None:
             place = [one for one in addresses if not one.startswith("http")][-1]
-        await member.join(place, web=advertised_web(web, place))
-        serving.print("member", addresses, advertised=place)
-        await _first_of(stop.wait(), member.wait_closing())
+        await _first_of(stop.wait(), member.join(place, web=advertised_web(web, place)))
+        if member.is_joined:
+            serving.print("member", addresses, advertised=place)
+            await _first_of(stop.wait(), member.wait_closing())
         await member.leave()
         if member.is_replaced:
-            raise FencedError(f"another program serves a cluster at {place}; this one has left it")
+            raise FencedError(member.replaced_by)
 
 
 def advertised_web(web: str, place: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog, has_copy
+from walstore.cluster.joining import check_directory, check_reached, home_of
 from walstore.cluster.stored_logs import SourceLog, StoredLog, StoredLogs
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import (
@@ -28,10 +29,10 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.files.posix import PosixFileSystem
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
-from walstore.replication.remote_copy import client_of
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
@@ -47,7 +48,7 @@ from walstore.topology.documents import (
     check_log_name,
     check_web,
 )
-from walstore.topology.key_values import KeyValues
+from walstore.topology.key_values import KeyValue, KeyValues
 from walstore.topology.session import LEASE_SECONDS, Session
 from walstore.wire.address import Address, parse_address
 
@@ -116,6 +117,7 @@ class ClusterMember(MustClose):
                 view,
                 used,
                 zone=zone,
+                lease_seconds=lease_seconds,
                 replace_seconds=replace_seconds,
                 replication={"patience_seconds": patience_seconds, "token": token, "tls": tls},
                 settings=settings or Settings(),
@@ -135,6 +137,7 @@ class ClusterMember(MustClose):
         clock: Clock,
         *,
         zone: str,
+        lease_seconds: int,
         replace_seconds: float,
         replication: dict[str, Any],
         settings: Settings,
@@ -158,8 +161,14 @@ class ClusterMember(MustClose):
         """Where others reach this machine, once it has joined."""
         self.is_closing = False
         """Whether it leads nothing any more."""
-        self.is_replaced = False
-        """Whether another program serves a cluster at this address now."""
+        self.replaced_by = ""
+        """Why it left the cluster, if another program serves one at its address now."""
+        self.home = home_of(node.directory)
+        """Its host and directory, for people."""
+        self.files: FileSystem = wal["fs"] or PosixFileSystem()
+        """Of its directory."""
+        self.lease_seconds = lease_seconds
+        """As given to :meth:`open`."""
         self.tls: ssl.SSLContext | None = replication["tls"]
         """Trust for other machines."""
         self.replace_seconds = replace_seconds
@@ -173,6 +182,7 @@ class ClusterMember(MustClose):
         self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_directory_own = False
         self._home = LoopGuard("member")
         node.check_used = self._check_used
 
@@ -213,37 +223,21 @@ class ClusterMember(MustClose):
         ``address`` is where the others reach the server of this member, ``web`` its HTTP server if it has
         one, such as ``https://10.0.0.1:7421``. This connects to the address first, for at most
         ``patience_seconds``: InvalidSettingsError if another program answers there, a warning if nobody does,
-        since the others may have a way that this machine has not. What the store raises.
+        since the others may have a way that this machine has not. If the directory was that of another
+        machine, this waits until that one is away, for at most two times ``lease_seconds``: WalLockedError
+        if it stays. What the store raises.
         """
         if self._task is not None:
             raise RuntimeError("a member joins once")
         place = parse_address(address)
         self._web = check_web(web)
-        await self._check_reached(place)
-        self.address = str(place)
+        await check_reached(self, place, Replication(nodes=[str(place)], **self._replication))
         await self.view.look()
+        self.address = str(place)
+        await check_directory(self)
+        self._is_directory_own = True
         self.session.on_changed = self.view.notify
         self._task = start_task(self._run(), name=f"walstore member at {self.address}")
-
-    async def _check_reached(self, place: Address) -> None:
-        """Raise as :meth:`join` if the server at an address is not the one of this member."""
-        settings = Replication(nodes=[str(place)], **self._replication)
-        client = client_of(place, settings, clock=self.clock, make_tag=self.make_tag)
-        try:
-            await client.connect()
-        except StorageUnavailableError as error:
-            logger.warning(
-                "this machine does not reach itself at %s, where the others look for it: %s",
-                place,
-                error,
-            )
-            return
-        finally:
-            await client.aclose()
-        if client.welcome.get("node") != self.node.tag:
-            raise InvalidSettingsError(
-                f"another program answers at {place}; give the address at which the others reach this machine"
-            )
 
     async def make_log(
         self,
@@ -429,6 +423,11 @@ class ClusterMember(MustClose):
             raise StorageUnavailableError("this machine is starting, and knows no logs yet")
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether another program serves a cluster at this address now."""
+        return bool(self.replaced_by)
+
+    @property
     def is_joined(self) -> bool:
         """Whether it takes part, and knows the logs of the cluster."""
         return self._task is not None
@@ -483,11 +482,14 @@ class ClusterMember(MustClose):
                 task.cancel()
 
     def _check_used(self, name: str) -> None:
-        """StorageUnavailableError for a log whose files nobody is to open here now.
+        """StorageUnavailableError for a log whose files nobody is to open here now, and before this machine
+        knows that its directory is no other one's.
 
         Its leader may have lost its lease, and the store, before the log was suspended. It cannot close it in
         order then; what it acknowledged is safe, and it acknowledges nothing any more.
         """
+        if not self._is_directory_own:
+            raise StorageUnavailableError("this machine is starting, and opens no copies yet")
         if self.view.is_idle(name):
             raise StorageUnavailableError(f"the log {name!r} is suspended, as far as is known here")
 
@@ -522,7 +524,7 @@ class ClusterMember(MustClose):
         the store does not have any more, since it was set back, is made again.
         """
         key, announced, revision = self.view.key(MEMBERS, self.address), 0, 0
-        entry = Member(self.address, self.make_tag().hex(), self._zone, self._web)
+        entry = Member(self.address, self.make_tag().hex(), self._zone, self._web, self.home)
 
         def is_replaced() -> bool:
             now = self.view.members.get(self.address)
@@ -536,10 +538,14 @@ class ClusterMember(MustClose):
         while True:
             await self.view.wait(lambda: is_missing() or is_replaced())
             if is_replaced():
-                logger.error(
-                    "another program serves a cluster at %s: this one leaves it", self.address
+                by = self.view.members[self.address].home or "another program"
+                self.replaced_by = (
+                    f"{by} serves a cluster at {self.address} now, and this machine, {self.home}, leaves it. "
+                    "If both are to be machines, give each an address (--advertise) and a directory of its "
+                    "own"
                 )
-                self.is_replaced = self.is_closing = True
+                logger.error("%s", self.replaced_by)
+                self.is_closing = True
                 self.view.notify()
                 return
             wanted = self.session.lease
@@ -550,6 +556,8 @@ class ClusterMember(MustClose):
                     announced, revision = wanted, expected
                     await self.clock.sleep(_PAUSE_SECONDS)  # the view will have it
                     continue
+                if found is not None and not announced:
+                    entry = entry._replace(replaced=self._replaces(found))
                 swap = await self.keys.swap(key, entry.encode(), expected=expected, lease=wanted)
             except WalError as error:
                 logger.warning("this machine cannot be announced: %s", error)
@@ -558,3 +566,20 @@ class ClusterMember(MustClose):
                     announced, revision = wanted, swap.found.revision
                     continue
             await self.clock.sleep(_PAUSE_SECONDS)
+
+    def _replaces(self, found: KeyValue) -> str:
+        """Return the home of the machine whose entry is there, if it is not an earlier start of this one."""
+        try:
+            home = Member.decode(found.value, found.key).home
+        except WalError:
+            return ""
+        if home in ("", self.home):
+            return ""
+        logger.warning(
+            "this machine, %s, takes the place of %s at %s; if both are to be machines, give each an address "
+            "(--advertise) and a directory of its own",
+            self.home,
+            home,
+            self.address,
+        )
+        return home

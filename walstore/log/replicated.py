@@ -33,6 +33,8 @@ logger = logging.getLogger("walstore")
 
 CLAIMS: Final = RESERVED + "claims"
 """The register with the claims on the log's tier."""
+_CLOCK_SECONDS: Final = 5.0
+"""How much later than the clock the newest record may be without a word."""
 
 
 class EngineSource:
@@ -152,6 +154,7 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
         await _attach(engine, replicator, source)
         replicator.start(source, engine.opened.log_id)
         engine.source.repair = replicator.heal
+        trouble = _clock_trouble(engine)
         await engine.writer.mark_epoch()
         await replicator.wait_all()
         if engine.tier is not None:
@@ -165,6 +168,21 @@ async def begin_to_replicate(engine: Engine, replicator: Replicator) -> None:
             cause = failure.__cause__
             raise copy_error(cause if isinstance(cause, WalError) else failure) from cause
         raise
+    if trouble is not None:
+        logger.warning("%s", trouble)
+
+
+def _clock_trouble(engine: Engine) -> str | None:
+    """Return what is to be said of the clock of this machine, as the newest record shows it."""
+    ahead_seconds = (engine.opened.tail.newest_us - engine.clock.now_us()) / 1e6
+    if ahead_seconds < _CLOCK_SECONDS:
+        return None
+    return (
+        f"the newest record of {engine.path} is {ahead_seconds:.0f} seconds later than the clock of this "
+        "machine: this clock is behind, that of an earlier leader was ahead, or a program gave the record "
+        "that time. Nothing is lost: records get that time until the clock has reached it, and age that much "
+        "later. Compare the clocks of the machines, and let NTP keep them"
+    )
 
 
 async def _claim_tier(engine: Engine, tier: Tier) -> None:

@@ -316,6 +316,10 @@ class Member(NamedTuple):
     """What it fails together with: copies of a log are in different ones if that is possible."""
     web: str = ""
     """Where others reach its HTTP server, such as ``https://10.0.0.1:7421``; empty for nowhere."""
+    home: str = ""
+    """Its host and directory, for people; empty of an earlier version."""
+    replaced: str = ""
+    """The home of another machine that was there under its address, whose place it has taken; or empty."""
 
     def encode(self) -> bytes:
         """Return it as JSON."""
@@ -325,9 +329,17 @@ class Member(NamedTuple):
     def decode(cls, data: bytes, key: str) -> Member:
         """Return what was encoded; CorruptionError, FormatVersionError."""
         match _decode(data, key):
-            case {"address": str(address), "tag": str(tag), "zone": str(zone), "web": str(web)}:
-                with contextlib.suppress(InvalidSettingsError):
-                    return cls(address, tag, zone, check_web(web))
+            case {
+                "address": str(address),
+                "tag": str(tag),
+                "zone": str(zone),
+                "web": str(web),
+                **later,
+            }:
+                home, replaced = later.get("home", ""), later.get("replaced", "")
+                if _are_texts([home, replaced]):
+                    with contextlib.suppress(InvalidSettingsError):
+                        return cls(address, tag, zone, check_web(web), home, replaced)
         raise _no("member", key)
 
 

@@ -104,3 +104,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_unspecified(host: str) -> bool:
+    """Return whether a host stands for all addresses of a machine: it listens there, and nobody finds it."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -130,18 +130,18 @@ def test_what_there_is(cli: Cli, store: MemoryKeyValues) -> None:
     put(store, "walstore/logs/other", LogSpec(2).encode())
     leader = Leader(copies[0], "00", 7, copies[1:], copies[1:2], {copies[2]: "its disk is full"})
     put(store, "walstore/leaders/orders", leader.encode())
-    put(store, "walstore/members/tls://a:1", Member("tls://a:1", "00", "z", "https://a:2").encode())
+    member = Member("tls://a:1", "00", "z", "https://a:2", "h2:/srv/w", "h1:/srv/w")
+    put(store, "walstore/members/tls://a:1", member.encode())
     listed = cli("logs", "list")
     assert listed.lines[1].split() == ["orders", "tls://a:1", "7", "3", "of", "3", "2", "env=prod"]
     assert listed.lines[2].split()[:4] == ["other", "nobody", "–", "0"]
     assert "orders: the copy at tls://c:1 does not count: its disk is full" in listed.err
+    assert "tls://a:1: h2:/srv/w has taken the place of h1:/srv/w; if both" in listed.err
     found = cli("logs", "list", "--json", "--selector", "env,!old").json
     (log,) = found["logs"]
     assert (log["leader"], log["epoch"], log["present"]) == ("tls://a:1", 7, 2)
     assert log["missing"] == {"tls://c:1": "its disk is full"}
-    assert found["members"] == [
-        {"address": "tls://a:1", "tag": "00", "zone": "z", "web": "https://a:2"}
-    ]
+    assert found["members"] == [member._asdict()]
     assert (
         cli("logs", "list", "--json", "--selector", "env!=prod").json["logs"][0]["name"] == "other"
     )

@@ -24,10 +24,18 @@ class Machine:
     """One machine: a member and its server."""
 
     def __init__(
-        self, path: Path, keys: MemoryClient, *, web: dict[str, Any] | None = None, **options: Any
+        self,
+        path: Path,
+        keys: MemoryClient,
+        *,
+        directory: Path | None = None,
+        web: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
+        """With its socket in ``path``, and its copies, too, or in ``directory``."""
         path.mkdir(exist_ok=True)
         self.path = path
+        self.directory = directory or path
         self.keys = keys
         self.options = options
         self.web_options = web
@@ -41,7 +49,8 @@ class Machine:
     def address(self) -> str:
         return f"unix://{self.path}/s.sock"
 
-    async def start(self) -> None:
+    async def start(self, address: str = "") -> None:
+        """Start and join, at another address perhaps."""
         options = {
             "lease_seconds": LEASE_SECONDS,
             "patience_seconds": PATIENCE_SECONDS,
@@ -49,7 +58,7 @@ class Machine:
             "clock": self.clock,
             **self.options,
         }
-        self.member = await ClusterMember.open(self.path, self.keys, **options)
+        self.member = await ClusterMember.open(self.directory, self.keys, **options)
         self.server = await Server.open(None, cluster=self.member, unix=self.path / "s.sock")
         place = ""
         if self.web_options is not None:
@@ -57,7 +66,7 @@ class Machine:
                 None, "127.0.0.1:0", cluster=self.member, **self.web_options
             )
             place = self.web.addresses[0]
-        await self.member.join(self.address, web=place)
+        await self.member.join(address or self.address, web=place)
 
     async def stop(self) -> None:
         member, self.member = self.member, None

@@ -29,6 +29,7 @@ DOCUMENTS: list[Document] = [
     Leader("a", "t", 3, ("b", "c"), ("b",), {"c": "away"}, 5),
     Synced("ab" * 16, 3, 2, {"": 7, "b": 9}),
     Member("a", "t"),
+    Member("a", "t", home="h:/d", replaced="g:/d"),
 ]
 FIELDS = [(document, field) for document in DOCUMENTS for field in document._asdict()]
 
@@ -45,7 +46,7 @@ LEADERS = st.builds(
     generation=st.integers(0),
 )
 WEB = st.sampled_from(["", "https://10.0.0.1:7421"])
-MEMBERS = st.builds(Member, address=TEXT, tag=TEXT, zone=TEXT, web=WEB)
+MEMBERS = st.builds(Member, address=TEXT, tag=TEXT, zone=TEXT, web=WEB, home=TEXT, replaced=TEXT)
 NAMES = TEXT | st.sampled_from(sorted(SETTING_NAMES))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT
 JSON = st.recursive(
