@@ -27,7 +27,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.http.looking import PAGES
-from walstore.http.protocol import CONTENT_POLICY, RefusedError
+from walstore.http.protocol import CONTENT_POLICY, RefusedError, check_once, check_path
 from walstore.http.server_log import ServerLog, said_by
 
 if TYPE_CHECKING:
@@ -157,6 +157,12 @@ class Answering:
 
     def _check(self, request: web.Request) -> None:
         """Refuse a request that may not be made, or not now."""
+        check_path(request.raw_path)
+        check_once(request.headers)
+        coding = request.headers.get(hdrs.TRANSFER_ENCODING)
+        if coding is not None and coding.lower() != "chunked":
+            text = f"the transfer encoding must be chunked, not {coding[:100]!r}; nothing was read"
+            raise RefusedError(501, text, {"Connection": "close"})
         if request.path not in _OPEN_PATHS:
             self._access.check(request)
             if self.is_stopping:
