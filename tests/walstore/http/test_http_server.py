@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import json
 import ssl
@@ -20,6 +21,7 @@ from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.serve.certificates import make_certificate
 from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalStore
 from walstore.http import HttpServer, HttpSettings
+from walstore.testing import FaultyFileSystem
 
 TEXT = {"Content_Type": "text/plain"}
 
@@ -383,3 +385,23 @@ def test_settings_out_of_range() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidSettingsError):
             HttpSettings(**{name: value})  # type: ignore[arg-type]
+
+
+async def test_a_full_disk_is_one_warning_until_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = FaultyFileSystem()
+    async with (
+        WalStore.open(tmp_path, fs=faulty) as store,
+        HttpServer.open(store, "127.0.0.1:0", settings=QUICK) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        served = Served(store, server, session)
+        assert await served.status("PUT", "s", **TEXT) == 201
+        faulty.fail("pwrite*", errno.ENOSPC, times=None)
+        for _ in range(3):
+            assert await served.status("POST", "s", b"x", **TEXT) == 507
+        said = [one for one in caplog.messages if "a request over HTTP failed" in one]
+        assert len(said) == 1
+        faulty.heal()
+        assert await served.status("POST", "s", b"x", **TEXT) == 204
