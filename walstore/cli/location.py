@@ -65,6 +65,12 @@ async def connect_to(location: str) -> RemoteWal:
     """Connect to a served log, with the token of the environment; UsageError if it has to be named."""
     try:
         return await connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
+    except AccessDeniedError as error:
+        if "refused the token" not in str(error):
+            raise
+        raise AccessDeniedError(
+            f"the server at {location} refused the token; put its token into {TOKEN_VARIABLE}"
+        ) from error
     except InvalidSettingsError as error:
         if "log=NAME" not in str(error) or parse_address(location).log is not None:
             raise

@@ -23,7 +23,7 @@ from walstore.cli.serving import (
 )
 from walstore.files.locks import COPIES_NAME, STORE_NAME
 from walstore.http import HttpSettings
-from walstore.runtime.memory import return_large_blocks
+from walstore.runtime.memory import collect_rarely, return_large_blocks
 from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
 from walstore.wire.address import is_loopback, parse_listen
@@ -169,6 +169,7 @@ def serve(
     """
     directory = to_directory(path, "serve")
     return_large_blocks()
+    collect_rarely()
     values = {
         "--cluster": cluster,
         "--replicate": replicate,

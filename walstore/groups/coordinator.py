@@ -88,12 +88,17 @@ class GroupCoordinator:
         *,
         clock: Clock,
         journal: Journal,
+        before: GroupCoordinator | None = None,
     ) -> None:
-        """:meth:`open` makes the group usable."""
+        """:meth:`open` makes the group usable, once ``before``, with other options, has ended."""
         self.name = name
         """Name of the group."""
         self.settings = settings
         """As the first member gave them."""
+        self._before = None if before is None else before.retire()
+        self._is_replaced = False
+        self._members: Counter[object] = Counter()
+        """How many are there: of this process for None, else by their connections."""
         self._log = log
         self._clock = clock
         self._journal = journal
@@ -134,16 +139,41 @@ class GroupCoordinator:
         """Whether members use it, or are about to; False if the first of them could not enter."""
         return self._state is not None or self._failure is not None or self._opening.locked()
 
+    def is_free(self) -> bool:
+        """Whether the options may change: no member is there, and no job is with one that has gone."""
+        state = self._state
+        is_busy = self._members or self._waiting or self._giving or self._burying is not None
+        if state is None or self._failure is not None or self._opening.locked() or is_busy:
+            return not self.is_used
+        state.pass_time(self._clock.monotonic())
+        return not state.leased
+
     def check_settings(self, settings: GroupSettings) -> None:
         """Raise InvalidSettingsError unless a further member wants what the first one wanted."""
         if settings != self.settings:
+            members, jobs = self._members.total(), 0 if self._state is None else self._state.leased
             raise InvalidSettingsError(
-                f"group {self.name!r} is in use with other options: {self.settings}, not {settings}"
+                f"group {self.name!r} is in use with other options: {self.settings}, not {settings}; "
+                f"{members} members are there and {jobs} jobs are leased; the options can change when there "
+                "is none of either"
             )
 
-    async def open(self) -> None:
+    def retire(self) -> asyncio.Task[None]:
+        """End the group in favour of one with other options; nobody is there."""
+        if self._failure is None:
+            self._failure = WalClosedError(f"the group {self.name!r} has other options by now")
+            self._is_replaced = True
+        return start_task(self.aclose(), name=f"walstore end of group {self.name}")
+
+    async def open(self, *, via: object = None) -> None:
+        """Let a member in, over a connection or of this process; raises as :meth:`load`."""
+        await self.load()
+        self._members[via] += 1
+
+    async def load(self) -> None:
         """Load what the group remembers, once; raises as :meth:`walstore.Wal.cursor` and for the disk."""
         async with self._opening:
+            await self._wait_before()
             if self._failure is not None:
                 raise copy_error(self._failure)
             if self._state is not None:
@@ -173,6 +203,14 @@ class GroupCoordinator:
                 self._run(self._state, self._reader), name=f"walstore group {self.name}"
             )
 
+    async def _wait_before(self) -> None:
+        """Return when the group with the options before has ended: its journal and cursor are free."""
+        if self._before is not None:
+            await asyncio.wait([self._before])
+            if (error := self._before.exception()) is not None:
+                logger.warning("group %s was not closed in order: %s", self.name, error)
+            self._before = None
+
     async def end(self) -> None:
         """End the group for its members, because it is deleted; what is being opened ends first."""
         if self._failure is None:
@@ -183,6 +221,7 @@ class GroupCoordinator:
 
     async def aclose(self) -> None:
         """End the group in this process: what is acknowledged is durable. Twice is allowed."""
+        await self._wait_before()
         for parts in self._giving:
             self._give_rest(parts)
         if self._failure is None:
@@ -198,6 +237,8 @@ class GroupCoordinator:
         self._changed.set()
         if self._cursor is not None and self._state is not None:
             try:
+                if self._is_replaced:  # leases that ended early are no longer ones
+                    await self._try_rewrite()
                 await self._save(self._state, self._cursor)
             except WalError:
                 return  # the journal knows more than the cursor
@@ -228,6 +269,7 @@ class GroupCoordinator:
         :meth:`settle`. WalClosedError if the member leaves.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
+        self._members[via] = max(self._members[via], 1)  # it may come over a new connection
         self._waiting[member] += 1
         try:
             return await self._take_in_time(member, most, deadline, via, most_bytes)
@@ -330,11 +372,14 @@ class GroupCoordinator:
                 reader=self.name,
             )
 
-    async def leave(self, member: bytes, held: Iterable[tuple[int, int]] = ()) -> None:
+    async def leave(
+        self, member: bytes, held: Iterable[tuple[int, int]] = (), *, via: object = None
+    ) -> None:
         """Give back at once all that a member holds; it waits for jobs no longer.
 
         ``held`` are offsets and deliveries of jobs that it may have from an earlier owner of the log.
         """
+        self._members -= Counter({via: 1})
         if member in self._waiting:
             self._left.add(member)
         if self._state is not None and self._failure is None:
@@ -342,6 +387,7 @@ class GroupCoordinator:
 
     async def lose(self, via: object) -> None:
         """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
+        self._members.pop(via, None)
         if self._state is not None and self._failure is None:
             await self._give(self._state.lose(via, self._clock.monotonic()))
 

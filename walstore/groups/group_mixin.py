@@ -106,6 +106,7 @@ class GroupMixin(Owned):
         settled.
 
         Entering raises InvalidSettingsError if the group is in use with other options, and as :meth:`cursor`.
+        The options may be others once no member is there and no job is leased.
         """
         settings = GroupSettings(
             start=start,
@@ -143,7 +144,7 @@ class OwnedGroups(GroupMixin):
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
-        if found is not None and (found.is_used or found.settings == settings):
+        if found is not None and (found.settings == settings or not found.is_free()):
             found.check_settings(settings)
             return found
         log = cast(GroupLog, self)
@@ -152,7 +153,9 @@ class OwnedGroups(GroupMixin):
             if parts.keeping is None
             else KeptJournal(parts.keeping, name)
         )
-        made = GroupCoordinator(log, name, settings, clock=parts.clock, journal=journal)
+        made = GroupCoordinator(
+            log, name, settings, clock=parts.clock, journal=journal, before=found
+        )
         self._groups[name] = made
         return made
 

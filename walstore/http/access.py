@@ -20,6 +20,7 @@ _EXPOSED: Final = (
     "Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, "
     "ETag, Location"
 )
+_CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 _ALLOWED: Final = (
     "Authorization, Content-Type, If-None-Match, Last-Event-ID, Stream-Seq, Stream-TTL, Stream-Expires-At, "
     "Stream-Closed, Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Durability, "
@@ -58,8 +59,10 @@ class Access:
         if request.method == "OPTIONS":
             return  # browsers ask without a token
         if not (self._has_token(request) or self._has_ticket(request)):
-            raise RefusedError(401, "a token is needed", {"WWW-Authenticate": "Bearer"})
-        host = urlsplit(f"//{request.host}").hostname or ""
+            is_given = "Authorization" in request.headers or TICKET in request.query
+            why = "the token is not that of this server" if is_given else "a token is needed"
+            raise RefusedError(401, f"{why}; send Authorization: Bearer TOKEN", _CHALLENGE)
+        host = _host_of(request.host)
         if self._is_local and not is_loopback(host):
             # A page of somebody else, whose name was made to mean this machine.
             raise RefusedError(421, f"this server is not {host[:200]!r}")
@@ -110,3 +113,13 @@ class Access:
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins
+
+
+def _host_of(text: str) -> str:
+    """Return the host that a request is for; all of the text if it is more than a host and a port."""
+    try:
+        parts = urlsplit(f"//{text}")
+        found = parts.hostname or ""
+    except ValueError:  # brackets that are not closed
+        return text
+    return found if parts.netloc == text and "@" not in text else text

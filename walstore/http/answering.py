@@ -27,7 +27,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.http.looking import PAGES
-from walstore.http.protocol import CONTENT_POLICY, RefusedError
+from walstore.http.protocol import CONTENT_POLICY, RefusedError, check_once, check_path
 from walstore.http.server_log import ServerLog, said_by
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class Answering:
         """How many are in progress."""
         self.answered: Counter[tuple[str, str]] = Counter()
         """How many were answered, by method and status."""
+        self._is_full = False
+        """Whether it was said that the disk is full, and nothing was written since then."""
         self.is_stopping = False
         """Whether all further requests are refused."""
         self.connections: Connections | None = None
@@ -132,6 +134,8 @@ class Answering:
             self.connections.end(transport)
             method = request.method if request.method in _METHODS else "other"
             self.answered[method, str(status)] += 1
+            if method in {"PUT", "POST"} and status < 300:
+                self._is_full = False
         return answer
 
     async def _try(
@@ -151,12 +155,27 @@ class Answering:
             return await handler(request)
         except (web.HTTPException, RefusedError, WalError, ValueError) as error:
             answer = _refusal(error)
+            if answer.status >= 500 and not isinstance(error, web.HTTPException | RefusedError):
+                self._warn(error)
             if request.writer.output_size:
                 cut_off(request)
             return answer
 
+    def _warn(self, error: Exception) -> None:
+        """Log that a request failed; of a full disk once until something is written."""
+        is_full = isinstance(error, DiskFullError)
+        if not (is_full and self._is_full):
+            logger.warning("a request over HTTP failed: %s", error)
+        self._is_full |= is_full
+
     def _check(self, request: web.Request) -> None:
         """Refuse a request that may not be made, or not now."""
+        check_path(request.raw_path)
+        check_once(request.headers)
+        coding = request.headers.get(hdrs.TRANSFER_ENCODING)
+        if coding is not None and coding.lower() != "chunked":
+            text = f"the transfer encoding must be chunked, not {coding[:100]!r}; nothing was read"
+            raise RefusedError(501, text, {"Connection": "close"})
         if request.path not in _OPEN_PATHS:
             self._access.check(request)
             if self.is_stopping:
@@ -254,8 +273,6 @@ def _refusal(error: web.HTTPException | RefusedError | WalError | ValueError) ->
     if isinstance(error, RefusedError):
         return _problem(error.status, str(error), error.headers)
     status = next(status for kind, status in _STATUS if isinstance(error, kind))
-    if status >= 500:
-        logger.warning("a request over HTTP failed: %s", error)
     fields = {"outcome": str(error.outcome)} if isinstance(error, WalError) else {}
     headers = {"Retry-After": "1"} if status == 503 else {}
     return _problem(status, f"{type(error).__name__}: {error}", headers, **fields)

@@ -6,9 +6,11 @@ The protocol is version 1.0 of ``PROTOCOL.md`` in durable-streams/durable-stream
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 PREFIX: Final = "/v1/stream/"
 """Of the path of every stream."""
@@ -43,6 +45,10 @@ MOST_NUMBER: Final = 2**53 - 1
 MOST_NAME_CHARS: Final = 200
 """Of a producer's id and of a Stream-Seq; both become registers of the log."""
 
+_ONCE: Final = frozenset(
+    ("authorization", "origin", "host", "content-type", "content-length", "transfer-encoding")
+)
+_NO_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _OFFSET: Final = re.compile(r"([0-9]{16})_0{16}")
 _COUNT: Final = re.compile(r"0|[1-9][0-9]{0,15}")
 _ENTITY_TAG: Final = re.compile(r'"[^"]*"')
@@ -67,6 +73,25 @@ class ProducerMark(NamedTuple):
     id: str
     epoch: int
     sequence: int
+
+
+def check_once(headers: Mapping[str, str]) -> None:
+    """RefusedError for a header that is there twice, and of which a proxy may see another one than we do."""
+    seen = Counter(name.lower() for name in headers)
+    for name, count in seen.items():
+        if count > 1 and (name in _ONCE or name.startswith(("producer-", "stream-"))):
+            raise RefusedError(400, f"the header {name} is there {count} times; send it once")
+
+
+def check_path(path: str) -> None:
+    """RefusedError for a path with an escape that is none, or of bytes that are not UTF-8."""
+    escaped = path.partition("?")[0]
+    try:
+        is_right = not _NO_ESCAPE.search(escaped) and unquote_to_bytes(escaped).decode() is not None
+    except UnicodeDecodeError:
+        is_right = False
+    if not is_right:
+        raise RefusedError(400, f"the path is not text in UTF-8 with %XX escapes: {path[:100]!r}")
 
 
 def format_offset(offset: int) -> str:

@@ -28,7 +28,7 @@ class ServedMembers:
         self._wal = wal
         self._most_bytes = most_bytes
         self._groups: dict[str, GroupCoordinator] = {}
-        """Those of which a member was given jobs."""
+        """Those that a member has entered, or was given jobs of."""
         self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {"group": self._group}
         """The calls of members, by name."""
 
@@ -43,10 +43,11 @@ class ServedMembers:
         if verb != "open" and not await self._wal.has_group(check_group_name(name)):
             raise WalClosedError(f"the group {name!r} was deleted")
         group = self._wal.coordinator(check_group_name(name), unpack_settings(options))
-        await group.open()
+        await group.load()
         match verb, arguments:
             case "open", ():
-                return None
+                self._groups[name] = group
+                return await group.open(via=self)
             case "fetch", (bytes(member), int(most), int() | float() as seconds) if (
                 0 < most <= _MOST_JOBS and math.isfinite(seconds)
             ):
@@ -72,7 +73,7 @@ class ServedMembers:
                 self._groups[name] = group
                 return await group.extend(offset, deliveries, member=member, via=self)
             case "leave", (bytes(member), list(held)):
-                return await group.leave(member, unpack_held(held))
+                return await group.leave(member, unpack_held(held), via=self)
             case "statistics", ():
                 return dataclasses.asdict(await group.statistics())
         raise ProtocolViolationError(

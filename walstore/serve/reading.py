@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
 
+from walstore.read.reader import Reader
 from walstore.serve.answer import PackedAnswer, PreparedAnswer
 from walstore.serve.fetching import Fetching
 from walstore.serve.services import Service
-from walstore.wire.message import Message, ProtocolViolationError
+from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import pack_batch
 
 _MOST_WAIT_SECONDS: Final = 60.0
@@ -15,15 +18,25 @@ _WHOLE_BYTES: Final = 8 << 20
 """A batch of up to so much is not cut, unless there is only room for less."""
 
 
-async def read(
-    fetching: Fetching, service: Service, message: Message, most_bytes: int
-) -> PackedAnswer | PreparedAnswer:
-    """Return records from a position: what there is, or what comes within the time.
+class _Wanted(NamedTuple):
+    """What a READ asks for. It is all that is kept of one that waits: there may be thousands."""
+
+    position: int
+    stop: int | None
+    most_bytes: int
+    wait_seconds: float
+    shown: str
+
+
+def begin_read(
+    fetching: Fetching, service: Service, head: Any, most_bytes: int
+) -> Callable[[], Awaitable[PackedAnswer | PreparedAnswer]]:
+    """Return what answers a READ with records from a position: what there is, or comes within the time.
 
     A group that has more than about ``most_bytes`` is sent in parts: all of it is safe before anybody reads a
-    record of it.
+    record of it. ProtocolViolationError or ValueError for a head that asks for nothing of the kind.
     """
-    match message.head:
+    match head:
         case [
             int(position),
             int() | None as stop,
@@ -38,18 +51,28 @@ async def read(
             )
     if shown not in {"durable", "accepted"}:
         raise ValueError(f"visibility must be 'durable' or 'accepted', not {shown!r}")
+    most_bytes = max(1, min(wanted_bytes, most_bytes))
     seconds = max(0.0, min(float(wait), _MOST_WAIT_SECONDS))
+    return partial(_read, fetching, service, _Wanted(position, stop, most_bytes, seconds, shown))
+
+
+async def _read(
+    fetching: Fetching, service: Service, wanted: _Wanted
+) -> PackedAnswer | PreparedAnswer:
+    position, stop, most_bytes, seconds, shown = wanted
     reader = await service.reader(position, stop, shown, seconds)
     if reader is None or not await reader.wait(seconds):
         return PackedAnswer([[], *service.limits(shown)], ())
-    wanted_bytes = max(1, min(wanted_bytes, most_bytes))
+    return PreparedAnswer(partial(_make, fetching, service, wanted, reader), most_bytes)
+
+
+async def _make(
+    fetching: Fetching, service: Service, wanted: _Wanted, reader: Reader, room_bytes: int
+) -> PackedAnswer:
+    position, stop, most_bytes, _, shown = wanted
     log = service.log if shown == "durable" else None
-
-    async def make(room_bytes: int) -> PackedAnswer:
-        batch = await fetching.fetch(log, reader, position, stop=stop, most_bytes=room_bytes)
-        if room_bytes != wanted_bytes or batch.nbytes > _WHOLE_BYTES:
-            batch = batch.first(room_bytes)
-        intervals, frames = pack_batch(batch) if len(batch) else ([], [])
-        return PackedAnswer([intervals, *service.limits(shown)], frames)
-
-    return PreparedAnswer(make, wanted_bytes)
+    batch = await fetching.fetch(log, reader, position, stop=stop, most_bytes=room_bytes)
+    if room_bytes != most_bytes or batch.nbytes > _WHOLE_BYTES:
+        batch = batch.first(room_bytes)
+    intervals, frames = pack_batch(batch) if len(batch) else ([], [])
+    return PackedAnswer([intervals, *service.limits(shown)], frames)

@@ -81,8 +81,8 @@ def unpack_header(packed: object) -> Mapping[str, bytes] | None:
         raise ProtocolViolationError("headers that are none")
     try:
         return unpack_headers(packed, [len(packed) + 1], NO_HEADERS)[0]
-    except MalformedError as error:
-        raise ProtocolViolationError(str(error)) from None
+    except MalformedError:
+        raise ProtocolViolationError("headers that are no map of text to bytes") from None
 
 
 # -- read ------------------------------------------------------------------------------------

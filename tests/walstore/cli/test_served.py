@@ -54,6 +54,7 @@ async def test_a_log_of_a_store_is_named(
         address = f"{server.addresses[0]}?log=orders"
         refused = await asyncio.to_thread(cli, "tail", address)
         assert (refused.code, "refused the token" in refused.error) == (1, True)
+        assert "WALSTORE_TOKEN" in refused.error
         monkeypatch.setenv("WALSTORE_TOKEN", "secret")
         assert (await asyncio.to_thread(cli, "append", address, stdin=b"v\n")).code == 0
         assert (await asyncio.to_thread(cli, "tail", address)).out == b"v\n"

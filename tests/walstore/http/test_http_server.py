@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gzip
 import json
 import ssl
@@ -20,6 +21,7 @@ from tests.walstore.http.conftest import QUICK, Served, serving
 from tests.walstore.serve.certificates import make_certificate
 from walstore import InvalidSettingsError, StorageUnavailableError, Wal, WalStore
 from walstore.http import HttpServer, HttpSettings
+from walstore.testing import FaultyFileSystem
 
 TEXT = {"Content_Type": "text/plain"}
 
@@ -37,7 +39,8 @@ async def ask(
 async def test_a_token(tmp_path: Path) -> None:
     async with serving(tmp_path, token="secret") as served:
         assert await served.status("PUT", "s", **TEXT) == 401
-        assert await served.status("PUT", "s", Authorization="Bearer wrong", **TEXT) == 401
+        status, _, body = await served.send("PUT", "s", Authorization="Bearer wrong", **TEXT)
+        assert (status, b"the token is not that of this server" in body) == (401, True)
         assert await served.status("PUT", "s", Authorization="Bearer secret", **TEXT) == 201
         _, headers, _ = await served.send("GET", "s", Authorization="Bearer secret")
         assert headers["Cache-Control"] == "no-store"
@@ -59,6 +62,58 @@ async def test_pages_of_others_change_nothing(served: Served) -> None:
     # A name that somebody else made to mean this machine.
     assert await served.status("GET", "s", Host="evil.example:80") == 421
     assert await served.status("GET", "s", Host="localhost:1") == 200
+
+
+async def sent(served: Served, *lines: str, body: str = "") -> str:
+    """Send a request as it is, and return what the server answers until it ends the connection."""
+    host, _, port = served.server.addresses[0].removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write("\r\n".join([*lines, "Connection: close", "", body]).encode())
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+HOST = "Host: localhost"
+TYPE = "Content-Type: text/plain"
+
+
+async def test_a_request_that_others_may_read_in_another_way_is_refused(served: Served) -> None:
+    await served.send("PUT", "s", **TEXT)
+    post = "POST /v1/stream/s HTTP/1.1"
+    length = "Content-Length: 1"
+    twice = (
+        ("Producer-Id: a", "Producer-Id: b"), ("Stream-Seq: a", "stream-seq: b"),
+        ("Origin: http://a", "Origin: http://b"), (TYPE,), (HOST,), ("Authorization: a",) * 2,
+    )  # fmt: skip
+    for more in twice:
+        with case(more):
+            answer = await sent(served, post, HOST, TYPE, length, *more, body="x")
+            assert answer.split()[1] == "400", answer
+    for coding in ("gzip, chunked", "identity", "chunked, identity", "xchunked"):
+        with case(coding):
+            coded = f"Transfer-Encoding: {coding}"
+            answer = await sent(served, post, HOST, TYPE, coded, body="1\r\nx\r\n0\r\n\r\n")
+            assert answer.split()[1] in {"501", "400"}, answer
+    for host in ("localhost@evil.example", "evil.example@localhost", "localhost/x", "[::1"):
+        with case(host):
+            answer = await sent(served, post, f"Host: {host}", TYPE, length, body="x")
+            assert answer.split()[1][0] == "4", answer
+    assert await served.content("s") == b""
+    answer = await sent(
+        served, post, HOST, TYPE, "Transfer-Encoding: Chunked", body="1\r\nx\r\n0\r\n\r\n"
+    )
+    assert answer.split()[1] == "204", answer
+
+
+async def test_a_path_that_is_no_text_is_refused(served: Served) -> None:
+    for name in ("%ff", "%zz", "a%2", "%"):
+        with case(name):
+            answer = await sent(served, f"PUT /v1/stream/{name} HTTP/1.1", HOST, TYPE)
+            assert answer.split()[1] == "400", answer
+    assert await served.status("PUT", "%C3%A4", **TEXT) in {201, 400}
 
 
 async def test_pages_of_allowed_origins(tmp_path: Path) -> None:
@@ -278,7 +333,7 @@ async def test_what_is_no_http_costs_a_line_of_the_log(
 async def test_names_of_all_kinds(served: Served) -> None:
     for name, status in (
         ("a%2Fb", 201), ("%C3%A4", 201), ("a/b/c", 201), ("x" * 255, 201), ("x" * 300, 400), ("..", 400),
-        ("%2E%2E/x", 400), ("a//b", 400), ("a/", 400), ("%00", 400), ("%FF", 201), ("__ds/x", 404),
+        ("%2E%2E/x", 400), ("a//b", 400), ("a/", 400), ("%00", 400), ("%FF", 400), ("__ds/x", 404),
         (".hidden", 201), ("x" * 7000, 400),
     ):  # fmt: skip
         url = served.server.addresses[0] + "/v1/stream/" + name
@@ -330,3 +385,23 @@ def test_settings_out_of_range() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidSettingsError):
             HttpSettings(**{name: value})  # type: ignore[arg-type]
+
+
+async def test_a_full_disk_is_one_warning_until_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = FaultyFileSystem()
+    async with (
+        WalStore.open(tmp_path, fs=faulty) as store,
+        HttpServer.open(store, "127.0.0.1:0", settings=QUICK) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        served = Served(store, server, session)
+        assert await served.status("PUT", "s", **TEXT) == 201
+        faulty.fail("pwrite*", errno.ENOSPC, times=None)
+        for _ in range(3):
+            assert await served.status("POST", "s", b"x", **TEXT) == 507
+        said = [one for one in caplog.messages if "a request over HTTP failed" in one]
+        assert len(said) == 1
+        faulty.heal()
+        assert await served.status("POST", "s", b"x", **TEXT) == 204

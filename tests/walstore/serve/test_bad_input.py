@@ -682,3 +682,13 @@ async def test_an_answer_has_no_registers_that_are_large(served: Served, remote:
         client.request(Kind.CALL, 2, group, b"v")
         answer = await client.answer()
         assert answer.head[2] is None
+
+
+async def test_headers_that_are_none_are_refused_in_words_of_ours(served: Served) -> None:
+    async with raw(served) as client:
+        for number, headers in enumerate((5, b"\xff\xff", b"\x01", b"\x81"), 2):
+            options = [None, None, [headers], None]
+            client.request(Kind.APPEND, number, ["memory", b"\x01\0\0\0", options], b"x")
+            error = unpack_error((await client.answer()).head)
+            with case(headers):
+                assert "received headers that are no" in str(error)

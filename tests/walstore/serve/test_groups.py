@@ -276,6 +276,24 @@ async def test_options_and_names_that_are_none(log: Any) -> None:
         await log.group("g").fetch()
 
 
+async def test_options_change_once_nobody_is_there(log: Any) -> None:
+    """What was acknowledged before stays so."""
+    await append(log, b"a", b"b", b"c")
+    async with log.group("g") as group:
+        first, _ = await group.fetch(2)
+        await first.ack()
+        with pytest.raises(InvalidSettingsError, match="1 members are there and 1 jobs are leased"):
+            await log.group("g", max_deliver=3).__aenter__()
+    async with log.group("g", max_deliver=3) as group:
+        jobs = await group.fetch(2)
+        assert [job.value for job in jobs] == [b"b", b"c"]
+        await group.ack(jobs)
+    async with log.group("g", max_ack_pending=5, is_ordered=True) as group:
+        assert await group.fetch(max_wait=0) == []
+        await append(log, b"d")
+        assert [job.value for job in await group.fetch()] == [b"d"]
+
+
 async def test_it_holds_retention_back(log: Any) -> None:
     await append(log, b"a", b"b", b"c")
     async with log.group("g") as group:

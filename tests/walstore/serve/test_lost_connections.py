@@ -8,6 +8,7 @@ import gc
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ import pytest
 from tests.local import SMALL, read_values, turns
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, Served, serving
+from tests.walstore.serve.test_bad_input import raw
 from walstore import (
     CursorMovedError,
     OutcomeUnknownError,
@@ -28,6 +30,7 @@ from walstore import (
 )
 from walstore.serve import Server, ServeSettings
 from walstore.testing import ManualClock
+from walstore.wire.message import Kind
 
 T = TypeVar("T")
 
@@ -559,3 +562,16 @@ async def test_a_server_of_which_requests_wait_is_not_taken_for_dead(
         await asyncio.wait([call, *waiting])
         assert call.result() == (2 if waiting else 1)
         assert (remote.client.reconnects, server.figures.connected) == (0, 1)
+
+
+async def test_the_requests_of_a_lost_connection_end_a_part_at_a_time(served: Served) -> None:
+    """What others asked for is done in between."""
+    left: list[int] = []
+    async with raw(served) as client:
+        for number in range(2, 2002):
+            client.request(Kind.READ, number, [1, None, 1000, 60, "durable"])
+        await until(lambda: served.server.requests_in_progress >= 2000)
+    while served.server.requests_in_progress:
+        left.append(served.server.requests_in_progress)
+        await asyncio.sleep(0)
+    assert all(before - after <= 256 for before, after in pairwise(left)), left

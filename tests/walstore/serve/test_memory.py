@@ -16,6 +16,7 @@ from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.waiting import until
 from tests.walstore.serve.test_bad_input import HELLO, Raw
 from walstore import RemoteWal, connect
+from walstore.serve import ServeSettings
 from walstore.wire.message import HEADER, PREAMBLE, Kind, encode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -87,10 +88,10 @@ async def test_thousands_of_reads_that_wait_hold_nothing_and_are_all_served(tmp_
             connect(f"unix://{served.socket}") as remote,
             strangers(served, 1, greets=True) as (greedy,),
         ):
-            for number in range(2, 4002):
+            for number in range(2, 2502):
                 greedy.request(Kind.READ, number, [1, None, MIB, 60, "durable"])
-            greedy.request(Kind.CALL, 4002, ["limits", []])
-            assert (await greedy.answer()).id == 4002  # all are there
+            greedy.request(Kind.CALL, 2502, ["limits", []])
+            assert (await greedy.answer()).id == 2502  # all are there
             await remote.append(bytes(MIB))
             for _ in range(20):
                 await is_fine(remote)
@@ -239,6 +240,7 @@ async def test_requests_of_many_records_are_objects_only_while_they_are_accepted
 
 
 async def test_small_requests_in_progress_have_a_limit_in_objects(tmp_path: Path) -> None:
+    """Of 60 clients that send 2000 each, as many are begun as ``request_bytes`` has room for."""
     with serving(tmp_path) as served:
         async with (
             connect(f"unix://{served.socket}") as remote,
@@ -255,5 +257,6 @@ async def test_small_requests_in_progress_have_a_limit_in_objects(tmp_path: Path
             for _ in range(10):
                 await remote.refresh()
             served.check()
+            assert served.peak - served.base < ServeSettings().request_bytes
             await is_fine(remote)
             assert (await many[-1].answer()).kind == Kind.DONE
