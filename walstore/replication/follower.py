@@ -53,6 +53,8 @@ class Follower:
         """Every offset below it was replicated and, durably, there, when the copy counted last."""
         self._counted = _LAST_PLACE
         """Up to where it was durable then, if it was seen."""
+        self.repairing = asyncio.Lock()
+        """Held while a segment of the copy is repaired: one after the other."""
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""

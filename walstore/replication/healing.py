@@ -172,6 +172,22 @@ class Healer:
 
         CorruptionError if that does not help, or they are damaged here, too, and everywhere else.
         """
+        try:
+            return await copy.check(start, begin, most_bytes)
+        except CorruptionError:
+            async with (
+                follower.repairing
+            ):  # what is missing comes in parts, and two would begin it in turn
+                return await self._repair_copy(follower, copy, start, begin, most_bytes)
+
+    async def _repair_copy(
+        self,
+        follower: Follower,
+        copy: RemoteCopy,
+        start: int,
+        begin: int,
+        most_bytes: int | None,
+    ) -> int:
         first, is_read_again = -1, False
         while True:
             try:

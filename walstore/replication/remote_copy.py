@@ -138,7 +138,7 @@ class RemoteCopy:
 
     async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""
-        asked = [] if most_bytes is None else [begin, most_bytes]
+        asked = [begin, most_bytes] if begin or most_bytes is not None else []
         return int(await self._call("check", start, *asked, seconds=_CHECK_SECONDS) or 0)
 
     async def mend(self, place: Place, data: bytes) -> int:
