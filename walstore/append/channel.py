@@ -83,7 +83,6 @@ class Channel:
         "is_alert",
         "ledger",
         "loop",
-        "on_record",
         "room",
         "serial",
         "tail",
@@ -137,8 +136,6 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
-        self.on_record: Callable[[], bool] = lambda: False
-        """Called for a record that comes while the writer's task sleeps; True: it need not wake for it."""
         # For the fast path, Wal.append_nowait, which saves a call by changing these as put() would.
         self.is_alert = True
         """Whether the next record has to call note_record()."""
@@ -268,17 +265,13 @@ class Channel:
             self._fail_admissions(error)
         self._set_room()
 
-    def wake(self) -> None:
-        """Make ``wait_ready`` return: there is something to take."""
-        if self._sleeper is not None:
-            self._wake()
-
     def poke(self) -> None:
         """Make ``wait_ready`` return even if there is nothing to take."""
         self._poked = True
         if self._filling is not None:
             _finish(self._filling)
-        self.wake()
+        if self._sleeper is not None:
+            self._wake()
 
     def close(self, error: WalError) -> None:
         """Refuse further records with ``error``; those accepted can still be taken."""
@@ -631,8 +624,7 @@ class Channel:
         if builder.accepted_at is None and (builder.values or not builder.is_empty):
             builder.accepted_at = self._monotonic()
         self.is_alert = builder.accepted_at is None
-        sleeper = self._sleeper
-        if sleeper is not None and not sleeper.done() and not self.on_record():
+        if self._sleeper is not None:
             self._wake()
 
     def _wake(self) -> None:

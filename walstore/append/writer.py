@@ -104,14 +104,6 @@ class Writer:
         """How many callers wait in :meth:`advance_head`: each frees what is deleted meanwhile."""
         self._stopping = False
         self._ended = False
-        self._was_lone = False
-        """Whether the last commit had one record: then callers rarely append in one turn of the loop."""
-        self._direct: asyncio.Future[Commit | BaseException] | None = None
-        """The commit that was begun while the task slept, until it has ended."""
-        self._direct_error: BaseException | None = None
-        """Why that failed, until the task takes note of it."""
-        self._owes_checkpoint = False
-        """Whether a checkpoint is to follow it."""
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once :meth:`run` has begun; before that, cancelling its task ends it."""
         self.on_cancel: Callable[[], None] = lambda: None
@@ -137,8 +129,6 @@ class Writer:
         """
         if not self.started.done():
             self.started.set_result(None)
-        if self._syncs_always and not self._linger_seconds:
-            self._channel.on_record = self._begin_direct
         try:
             while self.failure is None and not self._is_done:
                 await self._guarded(self._turn)
@@ -162,7 +152,6 @@ class Writer:
                 await self._channel.wait_full(self._linger_seconds)
         except asyncio.CancelledError:
             self.on_cancel()
-        await self._end_direct()
         if self._requests:
             await self._serve_requests()
         builders = self._channel.take(COMMIT_BYTES)
@@ -341,70 +330,9 @@ class Writer:
         if self._tail.wants_checkpoint or commit.sealed:
             await self._checkpoint()
 
-    def _begin_direct(self) -> bool:
-        """Begin to commit a record while the task sleeps: spares its caller the turn in which that wakes.
-
-        Returns whether the task need not wake: this commit, or one before it that has not ended, sees to it.
-        Not where the commit before had several records: more callers may append in this turn, and their
-        records are to be in the same commit.
-        """
-        if self._direct is not None or self._direct_error is not None:
-            return True
-        if not self._was_lone or self.failure is not None:
-            return False
-        try:
-            builders = self._channel.take(COMMIT_BYTES)
-            if not builders:  # a request without records or changes
-                return False
-            then = partial(self._directly_committed, builders, self._clock.monotonic())
-            self._direct = self._worker.begin_through(self._try_commit, builders, then=then)
-        except Exception as error:  # noqa: BLE001 - raised in the task: the record was accepted
-            self._direct_error = error
-            self._channel.wake()
-        return True
-
-    def _try_commit(self, builders: list[BatchBuilder]) -> Commit | BaseException:
-        try:
-            return self._tail.commit(builders, sync=True)
-        except BaseException as error:  # noqa: BLE001 - raised in the task
-            return error
-
-    def _directly_committed(
-        self, builders: list[BatchBuilder], began: float, commit: Commit | BaseException
-    ) -> None:
-        """Publish a commit; wake the task if there is more to do."""
-        self._direct = None
-        if isinstance(commit, BaseException):
-            self._direct_error = commit
-        else:
-            try:
-                self._committed(builders, began, commit)
-            except Exception as error:  # noqa: BLE001 - raised in the task
-                self._direct_error = error
-            else:
-                self._owes_checkpoint = self._tail.wants_checkpoint or bool(commit.sealed)
-                if self._channel.is_empty and not self._owes_checkpoint:
-                    return
-        self._channel.wake()
-
-    async def _end_direct(self) -> None:
-        """Wait for the commit that was begun while this task slept, and raise its error."""
-        if self._direct is not None:
-            try:
-                await self._direct
-            except asyncio.CancelledError:  # delivered once it has ended
-                self.on_cancel()
-        error, self._direct_error = self._direct_error, None
-        if error is not None:
-            raise error
-        if self._owes_checkpoint:
-            self._owes_checkpoint = False
-            await self._checkpoint()
-
     def _committed(self, builders: list[BatchBuilder], began: float, commit: Commit) -> None:
         """Publish a commit. Its waiters continue when this returns."""
         self.commits += 1
-        self._was_lone = commit.limit - builders[0].start == 1
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
         self._channel.release(builders)
