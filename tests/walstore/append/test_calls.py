@@ -14,7 +14,7 @@ from walstore import Wal
 from walstore.settings import KIB
 
 MOST_LONE_CALLS = 155
-"""Python calls of a lone append in both threads, those of asyncio among them: 143, and 184 with properties."""
+"""Python calls of a lone append in both threads, with those of asyncio: 143, and 184 with properties."""
 
 
 async def test_a_lone_append_takes_few_calls(log_directory: Path) -> None:
