@@ -51,7 +51,7 @@ while True:
         connection = None
         time.sleep(0.01)
         continue
-    if answer.status == 503:
+    if answer.status in (502, 503):  # of 502 it may have been done: the producer says whether
         connection.close()
         connection = None
         time.sleep(0.01)
@@ -115,7 +115,7 @@ class Follower(threading.Thread):
             return None
         finally:
             connection.close()
-        if answer.status == 503:
+        if answer.status in (502, 503):
             return None
         assert answer.status in (200, 204), answer.status
         following = answer.headers["Stream-Next-Offset"]
