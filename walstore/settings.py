@@ -99,7 +99,7 @@ class Settings:
     cache_bytes: int = size(
         32 * MIB,
         """Maximum bytes of recent batches kept in memory for readers near the tail, with what Python needs
-        for them: some 1 500 bytes a batch. 0 keeps none.""",
+        for them: some 130 bytes a batch. 0 keeps none.""",
     )
 
     channel_bytes: int = size(

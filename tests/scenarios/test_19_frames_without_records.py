@@ -13,6 +13,7 @@ from tests.local import SMALL, check_contiguous, stored_batches
 from walstore import Wal
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.cost import FRAME_COST_BYTES
 from walstore.batches.derived import ConcatBatch
 from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import iter_chunks
@@ -101,10 +102,9 @@ def check_files(directory: Path) -> None:
 
 async def test_the_cache_counts_nothing_for_them(wal: Wal) -> None:
     cache = wal._state.cache
-    assert cache.size_bytes == sum(
-        batch.cost_bytes for batch in cache._batches if batch is not None
-    )
-    assert all(len(batch) for batch in cache._batches if batch is not None)
+    batches = cache.read(cache.start, cache.start + RECORDS, cache.size_bytes)
+    assert cache.size_bytes == sum(batch.nbytes + FRAME_COST_BYTES for batch in batches)
+    assert all(map(len, batches))
 
 
 async def test_seen_all_the_same_such_a_batch_is_empty(log_directory: Path, wal: Wal) -> None:

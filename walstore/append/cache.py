@@ -1,30 +1,38 @@
-"""Cache: the most recent durable batches in offset order, bounded by what they take in memory."""
+"""Cache: the frames of the most recent durable batches in offset order, bounded by what they take in memory.
+
+A frame is one object, which Python's garbage collector does not visit, and is decoded for each reader that
+takes it. As batches, 120 000 short records were 694 000 objects, and a full collection took 0.3 s.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import islice
 from typing import Final
 
 from walstore.append.budgets import CacheBudget
 from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.cost import FRAME_COST_BYTES
+from walstore.batches.framer import Framed
+from walstore.format.frame import parse_header
 
 MOST_BATCHES: Final = 1024
 """Maximum batches read at once, so that very small ones do not block the event loop."""
+_NOTHING: Final = bytearray()
 
 
 class Cache:
-    """Consecutive batches ending at the durable limit. Belongs to the event loop.
+    """Consecutive frames ending at the durable limit. Belongs to the event loop.
 
     Eviction removes the oldest first, so the content is always one interval without gaps; a reader that
     falls behind it reads the segments.
     """
 
     __slots__ = (
-        "_batches",
         "_budget",
         "_capacity_bytes",
+        "_frames",
         "_gone",
+        "_limit",
         "_starts",
         "evictions",
         "hits",
@@ -35,10 +43,11 @@ class Cache:
         """Hold up to ``capacity_bytes``, and at most what ``budget`` allows all logs together."""
         self._capacity_bytes = capacity_bytes
         self._budget = budget
-        # Batches are added and removed in order, so two lists suffice: a sorted dict took 3 µs per commit.
+        # Frames are added and removed in order, so two lists suffice: a sorted dict took 3 µs per commit.
         self._starts: list[int] = []
-        self._batches: list[FrameBatch | None] = []
+        self._frames: list[bytearray] = []
         self._gone = 0  # number of evicted entries at their beginning
+        self._limit = 0  # offset after the last frame
         self.size_bytes = 0
         self.hits = 0
         self.evictions = 0
@@ -48,16 +57,16 @@ class Cache:
         """First offset held, or None if empty."""
         return self._starts[self._gone] if self._starts else None
 
-    def insert(self, batch: FrameBatch) -> None:
-        """Add the next batch and evict the oldest ones beyond the capacity."""
-        if not len(batch):
-            return  # it contains only marks, and the next batch begins at the same offset
-        cost = batch.cost_bytes
+    def insert(self, framed: Framed) -> None:
+        """Add the next frame, which has records, and evict the oldest ones beyond the capacity."""
+        data = framed.plain
+        cost = len(data) + FRAME_COST_BYTES
         if cost > self._capacity_bytes:
             self.clear()  # keeping older ones would leave a gap
             return
-        self._starts.append(batch.start)
-        self._batches.append(batch)
+        self._starts.append(framed.start)
+        self._frames.append(data)
+        self._limit = framed.limit
         self.size_bytes += cost
         evicted = 0
         while self.size_bytes > self._capacity_bytes:
@@ -68,19 +77,21 @@ class Cache:
     def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; an empty list if it is not cached."""
         first = bisect_right(self._starts, position, self._gone) - 1
-        if first < self._gone:
+        if first < self._gone or position >= self._limit:
             return []
         found: list[Batch] = []
         size = 0
-        for batch in islice(self._batches, first, first + MOST_BATCHES):
-            assert batch is not None
-            start, end, nbytes = batch.start, batch.limit, batch.nbytes
-            if start >= limit or (found and size + nbytes > max_bytes):
+        for at in range(first, min(first + MOST_BATCHES, len(self._starts))):
+            if self._starts[at] >= limit:
                 break
-            if end > position:
-                # A view: columns decoded by readers are not counted here, so they must not stay here.
-                found.append(batch.view(max(position, start), min(limit, end)))
-                size += nbytes
+            frame = memoryview(self._frames[at]).toreadonly()
+            header = parse_header(frame, 0)
+            assert header is not None
+            size += header.length
+            if found and size > max_bytes:
+                break
+            batch = FrameBatch(frame, header)
+            found.append(batch.slice(max(position, batch.start), min(limit, batch.limit)))
         if found:
             self.hits += 1
             if self._budget is not None:
@@ -90,21 +101,16 @@ class Cache:
     def has(self, position: int) -> bool:
         """Whether :meth:`read` returns anything."""
         first = bisect_right(self._starts, position, self._gone) - 1
-        if first < self._gone:
-            return False
-        batch = self._batches[first]
-        return batch is not None and position < batch.limit
+        return first >= self._gone and position < self._limit
 
     def evict_oldest(self) -> int:
-        """Evict the oldest batch, of which there must be one, and return its size."""
-        oldest = self._batches[self._gone]
-        assert oldest is not None
-        self._batches[self._gone] = None
+        """Evict the oldest frame, of which there must be one, and return its cost."""
+        cost = len(self._frames[self._gone]) + FRAME_COST_BYTES
+        self._frames[self._gone] = _NOTHING
         self._gone += 1
-        if self._gone * 2 >= len(self._starts):  # each batch is moved at most once, on average
-            del self._starts[: self._gone], self._batches[: self._gone]
+        if self._gone * 2 >= len(self._starts):  # each frame is moved at most once, on average
+            del self._starts[: self._gone], self._frames[: self._gone]
             self._gone = 0
-        cost = oldest.cost_bytes
         self.size_bytes -= cost
         self.evictions += 1
         return cost
@@ -113,6 +119,6 @@ class Cache:
         """Forget everything."""
         size_bytes, self.size_bytes = self.size_bytes, 0
         self.evictions += len(self._starts) - self._gone
-        self._starts, self._batches, self._gone = [], [], 0
+        self._starts, self._frames, self._gone = [], [], 0
         if self._budget is not None:
             self._budget.shrink(self, size_bytes)

@@ -17,7 +17,7 @@ from sortedcontainers import SortedDict
 
 from walstore.append.budgets import CacheBudget
 from walstore.append.cache import Cache
-from walstore.batches.batch import FrameBatch
+from walstore.batches.framer import Framed
 from walstore.errors import Outcome, WalError
 from walstore.files.segment_file import Segment
 from walstore.runtime.error_mapping import copy_error
@@ -28,8 +28,8 @@ from walstore.runtime.watermark import Watermark
 class Commit(NamedTuple):
     """The result of one commit."""
 
-    batches: list[FrameBatch]
-    """Batches with records, in order. Empty for a large transaction, which is a segment of its own."""
+    frames: list[Framed]
+    """Frames with records, in order. Empty for a large transaction, which is a segment of its own."""
     limit: int
     """Offset after the last record written."""
     durable_limit: int
@@ -184,10 +184,10 @@ class LogState:
             self._seal(sealed)
         if commit.active is not self._active:
             self._active = self.segments[commit.active.start] = commit.active
-        if not commit.batches and commit.sealed:
+        if not commit.frames and commit.sealed:
             self.cache.clear()  # a transaction of many batches; keeping those before it would leave a gap
-        for batch in commit.batches:
-            self.cache.insert(batch)
+        for framed in commit.frames:
+            self.cache.insert(framed)
         self.appended_bytes += commit.size_bytes
         self.on_written(commit.size_bytes)
         self.appended_records += commit.limit - self._written_limit

@@ -30,9 +30,8 @@ from pathlib import Path
 from walstore.append.active_segment import ActiveSegment
 from walstore.append.state import Commit, Reached, TailError
 from walstore.append.upkeep import Upkeep
-from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
-from walstore.batches.framer import Framer, Spot
+from walstore.batches.framer import Framed, Framer, Spot
 from walstore.errors import WalError
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
@@ -303,7 +302,7 @@ class Tail:
 
     def _append(self, builders: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
         frames: list[bytearray] = []
-        batches: list[FrameBatch] = []
+        with_records: list[Framed] = []
         sealed: list[Segment] = []
         now_us = self._clock.now_us()
         written = pending = serial = 0
@@ -316,11 +315,12 @@ class Tail:
                 else:
                     sealed.append(self._rotate())
                 frames, pending = [], 0
-            batch = self._frame(builder, now_us, self._segment.file.position + pending, frames)
-            pending += len(frames[-1])
+            framed = self._frame(builder, now_us, self._segment.file.position + pending)
+            frames.append(framed.data)
+            pending += len(framed.data)
             serial = max(serial, builder.serial)
-            if batch is not None:
-                batches.append(batch)
+            if framed.limit > framed.start:
+                with_records.append(framed)
             if builder.marks is not None and builder.marks.registers:
                 has_new_registers = True
         written += self._write(frames, serial)
@@ -329,7 +329,7 @@ class Tail:
             seconds = self._sync()
         elif self._shows_written:
             self._store_cell()
-        return self._commit(last_serial, batches, sealed, written, has_new_registers, seconds)
+        return self._commit(last_serial, with_records, sealed, written, has_new_registers, seconds)
 
     def _place(self, builder: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
@@ -379,14 +379,14 @@ class Tail:
     def _commit(
         self,
         serial: int,
-        batches: list[FrameBatch],
+        frames: list[Framed],
         sealed: list[Segment],
         size_bytes: int,
         has_new_registers: bool,  # noqa: FBT001
         sync_seconds: float | None,
     ) -> Commit:
         return Commit(
-            batches=batches,
+            frames=frames,
             limit=self._chain.next_offset,
             durable_limit=self._reached.durable_limit,
             is_synced=not self._segment.file.has_unsynced,
@@ -399,20 +399,17 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _frame(
-        self, builder: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
-    ) -> FrameBatch | None:
-        """Frame a builder at ``position``; None if it contains only marks."""
+    def _frame(self, builder: BatchBuilder, now_us: int, position: int) -> Framed:
+        """Frame a builder at ``position``."""
         index = self._segment.index
         spot = self._segment.spot(position, self._reached.durable_limit)
-        data, base_us, batch = self._framer.frame(builder, now_us, spot)
-        index.add(builder.start, position, base_us)
-        frames.append(data)
+        framed = self._framer.frame(builder, now_us, spot)
+        index.add(builder.start, position, framed.base_timestamp_us)
         if builder.marks is not None:
             self.head = max(self.head, self.ledger.head)
-        if batch is not None and builder.streams is not None:
-            index.streams.add(batch.stream_names)
-        return batch
+        if builder.streams is not None:
+            index.streams.add({name for name in builder.streams if name is not None})
+        return framed
 
     def _spot(self, position: int) -> Spot:
         return self._segment.spot(position, self._reached.durable_limit)
@@ -543,12 +540,10 @@ class Tail:
         """Write a frame that contains only the head, and sync it; False if there is no room for it."""
         chain, ledger_head = self._chain, self.ledger.head
         before = chain.next_offset, chain.previous_crc, chain.timestamp_us
-        frames: list[bytearray] = []
         builder = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
-        data, _, _ = self._framer.frame(builder, 0, self._spot(self._segment.file.position))
-        frames.append(data)
+        framed = self._framer.frame(builder, 0, self._spot(self._segment.file.position))
         try:
-            self._write(frames, 0)
+            self._write([framed.data], 0)
         except OSError as error:
             if self._segment.file.is_dirty or not is_full(error):
                 raise

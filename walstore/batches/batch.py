@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar, cast
 
 from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.batches.column_select import rows_of, split_even
-from walstore.batches.cost import BATCH_COST_BYTES, COLUMN_COST_BYTES
 from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import ColumnKind, FrameHeader
@@ -187,13 +186,6 @@ class FrameBatch(Batch):
         self._origin = origin
 
     @classmethod
-    def of_value(cls, buffer: memoryview, header: FrameHeader) -> FrameBatch:
-        """Wrap the result of :func:`walstore.format.frame.encode_value`."""
-        batch = cls.__new__(cls)
-        batch._wrap(header, frame.value_columns(buffer))
-        return batch
-
-    @classmethod
     def of_columns(
         cls, header: FrameHeader, columns: dict[int, tuple[int, memoryview]]
     ) -> FrameBatch:
@@ -260,11 +252,6 @@ class FrameBatch(Batch):
         """Bytes of the whole frame behind this batch, and of its columns if they were compressed."""
         header = self.header
         return header.length + (header.body_bytes if header.codec else 0)
-
-    @property
-    def cost_bytes(self) -> int:
-        """What it takes in memory, its objects included, as long as nothing of it is decoded."""
-        return self.nbytes + BATCH_COST_BYTES + COLUMN_COST_BYTES * len(self._columns)
 
     @property
     def values(self) -> Sequence[bytes]:

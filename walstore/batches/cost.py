@@ -12,10 +12,8 @@ from walstore.records import Record
 
 RECORD_COST_BYTES: Final = 256
 """Of a record that is an object, with its value and its offset, in addition to their bytes."""
-BATCH_COST_BYTES: Final = 800
-"""Of a batch of records in the bytes of a frame, in addition to those and the next."""
-COLUMN_COST_BYTES: Final = 350
-"""Of each of its columns."""
+FRAME_COST_BYTES: Final = 128
+"""Of a frame that is one object, in addition to its bytes."""
 PART_COST_BYTES: Final = 48
 """Of each value, key, stream, time or headers in a batch that is being built, in addition to its bytes."""
 

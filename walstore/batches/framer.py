@@ -5,9 +5,9 @@ Owns the state that the next frame continues: the chain, and its ledger.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder, marks_column
 from walstore.format import codec, frame
 from walstore.format.recovery import Chain
@@ -29,8 +29,12 @@ class Framed(NamedTuple):
     data: bytearray
     base_timestamp_us: int
     """Time of the first record."""
-    batch: FrameBatch | None
-    """The records for readers, sharing the frame's bytes; None if it contains only marks."""
+    start: int
+    """Offset of the first record."""
+    limit: int
+    """Offset after the last one; equals ``start`` if the frame contains only marks."""
+    plain: bytearray
+    """The same frame without compression, for readers in this process; maybe the same object."""
 
 
 class Framer:
@@ -50,7 +54,8 @@ class Framer:
             return self._frame_value(builder.start, value, now_us, spot)
         chain = self._chain
         base_us, last_us, deltas = builder.times(now_us, chain.timestamp_us)
-        data, crc = frame.encode(
+        encode = partial(
+            frame.encode,
             builder.columns(deltas),
             start=builder.start,
             count=len(builder.values),
@@ -61,20 +66,15 @@ class Framer:
             synced_limit=spot.synced_limit,
             synced_position=spot.synced_position,
             at=spot.place,
-            compress=self._compress,
         )
+        data, crc = encode(compress=self._compress)
+        plain = encode()[0] if self._compress and frame.is_compressed(data) else data
         chain.next_offset = builder.limit
         chain.previous_crc = crc
         chain.timestamp_us = last_us
         if builder.marks is not None:
             self._ledger.apply(builder.marks)
-        batch = None
-        if builder.values:
-            view = memoryview(data).toreadonly()
-            header = frame.parse_header(view, 0)
-            assert header is not None
-            batch = FrameBatch(view, header)
-        return Framed(data, base_us, batch)
+        return Framed(data, base_us, builder.start, builder.limit, plain)
 
     def frame_ledger(self, spot: Spot) -> bytearray:
         """Return the frame that begins a segment: no records, and the whole ledger."""
@@ -96,7 +96,7 @@ class Framer:
     def _frame_value(self, start: int, value: bytes, now_us: int, spot: Spot) -> Framed:
         chain = self._chain
         timestamp_us = max(now_us, chain.timestamp_us)
-        data, header = frame.encode_value(
+        data, chain.previous_crc = frame.encode_value(
             value,
             start=start,
             timestamp_us=timestamp_us,
@@ -107,8 +107,5 @@ class Framer:
             at=spot.place,
         )
         chain.next_offset = start + 1
-        chain.previous_crc = header.crc
         chain.timestamp_us = timestamp_us
-        return Framed(
-            data, timestamp_us, FrameBatch.of_value(memoryview(data).toreadonly(), header)
-        )
+        return Framed(data, timestamp_us, start, start + 1, data)

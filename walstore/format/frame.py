@@ -347,11 +347,11 @@ def encode_value(
     synced_limit: int,
     synced_position: int = 0,
     at: bytes = NOWHERE,
-) -> tuple[bytearray, FrameHeader]:
-    """Build the frame of one record with only a value: the same bytes as :func:`encode`.
+) -> tuple[bytearray, int]:
+    """Build the frame of one record with only a value: the same bytes and CRC as :func:`encode`.
 
     For callers that await each append before the next, and so wait for this, too: it takes a third of
-    the time. Returns the header as :func:`parse_header` would, not verified.
+    the time.
     """
     size = len(value)
     unpadded = _VALUE_AT + size
@@ -364,7 +364,11 @@ def encode_value(
     ending = bytes(length - unpadded - TRAILER.size) + TRAILER.pack(length, TRAILER_MAGIC)
     frame = bytearray().join((_BLANK_HEADER, directory_and_length, value, ending))
     body_crc = crc32c(memoryview(frame)[HEADER_BYTES:])
-    fields = (
+    HEADER.pack_into(
+        frame,
+        0,
+        FRAME_MAGIC,
+        0,
         length,
         previous_crc,
         start,
@@ -381,20 +385,9 @@ def encode_value(
         size + 4,
         synced_position,
     )
-    HEADER.pack_into(frame, 0, FRAME_MAGIC, 0, *fields)
     crc = crc32c(frame[CRC_FROM:HEADER_BYTES] + at, body_crc)
     frame[4:CRC_FROM] = crc.to_bytes(4, "little")
-    header = FrameHeader(0, crc, *fields)
-    return frame, header
-
-
-def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
-    """Return the columns of a frame of :func:`encode_value`, as :func:`directory` would."""
-    size = int.from_bytes(buffer[_VALUE_AT - 4 : _VALUE_AT], "little")
-    return {
-        ColumnKind.VALUE_LENGTHS: (CONSTANT, buffer[_VALUE_AT - 4 : _VALUE_AT]),
-        ColumnKind.VALUES: (BLOB, buffer[_VALUE_AT : _VALUE_AT + size]),
-    }
+    return frame, crc
 
 
 def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
@@ -412,6 +405,12 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     if (header.start + header.count) | header.epoch > MOST_OFFSET:  # 2**n - 1
         return None
     return header if header.max_timestamp_us <= MOST_TIMESTAMP_US else None
+
+
+def is_compressed(data: bytearray) -> bool:
+    """Return whether the columns of a frame of :func:`encode` are stored compressed."""
+    header = parse_header(memoryview(data), 0)
+    return header is not None and bool(header.codec)
 
 
 def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bool:

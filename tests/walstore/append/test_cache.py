@@ -14,13 +14,17 @@ from tests import frames
 from tests.cases import case
 from walstore.append.budgets import CacheBudget
 from walstore.append.cache import MOST_BATCHES, Cache
-from walstore.batches.batch import FrameBatch
-from walstore.format import frame
+from walstore.batches.cost import FRAME_COST_BYTES
+from walstore.batches.framer import Framed
 
 
-def batch(start: int, count: int, size: int = 10) -> FrameBatch:
-    values = [b"x" * size] * count
-    return frames.batch_of(frames.build(frames.values_only(*values, start=start)))
+def batch(start: int, count: int, size: int = 10) -> Framed:
+    data = bytearray(frames.build(frames.values_only(*[b"x" * size] * count, start=start)))
+    return Framed(data, 0, start, start + count, data)
+
+
+def cost_of(framed: Framed) -> int:
+    return len(framed.plain) + FRAME_COST_BYTES
 
 
 def covered(found) -> list[tuple[int, int]]:
@@ -46,7 +50,7 @@ def test_it_returns_the_batches_from_exactly_a_position() -> None:
 
 def test_it_returns_at_least_one_batch_and_about_as_much_as_asked() -> None:
     cache = filled()
-    size = batch(1, 10).nbytes
+    size = len(batch(1, 10).plain)
     assert covered(cache.read(1, 31, 1)) == [(1, 11)]
     assert covered(cache.read(1, 31, 2 * size)) == [(1, 11), (11, 21)]
     assert covered(cache.read(1, 31, 3 * size - 1)) == [(1, 11), (11, 21)]
@@ -63,7 +67,7 @@ def test_what_it_does_not_hold_it_does_not_return() -> None:
 
 
 def test_the_oldest_go_first_and_the_size_stays_within_the_capacity() -> None:
-    size = batch(1, 10).cost_bytes
+    size = cost_of(batch(1, 10))
     cache = filled(2 * size)
     assert cache.start == 11
     assert cache.size_bytes == 2 * size
@@ -90,33 +94,13 @@ def test_it_returns_only_so_many_batches_at_once() -> None:
 
 
 def test_what_readers_decode_does_not_stay_in_the_cache() -> None:
-    """It would not be counted, and takes more than the batch itself."""
+    """It would not be counted, and takes more than the frame itself."""
     cache = filled()
     for _ in range(2):
         for part in cache.read(1, 31, 1 << 20):
             assert not part.has_decoded_values
             assert part.values is part.values, "a reader decodes once"
             assert part.slice(part.start, part.limit - 1).has_decoded_values
-    assert not any(held.has_decoded_values for held in cache._batches if held)
-
-
-def test_marks_without_records_are_not_kept() -> None:
-    cache = filled()
-    size = cache.size_bytes
-    data, _ = frame.encode(
-        [],
-        start=31,
-        count=0,
-        base_timestamp_us=0,
-        max_timestamp_us=0,
-        epoch=1,
-        previous_crc=0,
-        synced_limit=31,
-    )
-    cache.insert(frames.batch_of(bytes(data)))
-    cache.insert(batch(31, 10))
-    assert cache.size_bytes == size + batch(31, 10).cost_bytes
-    assert covered(cache.read(31, 41, 1)) == [(31, 41)]
 
 
 def test_no_capacity_keeps_nothing() -> None:
@@ -141,7 +125,7 @@ def test_it_is_always_one_interval_that_ends_at_the_newest(capacity, sizes) -> N
 
 
 def test_a_shared_budget_evicts_from_the_log_used_longest_ago() -> None:
-    size = batch(1, 10).cost_bytes
+    size = cost_of(batch(1, 10))
     budget = CacheBudget(4 * size)
     first, second, third = (Cache(3 * size, budget) for _ in range(3))
     for start in (1, 11, 21, 31):  # the last of them evicts by its own capacity
@@ -159,8 +143,28 @@ def test_a_shared_budget_evicts_from_the_log_used_longest_ago() -> None:
     assert covered(second.read(11, 21, 1)) == [(11, 21)]
 
 
-def test_what_it_counts_is_what_its_batches_take_in_memory() -> None:
-    """A short record that was committed alone takes ten times its bytes, as objects."""
+def test_what_it_holds_is_not_visited_by_the_garbage_collector() -> None:
+    """A full collection stops all threads for as long as it visits objects."""
+    cache = Cache(1 << 30)
+    gc.collect()
+    before = len(gc.get_objects())
+    for start in range(1, 1001):
+        cache.insert(batch(start, 1, size=20))
+    assert len(gc.get_objects()) - before < 10
+
+
+def test_short_records_that_were_committed_alone_take_less_than_three_times_their_frames() -> None:
+    cache = Cache(1 << 30)
+    gc.collect()
+    tracemalloc.start()
+    for start in range(1, 3001):
+        cache.insert(batch(start, 1, size=20))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held <= 3 * 3000 * len(batch(1, 1, size=20).plain)
+
+
+def test_what_it_counts_is_what_its_frames_take_in_memory() -> None:
     for rows, size in ((1, 20), (100, 20), (10, 3000)):
         cache = Cache(1 << 30)
         gc.collect()

@@ -12,6 +12,7 @@ from tests import frames
 from tests.local import turns
 from walstore import WalClosedError
 from walstore.append.state import Commit, LogState, Reached
+from walstore.batches.framer import Framed
 from walstore.files.segment_file import Segment
 from walstore.format.segment import SegmentSummary
 
@@ -22,17 +23,16 @@ def segment(start: int, limit: int | None = None) -> Segment:
 
 
 def commit(start: int, count: int, *, sealed=(), active: Segment | None = None) -> Commit:
-    values = frames.values_only(*[b"x"] * count, start=start)
-    batch = frames.batch_of(frames.build(values))
+    data = bytearray(frames.build(frames.values_only(*[b"x"] * count, start=start)))
     return Commit(
-        batches=[batch],
+        frames=[Framed(data, 0, start, start + count, data)],
         limit=start + count,
         durable_limit=start + count,
         is_synced=True,
         serial=0,
         sealed=list(sealed),
         active=active or segment(1),
-        size_bytes=batch.nbytes,
+        size_bytes=len(data),
         head=1,
         registers=None,
     )

@@ -90,7 +90,7 @@ def test_a_commit_is_one_write_and_one_sync_whatever_it_holds(tail, faulty) -> N
     commit = tail.commit([draft_of(2, *[b"x"] * 100), draft_of(102, b"y"), draft_of(103, b"z")])
     kinds = [call.kind for call in faulty.calls[before:]]
     assert kinds == ["pwrite", "datasync", "store"]
-    assert [(batch.start, batch.limit) for batch in commit.batches] == [
+    assert [(framed.start, framed.limit) for framed in commit.frames] == [
         (2, 102),
         (102, 103),
         (103, 104),
@@ -142,10 +142,10 @@ def test_commits_of_many_sizes_are_read_back(log_directory) -> None:
 
 
 def test_timestamps_never_go_back_though_the_clock_does(tail, clock) -> None:
-    first = tail.commit([draft_of(1, b"a")]).batches[0].timestamps_us[0]
+    first = tail.commit([draft_of(1, b"a")]).frames[0].base_timestamp_us
     clock.shift_wall(-3600)
     second = tail.commit([draft_of(2, b"b"), draft_of(3, b"c", timestamp_us=5)])
-    assert [list(batch.timestamps_us) for batch in second.batches] == [[first], [first]]
+    assert [framed.base_timestamp_us for framed in second.frames] == [first, first]
 
 
 # -- rotation --------------------------------------------------------------------------------------
