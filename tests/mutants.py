@@ -118,7 +118,7 @@ MUTANTS: Final = (
     Mutant(TAIL, "chain.next_offset, chain.previous_crc, chain.timestamp_us = before", "pass"),
     Mutant(TAIL, "if self._segment.file.is_dirty or not is_full(error):", "if not is_full(error):"),
     Mutant(TAIL, "if is_known and reached.durable_serial == reached.attempted_serial:", "if is_known:"),
-    Mutant(TAIL, "raise self._tail._failure  # noqa", "pass  # noqa"),
+    Mutant(TAIL, "            raise self._failure", "            pass"),
     Mutant(TAIL, "reached if is_known else reached.in_doubt())", "reached)"),
     Mutant(WRITER, "if self._linger_seconds and not self._stopping", "if self._linger_seconds"),
     Mutant(WRITER, "while self._tail.written_limit < limit:", "while self._tail.written_limit < limit - 1:"),

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from walstore.append.active_segment import ActiveSegment
 from walstore.append.state import Commit, Reached, TailError
@@ -47,6 +49,27 @@ from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def _failing(call: Callable[Concatenate[Tail, _P], _T]) -> Callable[Concatenate[Tail, _P], _T]:
+    """Convert any other error of a method than WalError to a TailError with the limits reached; then the tail
+    has failed, and the method raises that error at once."""
+
+    @wraps(call)
+    def checked(self: Tail, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return call(self, *args, **kwargs)
+        except WalError:
+            raise
+        except Exception as error:
+            raise self._fail(error) from error
+
+    return checked
 
 
 class Tail:
@@ -173,6 +196,7 @@ class Tail:
         """Whether enough was written since the last checkpoint."""
         return self._upkeep.is_checkpoint_due(is_replicated=self.tee is not None)
 
+    @_failing
     def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
         """Write the builders and, with ``sync``, make them durable.
 
@@ -183,47 +207,47 @@ class Tail:
         for builder in builders:
             serial = max(serial, builder.serial)
         self._reached.note_attempt(builders[-1].limit, serial)
-        with _Failing(self):
-            if not self._is_announced:
-                self._announce()
-            if builders[0].spill is not None:
-                return self._place(builders[0])
-            return self._append(builders, serial, sync=sync)
+        if not self._is_announced:
+            self._announce()
+        if builders[0].spill is not None:
+            return self._place(builders[0])
+        return self._append(builders, serial, sync=sync)
 
+    @_failing
     def sync(self) -> float:
         """Make everything written durable and return the seconds it took; TailError if it failed."""
-        with _Failing(self):
-            return self._sync()
+        return self._sync()
 
+    @_failing
     def mark(self) -> None:
         """Write a frame of this epoch that changes nothing, durably. TailError on any failure."""
-        with _Failing(self):
-            self._announce()
-            if not self._write_head(self.head):
-                raise OSError(errno.ENOSPC, "no space for the first frame of the epoch")
+        self._announce()
+        if not self._write_head(self.head):
+            raise OSError(errno.ENOSPC, "no space for the first frame of the epoch")
 
+    @_failing
     def rotate(self) -> Segment:
         """Seal the active segment, begin the next, and return the sealed one.
 
         This makes unsynced frames durable. TailError if a call failed.
         """
-        with _Failing(self):
-            self._announce()
-            return self._rotate()
+        self._announce()
+        return self._rotate()
 
+    @_failing
     def checkpoint(self) -> None:
         """Sync, then write a checkpoint. TailError if the sync failed.
 
         A checkpoint that cannot be written does not fail the log: that is logged and retried soon.
         """
-        with _Failing(self):
-            if self._segment.file.has_unsynced:
-                self._sync()
-            try:
-                self._checkpoint()
-            except OSError as error:
-                self._put_off_checkpoint(error)
+        if self._segment.file.has_unsynced:
+            self._sync()
+        try:
+            self._checkpoint()
+        except OSError as error:
+            self._put_off_checkpoint(error)
 
+    @_failing
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
@@ -236,17 +260,16 @@ class Tail:
         was given up, and the log continues. TailError if the log failed.
         """
         assert limit <= self.durable_limit
-        with _Failing(self):
-            return self._advance_head(limit)
+        return self._advance_head(limit)
 
+    @_failing
     def show_head(self, limit: int) -> bool:
         """Show ``limit`` to other processes as the head before it is; return whether they see it.
 
         For processes that read the head before they rely on a record. Unless :meth:`advance_head`
         follows, which shows it again, call this again with the present head.
         """
-        with _Failing(self):
-            return self._upkeep.store_cell(self._cell(limit))
+        return self._upkeep.store_cell(self._cell(limit))
 
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, then the active one as sealing would now record it."""
@@ -664,23 +687,3 @@ class Tail:
             reached.registers = dict(self.ledger.registers)
         self._failure = TailError(error, reached if is_known else reached.in_doubt())
         return self._failure
-
-
-class _Failing:
-    """Converts any error to a TailError with the limits reached; then the tail has failed.
-
-    Each commit enters one; a generator takes three times as long.
-    """
-
-    __slots__ = ("_tail",)
-
-    def __init__(self, tail: Tail) -> None:
-        self._tail = tail
-
-    def __enter__(self) -> None:
-        if self._tail._failure is not None:  # noqa: SLF001
-            raise self._tail._failure  # noqa: SLF001
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, WalError):
-            raise self._tail._fail(error) from error  # noqa: SLF001

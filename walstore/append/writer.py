@@ -130,7 +130,7 @@ class Writer:
         if not self.started.done():
             self.started.set_result(None)
         try:
-            while self.failure is None and not self._is_done:
+            while self.failure is None and not (self._stopping and self._is_done):
                 await self._guarded(self._turn)
         finally:
             self._ended = True
@@ -139,7 +139,7 @@ class Writer:
     @property
     def _is_done(self) -> bool:
         """Whether nothing is left to do before the log closes."""
-        if not self._stopping or self._requests:
+        if self._requests:
             return False
         return self._channel.is_empty and not self._tail.has_unsynced
 
@@ -336,7 +336,8 @@ class Writer:
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
         self._channel.release(builders)
-        self._observe(builders, commit, began)
+        if self.observer is not UNOBSERVED:
+            self._observe(builders, commit, began)
         if self._age_seconds is not None:
             self._note_age(commit)
         if not self._syncs_always:

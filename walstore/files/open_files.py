@@ -114,7 +114,7 @@ class ActiveFile:
         size = sum(map(len, frames))
         if not size:
             return 0
-        file = self._file
+        file = self._open or self._reopen()
         if self.position + size > self._reserved:
             self._reserve(self.position + size)
         try:
@@ -136,7 +136,7 @@ class ActiveFile:
         the next opening would take them for durable.
         """
         try:
-            self._file.datasync()
+            (self._open or self._reopen()).datasync()
         except OSError:
             self._cut(self.durable_position)
             raise
@@ -191,20 +191,22 @@ class ActiveFile:
     @property
     def _file(self) -> File:
         """The file, opened again if it was parked."""
-        if self._open is None:
-            if self._is_closed:
-                raise ValueError("the file is closed")
-            if self._parking_error is not None:
-                raise self._parking_error
-            file = self._fs.open(self._path, "r+")
-            try:
-                if file.size() < self.position:
-                    raise OSError(errno.EIO, "the active segment was cut while the log was idle")
-            except BaseException:
-                file.close()
-                raise
-            self._open = file
-        return self._open
+        return self._open or self._reopen()
+
+    def _reopen(self) -> File:
+        if self._is_closed:
+            raise ValueError("the file is closed")
+        if self._parking_error is not None:
+            raise self._parking_error
+        file = self._fs.open(self._path, "r+")
+        try:
+            if file.size() < self.position:
+                raise OSError(errno.EIO, "the active segment was cut while the log was idle")
+        except BaseException:
+            file.close()
+            raise
+        self._open = file
+        return file
 
     def _cut(self, position: int) -> None:
         """Cut off, as well as can be, what the system may keep in memory only."""

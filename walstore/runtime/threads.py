@@ -245,7 +245,7 @@ class Lane:
         ``then(result)`` is called on the event loop one turn before the caller continues; its errors
         are raised here. For tasks whose work must not be left half done.
         """
-        job = self.begin_through(call, *args, then=then)
+        job = self._start(call, args, then, _Uncancellable)
         try:
             return await job
         except asyncio.CancelledError:
