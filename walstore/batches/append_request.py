@@ -7,7 +7,7 @@ their content has exact types, is copied and bounded, and is already encoded whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -65,6 +65,14 @@ def make_group(
     checked: list[bytes] = []
     size = sum(_check_slice(part, checked) for part in _slices(values))
     return _group(checked, size, options, conditions)
+
+
+def make_rows(values: Sequence[bytes], headers: Sequence[bytes | None]) -> AppendRequest:
+    """Return a request of values, each with headers of its own that :func:`pack_headers` made, or none."""
+    packed_bytes = sum(len(one) for one in headers if one is not None)
+    size = sum(map(len, values)) + packed_bytes + RECORD_OVERHEAD_BYTES * len(values)
+    held = size + 2 * PART_COST_BYTES * len(values)
+    return AppendRequest(values, None, None, headers, None, size, held_bytes=held)
 
 
 async def gather_group(

@@ -7,6 +7,7 @@ import codecs
 import json
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 from walstore.http.json_text import JsonText
@@ -83,23 +84,10 @@ def _messages(text: str) -> list[tuple[int, int]]:
         if parts.after_space(end) != len(text):
             raise ValueError(f"something follows the value at byte {end}")
         return [(begin, end)]
-    messages: list[tuple[int, int]] = []
-    at = parts.after_space(begin + 1)
-    if not text.startswith("]", at):
-        while True:
-            end = parts.value_end(at)
-            if len(messages) == MOST_MESSAGES:
-                raise RefusedError(
-                    413,
-                    f"an array has up to {MOST_MESSAGES} elements; send more in several requests",
-                )
-            messages.append((at, end))
-            at = parts.after_space(end)
-            if not text.startswith(",", at):
-                break
-            at = parts.after_space(at + 1)
-    if not text.startswith("]", at) or parts.after_space(at + 1) != len(text):
-        raise ValueError(f"the array does not end at byte {at}")
+    messages = list(islice(parts.elements(begin), MOST_MESSAGES + 1))
+    if len(messages) > MOST_MESSAGES:
+        text = f"an array has up to {MOST_MESSAGES} elements; send more in several requests"
+        raise RefusedError(413, text)
     return messages
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 from walstore.http.protocol import RefusedError
@@ -18,22 +19,37 @@ MOST_PARTS: Final = 1_000_000
 """Arrays and objects of a long text."""
 _MOST_DEPTH: Final = 1000
 """Of arrays and objects in each other."""
-_SPACE: Final = re.compile(r"[ \t\r\n]*+")
+_BLANK: Final = r"[ \t\r\n]*+"
+_SPACE: Final = re.compile(_BLANK)
 _NUMBER: Final = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+"
 _WORDS: Final = "true|false|null"
 _SCALAR: Final = re.compile(f"{_NUMBER}|{_WORDS}")
 # A part of a string, of a few hundred thousand characters at most.
-_STRING_PART: Final = re.compile(
-    r'(?:[^"\\\x00-\x1f]{1,4096}+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})){1,100}+'
-)
+_ESCAPE: Final = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_STRING_PART: Final = re.compile(rf'(?:[^"\\\x00-\x1f]{{1,4096}}+|{_ESCAPE}){{1,100}}+')
 # Many short members at once: most of a long array or object.
-_FEW: Final = rf'(?:"[^"\\\x00-\x1f]{{0,200}}+"|{_NUMBER}|{_WORDS})'
-_COMMA: Final = r"[ \t\r\n]*+,[ \t\r\n]*+"
+_SHORT: Final = rf'"[^"\\\x00-\x1f]{{0,200}}+(?:{_ESCAPE}[^"\\\x00-\x1f]{{0,50}}+){{0,8}}+"'
+_FEW: Final = f"(?:{_SHORT}|{_NUMBER}|{_WORDS})"
+_COMMA: Final = f"{_BLANK},{_BLANK}"
 _ELEMENTS: Final = re.compile(f"(?:{_FEW}{_COMMA}){{1,200}}+")
-_MEMBERS: Final = re.compile(
-    rf'(?:"[^"\\\x00-\x1f]{{0,200}}+"[ \t\r\n]*+:[ \t\r\n]*+{_FEW}{_COMMA}){{1,100}}+'
-)
+_MEMBERS: Final = re.compile(f"(?:{_SHORT}{_BLANK}:{_BLANK}{_FEW}{_COMMA}){{1,100}}+")
 _ENDS: Final = {"[": "]", "{": "}"}
+
+
+def _array(item: str, most: int) -> str:
+    return rf"\[{_BLANK}(?:{item}(?:{_COMMA}{item}){{0,{most}}}+)?+{_BLANK}\]"
+
+
+def _object(item: str, most: int) -> str:
+    member = f"{_SHORT}{_BLANK}:{_BLANK}{item}"
+    return rf"\{{{_BLANK}(?:{member}(?:{_COMMA}{member}){{0,{most}}}+)?+{_BLANK}\}}"
+
+
+_INNER: Final = f"(?:{_FEW}|{_array(_FEW, 10)}|{_object(_FEW, 10)})"
+# A whole element that is short and flat enough, and the comma behind it: nearly all of them, 60 KiB at most.
+_ELEMENT: Final = re.compile(
+    f"({_FEW}|{_object(_INNER, 30)}|{_array(_INNER, 30)}){_BLANK}(,{_BLANK})?+"
+)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -58,6 +74,27 @@ class JsonText:
         """Return where the white space at a place ends."""
         found = _SPACE.match(self.text, at)
         return at if found is None else found.end()
+
+    def elements(self, at: int) -> Iterator[tuple[int, int]]:
+        """Yield where each element of the array that begins at a place begins and ends.
+
+        Returns once the text has ended behind it. Raises as :meth:`value_end`.
+        """
+        text = self.text
+        at = self.after_space(at + 1)
+        has_more = not text.startswith("]", at)
+        while has_more:
+            if found := _ELEMENT.match(text, at):
+                yield found.span(1)
+                at, has_more = found.end(), bool(found[2])
+            else:
+                end = self.value_end(at)
+                yield at, end
+                at = self.after_space(end)
+                if has_more := text.startswith(",", at):
+                    at = self.after_space(at + 1)
+        if not text.startswith("]", at) or self.after_space(at + 1) != len(text):
+            raise ValueError(f"the array does not end at byte {at}")
 
     def value_end(self, at: int) -> int:
         """Return where the value at a place ends. ValueError or RecursionError if there is no whole one.

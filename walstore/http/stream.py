@@ -11,10 +11,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
+from walstore.batches.append_request import pack_headers
 from walstore.errors import OffsetTrimmedError
 from walstore.http.accepted import CLOSED_REGISTER, Accepted, closing
+from walstore.http.content import MOST_MESSAGES
 from walstore.http.protocol import (
     CLOSED,
     NEXT_OFFSET,
@@ -22,6 +25,7 @@ from walstore.http.protocol import (
     RefusedError,
     format_offset,
 )
+from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.records import Durability
 from walstore.serve.fetching import Fetching
@@ -381,9 +385,16 @@ def _synced(level: Durability) -> Durability:
     return Durability.DISK if level is Durability.MEMORY else level
 
 
-async def _add(txn: Any, values: Sequence[bytes]) -> None:
-    for at, value in enumerate(values):
-        left = len(values) - 1 - at
-        await txn.append(value, headers={_FOLLOWING: str(left).encode()} if left else None)
-        if at % _TURN_RECORDS == _TURN_RECORDS - 1:
+async def _add(txn: Transaction, values: Sequence[bytes]) -> None:
+    headers = [_packed(left) for left in reversed(range(len(values)))]
+    for at in range(0, len(values), _TURN_RECORDS):
+        if at:
             await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+        end = at + _TURN_RECORDS
+        await txn.append_rows(values[at:end], headers[at:end])
+
+
+@lru_cache(MOST_MESSAGES)
+def _packed(following: int) -> bytes | None:
+    """Return the headers of a record that so many messages of the same request come after."""
+    return pack_headers({_FOLLOWING: str(following).encode()}) if following else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from sys import getsizeof
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from walstore.batches.append_request import make_record
+from walstore.batches.append_request import make_record, make_rows
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest, BatchBuilder, split
 from walstore.batches.conditions import AppendConditions, check_registers
 from walstore.errors import RecordTooLargeError, WalClosedError, WalError
@@ -102,12 +102,22 @@ class Transaction(Owned):
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
         request = make_record(value, key, stream, headers, times)
+        return await self._add(request, request.size_bytes - RECORD_OVERHEAD_BYTES)
+
+    async def append_rows(self, values: Sequence[bytes], headers: Sequence[bytes | None]) -> None:
+        """Not for callers: as :meth:`append` of each value, with its own headers as ``pack_headers`` made
+        them, or none. With an error for one of them none is added."""
+        self._check_open()
+        request = make_rows(values, headers)
+        await self._add(request, max(map(_size_of, values, headers)))
+
+    async def _add(self, request: AppendRequest, largest_bytes: int) -> int:
+        """Add records, the largest of which has so many bytes; return the place of the first."""
         limit = self._engine.settings.max_record_bytes
-        if request.size_bytes - RECORD_OVERHEAD_BYTES > limit:
+        if largest_bytes > limit:
             raise RecordTooLargeError(
-                f"the record has {request.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
-                f"max_record_bytes is {limit}",
-                size_bytes=request.size_bytes - RECORD_OVERHEAD_BYTES,
+                f"the record has {largest_bytes} bytes; max_record_bytes is {limit}",
+                size_bytes=largest_bytes,
                 limit_bytes=limit,
             )
         builder, place = self._builder, self._count
@@ -118,7 +128,7 @@ class Transaction(Owned):
             is_full = builder.held_bytes > self._memory_bytes
         else:
             is_full = builder.size_bytes > self._frame_bytes
-        self._count = place + 1
+        self._count = place + request.count
         if is_full:
             try:
                 await self._write_out()
@@ -298,3 +308,7 @@ class Transaction(Owned):
             raise RuntimeError(f"the transaction is committed, as {self.span}; make another")
         if not self._is_open:
             raise RuntimeError("use a transaction inside its own 'async with' block")
+
+
+def _size_of(value: bytes, headers: bytes | None) -> int:
+    return len(value) + len(headers or b"")

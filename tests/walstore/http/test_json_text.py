@@ -60,6 +60,53 @@ def test_both_ways_agree_on_any_text(text: str) -> None:
     end_of(text)
 
 
+@given(st.lists(VALUES, max_size=8), st.sampled_from([None, 1]), st.booleans())
+def test_the_elements_of_an_array(values: list[Any], indent: int | None, ascii_only: bool) -> None:
+    text = json.dumps(values, indent=indent, ensure_ascii=ascii_only)
+    spans = list(JsonText(text).elements(0))
+    assert [json.loads(text[begin:end]) for begin, end in spans] == values
+    assert all(text[begin:end].strip() == text[begin:end] for begin, end in spans)
+
+
+@given(st.lists(VALUES, min_size=1, max_size=3), st.data())
+def test_an_array_is_refused_where_the_json_module_refuses_it(
+    values: list[Any], data: st.DataObject
+) -> None:
+    text = json.dumps(values)
+    at = data.draw(st.integers(1, len(text)))
+    damaged = text[:at] + data.draw(st.text(ALPHABET, max_size=3)) + text[at + 1 :]
+    try:
+        expected = json.loads(damaged, parse_constant=_refuse)
+        found = list(JsonText(damaged).elements(0))
+    except ValueError:
+        with pytest.raises(ValueError):
+            json.loads(damaged, parse_constant=_refuse)
+        with pytest.raises(ValueError):
+            list(JsonText(damaged).elements(0))
+    else:
+        assert [json.loads(damaged[begin:end]) for begin, end in found] == expected
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def test_elements_that_are_large_or_deep() -> None:
+    values = [
+        "x" * 5000,
+        [[[[1]]]],
+        {"a": {"b": {"c": []}}},
+        list(range(100)),
+        {},
+        "",
+        "\\" * 50,
+        1,
+    ]
+    text = json.dumps(values * 3)
+    found = [json.loads(text[begin:end]) for begin, end in JsonText(text).elements(0)]
+    assert found == values * 3
+
+
 def test_what_is_odd() -> None:
     for text, end in (
         ("01", 1), ("-", None), ("1.", 1), ("1e", 1), ("-0.5E+3", 7), ("[1,]", None), ("[,1]", None),
