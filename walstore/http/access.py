@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ _EXPOSED: Final = (
     "Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, "
     "ETag, Location"
 )
+_HOSTS: Final = 64
+"""How many texts of the header Host are remembered: clients send the same one again and again."""
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 _ALLOWED: Final = (
     "Authorization, Content-Type, If-None-Match, Last-Event-ID, Stream-Seq, Stream-TTL, Stream-Expires-At, "
@@ -62,10 +65,9 @@ class Access:
             is_given = "Authorization" in request.headers or TICKET in request.query
             why = "the token is not that of this server" if is_given else "a token is needed"
             raise RefusedError(401, f"{why}; send Authorization: Bearer TOKEN", _CHALLENGE)
-        host = _host_of(request.host)
-        if self._is_local and not is_loopback(host):
+        if self._is_local and not _is_this_machine(request.host):
             # A page of somebody else, whose name was made to mean this machine.
-            raise RefusedError(421, f"this server is not {host[:200]!r}")
+            raise RefusedError(421, f"this server is not {_host_of(request.host)[:200]!r}")
         origin = request.headers.get("Origin")
         if (
             origin is not None
@@ -113,6 +115,11 @@ class Access:
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins
+
+
+@lru_cache(_HOSTS)
+def _is_this_machine(text: str) -> bool:
+    return is_loopback(_host_of(text))
 
 
 def _host_of(text: str) -> str:

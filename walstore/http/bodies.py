@@ -93,8 +93,10 @@ class Bodies:
         return cost * (_JSON_COPIES if request.content_type == JSON else _COPIES)
 
     async def _read(self, request: web.Request) -> bytes:
+        # A short body has come with its headers, as a rule: then no timer is needed.
+        seconds = None if request.content.is_eof() else self._settings.body_seconds
         try:
-            async with asyncio.timeout(self._settings.body_seconds):
+            async with asyncio.timeout(seconds):
                 body = await request.read()
         except TimeoutError:
             raise RefusedError(408, "the body took too long", {"Connection": "close"}) from None

@@ -261,8 +261,11 @@ class Stream:
         return Appended(self._shift + tail, update is not None, is_closed, mark)
 
     async def _accept(self, values: Sequence[bytes], update: Mapping[str, str | None]) -> None:
+        if len(values) == 1 and not update:
+            await self.wal.append(values[0], durability=Durability.MEMORY)
+            return
         if len(values) == 1:
-            await self.wal.append_many(values, update=update or None, durability=Durability.MEMORY)
+            await self.wal.append_many(values, update=update, durability=Durability.MEMORY)
             return
         async with self.wal.transaction(update=update, durability=Durability.MEMORY) as txn:
             await _add(txn, values)
