@@ -52,6 +52,7 @@ def connect(
     address: str | Sequence[str],
     *,
     log: str | None = None,
+    create: bool = True,
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
     connect_seconds: float = 10.0,
@@ -63,9 +64,10 @@ def connect(
     ``async with connect("unix:///run/orders.sock") as wal`` or ``wal = await connect(...)`` with a later
     ``await wal.aclose()``. The address is ``unix:///PATH``, ``tcp://127.0.0.1:PORT`` or
     ``tls://HOST:PORT``. ``log`` names the log of a served store; ``?log=NAME`` at the end of the address
-    does so, too. ``token`` is that of the server. ``tls`` is for servers whose certificate the system does
-    not trust. One that cannot be reached is
-    tried again for ``connect_seconds``: it may be starting, too.
+    does so, too. The store makes a log that it does not have; with ``create=False`` that is
+    LogNotFoundError, and nothing is made. ``token`` is that of the server. ``tls`` is for servers whose
+    certificate the system does not trust. One that cannot be reached is tried again for ``connect_seconds``:
+    it may be starting, too.
 
     A lost connection is made again. Requests wait for that up to ``reconnect_seconds``, then they raise
     StorageUnavailableError; later ones try again. What may be repeated is sent again. An append that
@@ -94,6 +96,7 @@ def connect(
             reconnect_seconds=found.reconnect_seconds,
             clock=used,
             make_tag=lambda: os.urandom(TAG_BYTES),
+            creates=create,
         )
         await client.connect()
         return RemoteWal(client, used)
