@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
+from weakref import WeakSet
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
@@ -188,6 +189,7 @@ class RemoteWal(GroupMixin, MustClose):
         """Not for callers."""
         self._clock = clock
         self._cursors = RemoteCursors(client)
+        self._groups = WeakSet[RemoteGroup]()
         self._guard = ReadGuard(client.check_home, client.check_owner)
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
@@ -528,7 +530,9 @@ class RemoteWal(GroupMixin, MustClose):
 
     async def _find_group(self, name: str, settings: GroupSettings) -> RemoteGroup:
         self.client.check_home()
-        return RemoteGroup(self.client, name, settings)
+        group = RemoteGroup(self.client, name, settings)
+        self._groups.add(group)
+        return group
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
         """Take over what a server says of the log; the next one may have other settings, or another disk."""
@@ -542,6 +546,8 @@ class RemoteWal(GroupMixin, MustClose):
         self.mirror.durability = Durability(about["durability"])
         self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]
+        for group in self._groups:
+            group.stay()
 
 
 def _about(welcome: Mapping[str, Any]) -> dict[str, Any]:
