@@ -9,7 +9,7 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.neighbour import beside
-from walstore import OffsetNotWrittenError, WalClosedError
+from walstore import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
 
 WITH_GROUPS = ("opened", "replicated", "served", "stored", "partitioned", "blocking", "distant")
 LONG: dict[str, Any] = {"ack_wait_seconds": 3600}
@@ -149,3 +149,81 @@ async def test_a_settled_job_of_a_deleted_group_says_that_it_is_gone(face: Face)
                 assert await log.delete_group(verb)
             with case(verb), pytest.raises(WalClosedError, match="deleted"):
                 await getattr(job, verb)()
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_options_change_once_nobody_is_there(face: Face) -> None:
+    """Until then the refusal says who is there; what was acknowledged before stays so."""
+    await face.writer.append_many([b"1", b"2", b"3"])
+    async with face.log.group("g", **LONG) as group:
+        first, _ = await fetched(group, 2)
+        await first.ack()
+        for other in ({"ack_wait_seconds": 60.0}, {"max_ack_pending": 5, **LONG}):
+            with (
+                case(other),
+                pytest.raises(
+                    InvalidSettingsError, match="1 members are there and 1 jobs are leased"
+                ),
+            ):
+                await enter(face.log.group("g", **other))
+    async with face.log.group("g", ack_wait_seconds=60.0) as group:
+        jobs = await fetched(group, 2)
+        assert [job.value for job in jobs] == [b"2", b"3"]
+        for job in jobs:
+            await job.ack()
+        with pytest.raises(InvalidSettingsError, match="1 members are there and 0 jobs are leased"):
+            await enter(face.log.group("g", **LONG))
+    async with (
+        face.log.group("g", max_ack_pending=1, **LONG) as group,
+        face.log.group("g", max_ack_pending=1, **LONG) as other,
+    ):
+        await face.writer.append_many([b"4", b"5"])
+        (job,) = await fetched(group, 1)
+        assert await other.fetch(max_wait=0) == []
+        with pytest.raises(InvalidSettingsError, match="2 members are there and 1 jobs are leased"):
+            await enter(face.log.group("g", **LONG))
+        await job.ack()
+        assert [job.value for job in await fetched(other, 1)] == [b"5"]
+
+
+@on(
+    "opened",
+    "replicated",
+    "served",
+    "stored",
+    differs={
+        "stored": "members of other processes are not known: their stream and order are fixed"
+    },
+)
+async def test_stream_and_order_change_once_nobody_is_there(face: Face) -> None:
+    await face.writer.append(b"1", stream="a")
+    async with face.log.group("g", stream="a", **LONG) as group:
+        (job,) = await fetched(group, 1)
+        await job.ack()
+    async with face.log.group("g", stream="b", is_ordered=True, **LONG) as group:
+        await face.writer.append(b"2", stream="b", key=b"k")
+        assert [job.value for job in await fetched(group, 1)] == [b"2"]
+
+
+@on("opened", "replicated", "served", "stored", "blocking", "distant")
+async def test_groups_are_listed_in_use_or_not(face: Face) -> None:
+    await face.writer.append_many([b"1", b"2"])
+    async with face.log.group("g", **LONG) as group:
+        first, _ = await fetched(group, 2)
+        await first.ack()
+        async with face.log.group("h", **LONG):
+            one, other = await face.log.groups()
+            assert (one.name, one.floor, one.behind, one.problem) == ("g", 2, 1, None)
+            assert (other.name, other.floor, other.behind, other.problem) == ("h", 1, 2, None)
+            assert (one.statistics.pending, one.statistics.unsettled) == (1, 1)
+    assert await face.log.delete_group("h")
+    (one,) = await face.log.groups()
+    assert (one.name, one.floor, one.behind, one.problem) == ("g", 2, 1, None)
+    async with face.again() as log:
+        assert [(found.name, found.floor) for found in await log.groups()] == [("g", 2)]
+
+
+async def enter(group: Any) -> None:
+    """Enter a group, and leave it."""
+    async with group:
+        pass

@@ -34,6 +34,7 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import not_begun
 from walstore.records import Record
@@ -99,6 +100,8 @@ class CloudGroup:
         self._place = place
         self._clock = place.clock
         self._make_tag = make_tag
+        self.members = Roster()
+        """Those of this process that are there."""
         self._opening = asyncio.Lock()
         self._changing = asyncio.Lock()
         """Held while the document is read or changed: a change is always one of the newest that is known."""
@@ -118,10 +121,33 @@ class CloudGroup:
         """Whether members use it, or are about to: opening it has not failed, and it has not ended."""
         return self._failure is None and (self._known.made is not None or self._opening.locked())
 
+    @property
+    def options(self) -> tuple[GroupSettings, LetterWriter | None]:
+        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        return self.settings, self.letters
+
+    @property
+    def leased(self) -> int:
+        """As of :class:`walstore.groups.roster.GroupInUse`; of this process."""
+        document, sight, now = self._known.document, self._known.sight, self._clock.monotonic()
+        if document is None:
+            return len(self._known.leased)
+        rows = document.rows
+        return sum(sight.due(offset, rows[offset]) > now for offset in self._known.leased)
+
+    def is_free(self) -> bool:
+        """As of :class:`walstore.groups.roster.GroupInUse`; other processes have options of their own."""
+        is_busy = self.members or self._wishes or self._changing.locked() or self._dead.is_busy
+        return not (is_busy or self._opening.locked() or self.leased)
+
     # -- opening and closing -----------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Find the group or make it, once; raises as :meth:`uploader.CloudLog.group`."""
+    async def open(self, member: bytes) -> None:
+        """Find the group or make it, once, and let a member in; raises as :meth:`uploader.CloudLog.group`."""
+        await self._load()
+        self.members.enter(member)
+
+    async def _load(self) -> None:
         async with self._opening:
             self._check_unfailed()
             if self._known.made is not None:
@@ -155,11 +181,15 @@ class CloudGroup:
         self._fail(WalClosedError(f"the group {self.name!r} was deleted"))
         await self.aclose()
 
-    async def aclose(self) -> None:
+    async def retire(self) -> None:
+        """End the group in favour of one with other options; nobody is there."""
+        await self.aclose(f"the group {self.name!r} has other options by now")
+
+    async def aclose(self, why: str = "the log is closed") -> None:
         """End the group in this process. Members that are not left keep their leases. Twice is allowed."""
         is_in_use = self._failure is None
         await self._dead.aclose()
-        self._fail(WalClosedError("the log is closed"))
+        self._fail(WalClosedError(why))
         async with self._opening:  # who enters has seen that, and begins nothing
             pass
         await self._task.aclose()
@@ -232,6 +262,7 @@ class CloudGroup:
 
         What it had not begun was no delivery: that goes into the same swap.
         """
+        self.members.leave(member)
         for taker in self._takers:
             if taker.member == member and not taker.future.done():
                 taker.future.set_exception(

@@ -24,6 +24,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.group import Group, GroupBackend
+from walstore.groups.roster import is_kept
 from walstore.groups.settings import GroupSettings
 from walstore.records import Start
 from walstore.runtime.owned import Owned
@@ -76,15 +77,16 @@ class CloudGroups(Owned):
         of this log or another, or an open :class:`walstore.Wal`. A process that dies between a dead letter
         and its settlement leaves it to another, which appends it again. ``stream`` and ``is_ordered`` are
         those of the group for good; the other options may differ between processes, and each applies to
-        what its process does.
+        what its process does. Those of a process may be others once none of its members is there and it has
+        no job leased.
 
         After a process died, its jobs come again once another has seen them leased for ``ack_wait_seconds``.
         Clocks need not agree, only run at the same pace.
 
-        Entering raises InvalidSettingsError for other options than this process uses already, or than the
-        group has for good; OffsetTrimmedError or OffsetNotWrittenError if the log has no record at
-        ``start``; UnsupportedStoreError; CorruptionError; OutcomeUnknownError if the store does not answer:
-        enter again.
+        Entering raises InvalidSettingsError for other options than this process uses already, while it
+        does, or than the group has for good; OffsetTrimmedError or OffsetNotWrittenError if the log has no
+        record at ``start``; UnsupportedStoreError; CorruptionError; OutcomeUnknownError if the store does not
+        answer: enter again.
         """
         layout.group_path(name)
         settings = GroupSettings(
@@ -148,14 +150,13 @@ class CloudGroups(Owned):
         self._group_place()  # still open
         if self._used_groups is None:
             self._used_groups = {}
-        used = self._used_groups.get(name)
-        if used is None or not used.is_used:
-            used = CloudGroup(place, name, settings, letters=letters, make_tag=self.make_group_tag)
-            self._used_groups[name] = used
-        elif (used.settings, used.letters) != (settings, letters):
-            raise InvalidSettingsError(
-                f"group {name!r} is in use with other options: {used.settings}, not {settings}"
-            )
+        while (used := self._used_groups.get(name)) is not None and used.is_used:
+            if is_kept(used, (settings, letters)):
+                return used
+            await used.retire()
+            self._group_place()
+        used = CloudGroup(place, name, settings, letters=letters, make_tag=self.make_group_tag)
+        self._used_groups[name] = used
         return used
 
     async def _look_at_group(self, place: GroupPlace, name: str) -> GroupInfo | None:

@@ -34,6 +34,11 @@ class DeadLetters:
         self._settle = settle
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether some are being appended."""
+        return bool(self._tasks)
+
     def begin(self, record: Record, deliveries: int) -> None:
         """Append a dead letter and settle its job, without waiting for it.
 

@@ -140,7 +140,7 @@ async def append_to_server(
     address: str, splitter: Splitter, parser: Parser, options: Options
 ) -> dict[str, Any]:
     """As :func:`append_to_directory`, each record once, whatever becomes of the connection meanwhile."""
-    async with await connect_to(address) as log:
+    async with await connect_to(address, create=True) as log:
         producer = log.producer(f"walstore append {os.urandom(8).hex()}")
         most = min(splitter.max_record_bytes, log.max_record_bytes)
         check = RowCheck(options, unit=splitter.unit, most_bytes=most)

@@ -61,10 +61,13 @@ def is_address(location: str) -> bool:
     return _SERVED.match(location) is not None
 
 
-async def connect_to(location: str) -> RemoteWal:
-    """Connect to a served log, with the token of the environment; UsageError if it has to be named."""
+async def connect_to(location: str, *, create: bool = False) -> RemoteWal:
+    """Connect to a served log, with the token of the environment; UsageError if it has to be named.
+
+    LogNotFoundError if it is not there, unless ``create``.
+    """
     try:
-        return await connect(location, token=os.environ.get(TOKEN_VARIABLE) or None)
+        return await connect(location, create=create, token=os.environ.get(TOKEN_VARIABLE) or None)
     except AccessDeniedError as error:
         if "refused the token" not in str(error):
             raise

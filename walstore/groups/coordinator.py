@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 from walstore.batches.cost import cost_of
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
-    InvalidSettingsError,
     LeaseExpiredError,
     LimitExceededError,
     OffsetNotWrittenError,
@@ -28,6 +27,7 @@ from walstore.errors import (
 )
 from walstore.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.groups.letters import append_letter
+from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState, in_parts
 from walstore.ports import Clock
@@ -97,8 +97,8 @@ class GroupCoordinator:
         """As the first member gave them."""
         self._before = None if before is None else before.retire()
         self._is_replaced = False
-        self._members: Counter[object] = Counter()
-        """How many are there: of this process for None, else by their connections."""
+        self.members = Roster()
+        """Those that are there, of this process and over connections."""
         self._log = log
         self._clock = clock
         self._journal = journal
@@ -139,24 +139,24 @@ class GroupCoordinator:
         """Whether members use it, or are about to; False if the first of them could not enter."""
         return self._state is not None or self._failure is not None or self._opening.locked()
 
+    @property
+    def options(self) -> GroupSettings:
+        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        return self.settings
+
+    @property
+    def leased(self) -> int:
+        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        return 0 if self._state is None else self._state.leased
+
     def is_free(self) -> bool:
-        """Whether the options may change: no member is there, and no job is with one that has gone."""
+        """As of :class:`walstore.groups.roster.GroupInUse`."""
         state = self._state
-        is_busy = self._members or self._waiting or self._giving or self._burying is not None
+        is_busy = self.members or self._waiting or self._giving or self._burying is not None
         if state is None or self._failure is not None or self._opening.locked() or is_busy:
             return not self.is_used
         state.pass_time(self._clock.monotonic())
         return not state.leased
-
-    def check_settings(self, settings: GroupSettings) -> None:
-        """Raise InvalidSettingsError unless a further member wants what the first one wanted."""
-        if settings != self.settings:
-            members, jobs = self._members.total(), 0 if self._state is None else self._state.leased
-            raise InvalidSettingsError(
-                f"group {self.name!r} is in use with other options: {self.settings}, not {settings}; "
-                f"{members} members are there and {jobs} jobs are leased; the options can change when there "
-                "is none of either"
-            )
 
     def retire(self) -> asyncio.Task[None]:
         """End the group in favour of one with other options; nobody is there."""
@@ -165,10 +165,10 @@ class GroupCoordinator:
             self._is_replaced = True
         return start_task(self.aclose(), name=f"walstore end of group {self.name}")
 
-    async def open(self, *, via: object = None) -> None:
+    async def open(self, member: bytes = b"", *, via: object = None) -> None:
         """Let a member in, over a connection or of this process; raises as :meth:`load`."""
         await self.load()
-        self._members[via] += 1
+        self.members.enter(member, via)
 
     async def load(self) -> None:
         """Load what the group remembers, once; raises as :meth:`walstore.Wal.cursor` and for the disk."""
@@ -269,7 +269,7 @@ class GroupCoordinator:
         :meth:`settle`. WalClosedError if the member leaves.
         """
         deadline = None if max_wait is None else self._clock.monotonic() + max_wait
-        self._members[via] = max(self._members[via], 1)  # it may come over a new connection
+        self.members.enter(member, via)  # it may come over a new connection
         self._waiting[member] += 1
         try:
             return await self._take_in_time(member, most, deadline, via, most_bytes)
@@ -372,14 +372,12 @@ class GroupCoordinator:
                 reader=self.name,
             )
 
-    async def leave(
-        self, member: bytes, held: Iterable[tuple[int, int]] = (), *, via: object = None
-    ) -> None:
+    async def leave(self, member: bytes, held: Iterable[tuple[int, int]] = ()) -> None:
         """Give back at once all that a member holds; it waits for jobs no longer.
 
         ``held`` are offsets and deliveries of jobs that it may have from an earlier owner of the log.
         """
-        self._members -= Counter({via: 1})
+        self.members.leave(member)
         if member in self._waiting:
             self._left.add(member)
         if self._state is not None and self._failure is None:
@@ -387,7 +385,7 @@ class GroupCoordinator:
 
     async def lose(self, via: object) -> None:
         """Give back what members had over a connection that ended, and did not begin: it was no delivery."""
-        self._members.pop(via, None)
+        self.members.lose(via)
         if self._state is not None and self._failure is None:
             await self._give(self._state.lose(via, self._clock.monotonic()))
 

@@ -27,8 +27,8 @@ class GroupBackend(Protocol):
     def identity(self) -> tuple[str, str]:
         """Which log, and which of its groups: equal for members of one group."""
 
-    async def open(self) -> None:
-        """Make the group usable."""
+    async def open(self, member: bytes) -> None:
+        """Make the group usable, and let a member in."""
 
     async def take(
         self, member: bytes, most: int, max_wait: float | None
@@ -242,7 +242,7 @@ class Group(Owned):
         self._is_entering = True
         try:
             backend = await self._find()
-            await backend.open()
+            await backend.open(self._member)
         finally:
             self._is_entering = False
         self._guard = LoopGuard(f"member of the group {self.name!r}")

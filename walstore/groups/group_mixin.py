@@ -23,6 +23,7 @@ from walstore.groups.journal import (
 )
 from walstore.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
 from walstore.groups.listing import list_groups
+from walstore.groups.roster import is_kept
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
@@ -144,8 +145,7 @@ class OwnedGroups(GroupMixin):
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
-        if found is not None and (found.settings == settings or not found.is_free()):
-            found.check_settings(settings)
+        if found is not None and is_kept(found, settings):
             return found
         log = cast(GroupLog, self)
         journal = (

@@ -72,11 +72,11 @@ class Streams:
             config, first, source = asked, list[bytes](), None
             if asked.source is not None:
                 config, first, source = await self._plan_fork(name, asked)
-            wal = await _made(store, name)
-            if source is not None:
-                await source.note_fork(name, wal.log_id)
-            stream = Stream(name, wal, source, self._fetching)
-            await stream.create(config, [*first, *values], is_closed=is_closed)
+            async with _made(store, name) as wal:
+                if source is not None:
+                    await source.note_fork(name, wal.log_id)
+                stream = Stream(name, wal, source, self._fetching)
+                await stream.create(config, [*first, *values], is_closed=is_closed)
             stream.touched = self._clock.monotonic()
             return self._kept(stream), True
 
@@ -244,9 +244,15 @@ class Streams:
         return config, first, source
 
 
-async def _made(store: WalStore | MemberLogs, name: str) -> Wal:
+@asynccontextmanager
+async def _made(store: WalStore | MemberLogs, name: str) -> AsyncIterator[Wal]:
+    """Yield the log of a new stream; what a store made for it is gone if a full disk refuses the rest."""
     try:
-        return await store.wal(name)
+        if isinstance(store, MemberLogs):
+            yield await store.wal(name)
+            return
+        async with store.making(name) as wal:
+            yield wal
     except InvalidSettingsError as error:
         if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
             raise RefusedError(409, "the name is that of a file of the server's own") from None

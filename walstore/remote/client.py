@@ -145,6 +145,7 @@ class Client:
         clock: Clock,
         make_tag: Callable[[], bytes],
         service: str | None = None,
+        creates: bool = True,
     ) -> None:
         self.address = addresses[0]
         """Where the server is; of several places the one where it was found last."""
@@ -159,6 +160,7 @@ class Client:
         self._tls = tls
         self._log = log
         self._service = service
+        self._creates = creates
         self._connect_seconds = connect_seconds
         self._reconnect_seconds = reconnect_seconds
         self._clock = clock
@@ -399,6 +401,7 @@ class Client:
             monotonic=self._clock.monotonic,
             seconds=seconds,
             service=self._service,
+            exists=bool(self.welcome) or not self._creates,
             is_direct=len(self._addresses) > 1,
             after=after,
             again=max(

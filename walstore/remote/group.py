@@ -32,6 +32,8 @@ class RemoteGroup:
         self._client = client
         self._group = [name, pack_settings(settings)]
         self._member = b""
+        self._is_there = False
+        """Whether the member has entered, and not left."""
         self._most_held = settings.max_ack_pending
         self._kept = KeptJobs(
             self._unpack, self._take_back, lease_seconds=settings.ack_wait_seconds
@@ -44,9 +46,17 @@ class RemoteGroup:
         """As of :class:`walstore.groups.group.GroupBackend`."""
         return str(self._client.welcome["log"]["log_id"]), str(self._group[0])
 
-    async def open(self) -> None:
-        """Make the group usable; raises as the server's."""
-        await self._call("open")
+    async def open(self, member: bytes) -> None:
+        """Make the group usable, and let a member in; raises as the server's."""
+        self._member = member
+        await self._call("open", member)
+        self._is_there = True
+
+    def stay(self) -> None:
+        """Let the server know on a new connection that the member is there, if it is; without waiting."""
+        if self._is_there and not self._client.is_closing:
+            asked = ["group", ["stay", *self._group, self._member]]
+            self._client.send(Kind.CALL, asked, fate=Fate.DROPPED)
 
     async def take(
         self, member: bytes, most: int, max_wait: float | None
@@ -55,7 +65,6 @@ class RemoteGroup:
 
         If cancelled, jobs whose answer is under way are for the next call.
         """
-        self._member = member
         jobs = await self._kept.take(most, max_wait)
         left = max_wait
         while not jobs:
@@ -88,6 +97,7 @@ class RemoteGroup:
 
     async def leave(self, member: bytes) -> None:
         """Give back all that a member holds."""
+        self._is_there = False
         await self._kept.end()
         held, self._held = [list(one) for one in self._held.items()], {}
         for low in range(0, max(len(held), 1), _HELD_AT_ONCE):

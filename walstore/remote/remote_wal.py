@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
+from weakref import WeakSet
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
@@ -52,6 +53,7 @@ def connect(
     address: str | Sequence[str],
     *,
     log: str | None = None,
+    create: bool = True,
     token: str | None = None,
     tls: ssl.SSLContext | None = None,
     connect_seconds: float = 10.0,
@@ -63,9 +65,10 @@ def connect(
     ``async with connect("unix:///run/orders.sock") as wal`` or ``wal = await connect(...)`` with a later
     ``await wal.aclose()``. The address is ``unix:///PATH``, ``tcp://127.0.0.1:PORT`` or
     ``tls://HOST:PORT``. ``log`` names the log of a served store; ``?log=NAME`` at the end of the address
-    does so, too. ``token`` is that of the server. ``tls`` is for servers whose certificate the system does
-    not trust. One that cannot be reached is
-    tried again for ``connect_seconds``: it may be starting, too.
+    does so, too. The store makes a log that it does not have; with ``create=False`` that is
+    LogNotFoundError, and nothing is made. ``token`` is that of the server. ``tls`` is for servers whose
+    certificate the system does not trust. One that cannot be reached is tried again for ``connect_seconds``:
+    it may be starting, too.
 
     A lost connection is made again. Requests wait for that up to ``reconnect_seconds``, then they raise
     StorageUnavailableError; later ones try again. What may be repeated is sent again. An append that
@@ -94,6 +97,7 @@ def connect(
             reconnect_seconds=found.reconnect_seconds,
             clock=used,
             make_tag=lambda: os.urandom(TAG_BYTES),
+            creates=create,
         )
         await client.connect()
         return RemoteWal(client, used)
@@ -185,6 +189,7 @@ class RemoteWal(GroupMixin, MustClose):
         """Not for callers."""
         self._clock = clock
         self._cursors = RemoteCursors(client)
+        self._groups = WeakSet[RemoteGroup]()
         self._guard = ReadGuard(client.check_home, client.check_owner)
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
@@ -525,7 +530,9 @@ class RemoteWal(GroupMixin, MustClose):
 
     async def _find_group(self, name: str, settings: GroupSettings) -> RemoteGroup:
         self.client.check_home()
-        return RemoteGroup(self.client, name, settings)
+        group = RemoteGroup(self.client, name, settings)
+        self._groups.add(group)
+        return group
 
     def _welcomed(self, welcome: dict[str, Any]) -> None:
         """Take over what a server says of the log; the next one may have other settings, or another disk."""
@@ -539,6 +546,8 @@ class RemoteWal(GroupMixin, MustClose):
         self.mirror.durability = Durability(about["durability"])
         self.mirror.begin(about["limits"], epoch_of(welcome))
         self.mirror.registers = about["registers"]
+        for group in self._groups:
+            group.stay()
 
 
 def _about(welcome: Mapping[str, Any]) -> dict[str, Any]:

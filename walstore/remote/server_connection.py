@@ -105,6 +105,7 @@ class ServerConnection(asyncio.Protocol):
         log: str | None,
         service: str | None,
         *,
+        exists: bool,
         is_direct: bool,
         after: int,
         again: int,
@@ -116,6 +117,8 @@ class ServerConnection(asyncio.Protocol):
         greeting = {"version": VERSION, "token": token, "log": log, "moves": True}
         if service is not None:
             greeting["service"] = service
+        if exists:
+            greeting["exists"] = True
         if is_direct:
             greeting["direct"] = True
         if after:
@@ -231,15 +234,16 @@ async def connect_to(
     monotonic: Callable[[], float],
     seconds: float,
     service: str | None = None,
+    exists: bool = False,
     is_direct: bool = False,
     after: int = 0,
     again: int = 0,
 ) -> tuple[ServerConnection, dict[str, Any]]:
     """Connect, greet, and return the connection and the server's answer.
 
-    ``service`` asks for something else than a log, ``is_direct`` for a server that has the log itself,
-    and ``after`` for a log of a later epoch. ``again`` is the highest number of a write that may have been
-    sent before.
+    ``service`` asks for something else than a log, ``exists`` for one that need not be made,
+    ``is_direct`` for a server that has the log itself, and ``after`` for a log of a later epoch. ``again`` is
+    the highest number of a write that may have been sent before.
 
     Raises StorageUnavailableError if no server answers within ``seconds``, AccessDeniedError,
     FormatVersionError for a server of another version, and what the server refuses the log with.
@@ -261,7 +265,13 @@ async def connect_to(
             else:
                 _, link = await loop.create_connection(make, address.host, address.port)
             welcome = await link.greet(
-                token, log, service, is_direct=is_direct, after=after, again=again
+                token,
+                log,
+                service,
+                exists=exists,
+                is_direct=is_direct,
+                after=after,
+                again=again,
             )
             return link, welcome
     except BaseException as error:

@@ -103,8 +103,11 @@ class ConnectionOwner(Protocol):
     def monotonic(self) -> Callable[[], float]:
         """Seconds that never go back."""
 
-    async def log(self, name: str | None, *, after: int) -> Wal | Address:
-        """Return the log of that name, or where it is led: with an epoch above ``after``, if it soon is."""
+    async def log(self, name: str | None, *, after: int, creates: bool) -> Wal | Address:
+        """Return the log of that name, or where it is led: with an epoch above ``after``, if it soon is.
+
+        With ``creates`` a store makes one that it does not have.
+        """
 
     async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
         """Return a log that can be read here."""
@@ -559,7 +562,7 @@ class ClientConnection(asyncio.Protocol):
             log = await self._owner.readable(name)
             self._service = ReadService(log)
             return {**welcome, "log": describe_readable(log)}
-        wal = await self._owner.log(name, after=after)
+        wal = await self._owner.log(name, after=after, creates=head.get("exists") is not True)
         if isinstance(wal, Address):
             await self._lead_to(wal, message)
             return None

@@ -32,11 +32,16 @@ class ServedMembers:
         self.calls: Mapping[str, Callable[..., Awaitable[Any]]] = {"group": self._group}
         """The calls of members, by name."""
 
-    async def lose(self) -> None:
-        """Give back what the members had not begun: their connection has ended without a word."""
+    async def lose(self, *, is_told: bool) -> None:
+        """Count the members no longer: their connection has ended.
+
+        Unless ``is_told``, since they go on with the next server, give back what they had not begun.
+        """
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            await group.lose(self)
+            group.members.lose(self)
+            if not is_told:
+                await group.lose(self)
 
     async def _group(self, verb: str, name: str, options: Any, *arguments: Any) -> Any:
         """Do something in a group, which is made and opened for the first client that names it."""
@@ -45,9 +50,9 @@ class ServedMembers:
         group = self._wal.coordinator(check_group_name(name), unpack_settings(options))
         await group.load()
         match verb, arguments:
-            case "open", ():
+            case "open" | "stay", (bytes(member),):
                 self._groups[name] = group
-                return await group.open(via=self)
+                return await group.open(member, via=self)
             case "fetch", (bytes(member), int(most), int() | float() as seconds) if (
                 0 < most <= _MOST_JOBS and math.isfinite(seconds)
             ):
@@ -73,7 +78,7 @@ class ServedMembers:
                 self._groups[name] = group
                 return await group.extend(offset, deliveries, member=member, via=self)
             case "leave", (bytes(member), list(held)):
-                return await group.leave(member, unpack_held(held), via=self)
+                return await group.leave(member, unpack_held(held))
             case "statistics", ():
                 return dataclasses.asdict(await group.statistics())
         raise ProtocolViolationError(

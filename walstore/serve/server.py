@@ -210,10 +210,13 @@ class Server(MustClose):
         """Trust for the other machines of the cluster."""
         return None if self._cluster is None else self._cluster.tls
 
-    async def log(self, name: str | None, *, after: int = 0) -> Wal | Address:
+    async def log(
+        self, name: str | None, *, after: int = 0, creates: bool = False
+    ) -> Wal | Address:
         """Return the log that a client asked for, or where it is led: above epoch ``after``, if it soon is.
 
-        LogNotFoundError if this server serves another one, InvalidSettingsError if it has to be named.
+        ``creates``: a store makes one that it does not have. LogNotFoundError if there is none of that name,
+        InvalidSettingsError if it has to be named.
         """
         if self._cluster is not None:
             return await self._cluster.find(name, after=after)
@@ -221,6 +224,10 @@ class Server(MustClose):
             if name is None:
                 raise InvalidSettingsError(
                     "this server serves many logs; name one: connect(address, log=NAME)"
+                )
+            if not creates and not await self._logs.exists(name):
+                raise LogNotFoundError(
+                    f"this server has no log {name[:200]!r}", location=name[:200]
                 )
             return await self._logs.wal(name)
         wal = self._logs

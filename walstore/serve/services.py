@@ -158,8 +158,7 @@ class LogService:
 
     async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
-        if not is_told:
-            await self._members.lose()
+        await self._members.lose(is_told=is_told)
         await self._transactions.rollback_all()
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Final, Self
 
 from walstore.append.budgets import CacheBudget, ChannelBudget
 from walstore.append.disk_watch import DiskWatch
-from walstore.errors import WalClosedError, WalError
+from walstore.errors import DiskFullError, LogNotFoundError, WalClosedError, WalError
 from walstore.files.anchor import absolute
 from walstore.files.locks import lock_in_store, this_process
 from walstore.files.open_files import OpenFiles
@@ -229,6 +230,42 @@ class WalStore(Owned, MustClose):
                 await self._close(directory, found)
             self._check_open()
             return await self._open_log(name, directory)
+
+    @asynccontextmanager
+    async def making(self, name: str) -> AsyncIterator[Wal]:
+        """Not for callers: as :meth:`wal`, for a block that begins to use the log.
+
+        If there is no space for the block, a log that was made for it, and has nothing, is removed again.
+        """
+        directory, wal = directory_of(name), None
+        was_there = await self.exists(name)
+        try:
+            wal = await self.wal(name)
+            yield wal
+        except DiskFullError as error:
+            if was_there or await self._remove_unused(directory, wal):
+                raise
+            text = f"{error}; the log {name!r} was made, and is left for the next try"
+            raise DiskFullError(text, outcome=error.outcome) from error
+
+    async def _remove_unused(self, directory: str, wal: Wal | None) -> bool:
+        """Remove a log that was just made; False if it stays, as it may have records or registers."""
+        async with self._locks.pass_through(directory):
+            found = self._logs.get(directory)
+            if found is not None and found is not wal:
+                return False
+            if found is not None:
+                await self._close(directory, found)
+            if wal is not None and (wal.tail > wal.head or wal.registers):
+                return False
+            delete = partial(delete_log, self._fs, self.path, directory)
+            try:
+                await self._lane.run_owned(delete, lambda _: None)
+            except LogNotFoundError:
+                return True  # the directory was not made
+            except (OSError, WalError):
+                return False
+            return True
 
     async def logs(self) -> list[str]:
         """Return the names of all logs on disk, open or not, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from tests.clocks import SkippingClock
 from tests.local import SMALL
 from tests.waiting import until
 from tests.walstore.serve.served import Proxy, serving
-from walstore import LeaseExpiredError, Wal, connect
+from walstore import InvalidSettingsError, LeaseExpiredError, Wal, connect
+from walstore.groups.settings import GroupSettings
 from walstore.serve import Server, ServeSettings
 
 pytestmark = pytest.mark.timeout(60)
@@ -191,5 +193,69 @@ async def test_a_server_that_stops_takes_no_jobs_back(tmp_path: Path) -> None:
             assert (await here.statistics()).pending == 3
             assert await here.fetch(9, max_wait=0) == []
             await group.ack(jobs)
+            await group.__aexit__(None, None, None)
+            await remote.aclose()
+
+
+def count(wal: Wal, name: str = "g") -> int:
+    """Return how many members are there, as who wants other options is told."""
+    with pytest.raises(InvalidSettingsError) as refused:
+        wal.coordinator(name, GroupSettings(max_deliver=9))
+    found = re.search(r"(\d+) members are there", str(refused.value))
+    assert found is not None
+    return int(found[1])
+
+
+async def test_members_are_counted_once_whatever_becomes_of_their_connection(
+    tmp_path: Path,
+) -> None:
+    """Also those that ask for nothing: else others could change the options while they are there."""
+    async with serving(tmp_path / "log", SMALL) as served, Proxy(served.address) as proxy:
+        async with contextlib.AsyncExitStack() as stack:
+            here = await stack.enter_async_context(served.wal.group("g"))
+            remote = await stack.enter_async_context(connect(proxy.address))
+            idle, busy = remote.group("g"), remote.group("g")
+            async with idle, busy:
+                assert count(served.wal) == 3
+                for losses in range(1, 4):
+                    proxy.lose()
+                    assert await busy.fetch(max_wait=0) == []
+                    assert remote.client.reconnects == losses
+                    await until(lambda: count(served.wal) == 3)
+            assert count(served.wal) == 1
+            async with remote.group("g"):
+                assert count(served.wal) == 2
+                await remote.aclose()
+                await until(lambda: count(served.wal) == 1)
+            assert (await here.statistics()).pending == 0
+        assert served.wal.coordinator("g", GroupSettings(max_deliver=9)).settings.max_deliver == 9
+
+
+async def test_a_member_of_a_deleted_group_does_not_make_it_again(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path / "log", SMALL) as served,
+        Proxy(served.address) as proxy,
+        connect(proxy.address) as remote,
+        remote.group("g"),
+    ):
+        assert await served.wal.delete_group("g")
+        proxy.lose()
+        await remote.refresh()
+        assert (remote.client.reconnects, await remote.groups()) == (1, [])
+
+
+async def test_members_of_a_server_that_stopped_are_there_no_longer(tmp_path: Path) -> None:
+    """Until they come back, at the next server."""
+    socket = tmp_path / "s.sock"
+    async with contextlib.AsyncExitStack() as stack, Wal.open(tmp_path / "log") as wal:
+        async with Server.open(wal, unix=socket):
+            remote = await stack.enter_async_context(connect(f"unix://{socket}"))
+            group = remote.group("g")
+            await group.__aenter__()
+            assert count(wal) == 1
+        await until(lambda: not wal.coordinator("g", GroupSettings()).members)
+        async with Server.open(wal, unix=socket):
+            await remote.refresh()
+            await until(lambda: count(wal) == 1)
             await group.__aexit__(None, None, None)
             await remote.aclose()
