@@ -47,7 +47,7 @@ from walstore.format.segment import HEADER_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(1800)]
 
-FAULTS: Final = some(120, least=6)
+FAULTS: Final = some(160, least=6)
 _SEARCHED: Final = 3000
 """So many calls Porcupine orders in a few seconds."""
 

@@ -140,8 +140,10 @@ class ChannelShare:
 
     def take(self, size_bytes: int) -> None:
         """Take room; the caller has checked :meth:`has_room`. This ends the log's turn."""
-        leased_bytes = min(size_bytes, self._lease_bytes)
-        self._lease_bytes -= leased_bytes
+        leased_bytes = 0
+        if self._lease_bytes:
+            leased_bytes = min(size_bytes, self._lease_bytes)
+            self._lease_bytes -= leased_bytes
         self._budget.used_bytes += size_bytes - leased_bytes
         self._held_bytes += size_bytes
         self._has_turn = False

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from walstore.cli.cluster_adopt import Adoption, adopt, print_adoption
+from walstore.cli.cluster_adopt import Adoption, adopt, check_made, print_adoption
 from walstore.cli.cluster_change import log_row, plan_changes, spec_fields, write_changes
+from walstore.cli.cluster_remove import remove_log
 from walstore.cli.cluster_specs import Change, parse_specs
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
@@ -23,13 +24,9 @@ from walstore.cli.options import AsJson, Confirm
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
-from walstore.errors import ContentionError, LogNotFoundError
+from walstore.errors import LogNotFoundError
 from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import (
-    LEADERS,
-    LOGS,
-    REMOVED,
-    SYNCED,
     LogSpec,
     check_log_name,
     is_selected,
@@ -40,9 +37,6 @@ from walstore.topology.key_values import KeyValues
 from walstore.wire.address import parse_address
 
 CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
-_CLOSING_SECONDS: Final = 30.0
-"""So long a log that is taken out may take to be closed."""
-_PAUSE_SECONDS: Final = 0.1
 
 LIST_LOGS_EXAMPLES = """\b
 Examples:
@@ -379,6 +373,7 @@ async def _change(
         view = ClusterView(keys, clock=SystemClock())
         await view.look()
         planned = await plan_changes(keys, view, wanted, makes=makes)
+        await check_made(keys, view, planned)
         return await write_changes(keys, view, planned)
 
 
@@ -391,20 +386,7 @@ async def _adopt(
 
 async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
     async with open_keys(cluster) as keys:
-        view = ClusterView(keys, clock=SystemClock())
-        await view.look()
-        if name not in view.specs:
-            raise LogNotFoundError(f"the cluster has no log {name!r}", location=name)
-        if is_confirmed:
-            key, kept = view.key(LOGS, name), view.key(REMOVED, name)
-            # What is made again under this name goes on with the copies that there are, and is led.
-            value = view.specs[name]._replace(suspended=False).encode()
-            kept_swap = await keys.swap(kept, value, expected=view.revisions.get(kept, 0))
-            swap = await keys.swap(key, None, expected=view.revisions[key])
-            if not (kept_swap.happened and swap.happened):
-                raise ContentionError(f"the log {name!r} was changed by somebody else; call again")
-            await _forget_marks(keys, view, name)
-        return log_row(view, name)
+        return await remove_log(keys, name, is_confirmed=is_confirmed)
 
 
 def _read(source: TextIO) -> str:
@@ -414,26 +396,6 @@ def _read(source: TextIO) -> str:
         raise UsageError(
             f"--from: byte {error.start} is not UTF-8, so it is no JSON; nothing was changed"
         ) from None
-
-
-async def _forget_marks(keys: KeyValues, view: ClusterView, name: str) -> None:
-    """Remove what etcd knows of the copies of a log that was taken out: one made again may begin anew.
-
-    A leader writes that once more as it closes the log, so it is waited for.
-    """
-    clock, leader = SystemClock(), view.key(LEADERS, name)
-    deadline = clock.monotonic() + _CLOSING_SECONDS
-    while await keys.get(leader) is not None:
-        if clock.monotonic() >= deadline:
-            complain(
-                f"{name!r} is taken out, but not closed yet, so {view.key(SYNCED, name)} stays: before a log "
-                "of this name can begin anew, call 'walstore logs reset-head --cluster'"
-            )
-            return
-        await clock.sleep(_PAUSE_SECONDS)
-    key = view.key(SYNCED, name)
-    while (found := await keys.get(key)) is not None:
-        await keys.swap(key, None, expected=found.revision)
 
 
 def _edited(text: str) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.cli.cluster_change import Planned, plan_changes, spec_row, write_changes
@@ -14,9 +13,10 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE
 from walstore.cli.output import complain, print_fields, print_json, print_table
 from walstore.cluster.view import ClusterView
-from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError, WalError
+from walstore.errors import InvalidSettingsError, WalError
 from walstore.remote.client import Fate
 from walstore.replication.copy_look import LOOK, CopyLook
+from walstore.replication.copy_marks import read_marks
 from walstore.replication.remote_copy import client_of
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
@@ -85,13 +85,14 @@ class LogLooks(NamedTuple):
 
     def trouble(self) -> str | None:
         """Return what the machines of the list lack, or why that is not known; None if the list is good."""
-        why = self._lacks()
+        why = self.lacks()
         return why and (
             f"{why}. Put the machines that have it into the list, and start them; or give it up with "
             "--give-up-records. Nothing was changed"
         )
 
-    def _lacks(self) -> str | None:
+    def lacks(self) -> str | None:
+        """Return the same in short."""
         name, marks = self.name, self.marks
         best = _best([one for one in self.machines if one.is_listed])
         if best is None:
@@ -130,21 +131,56 @@ class LogLooks(NamedTuple):
 
 
 async def look_at_machines(
-    keys: KeyValues, view: ClusterView, name: str, planned: Planned
+    keys: KeyValues,
+    view: ClusterView,
+    name: str,
+    planned: Planned,
+    *,
+    only_others: bool = False,
 ) -> LogLooks:
-    """Ask all machines that may have a copy of a log: those of both lists, and those that etcd knows."""
+    """Ask all machines that may have a copy of a log: those of both lists, and those that etcd knows.
+
+    ``only_others``: not those of the new list.
+    """
     before, new = planned
-    marks = await _marks(keys, view.key(SYNCED, name))
+    marks = read_marks(await keys.get(view.key(SYNCED, name)))
     limits = {} if marks is None else marks.limits
     leader = view.leaders.get(name)
     known = [*before.copies, *limits, *view.members, *([leader.address] if leader else [])]
-    asked = [*new.copies, *sorted({one for one in known if one} - set(new.copies))]
+    listed = () if only_others else new.copies
+    asked = [*listed, *sorted({one for one in known if one} - set(new.copies))]
     answers = await asyncio.gather(*(_ask(one, name) for one in asked))
     machines = [
         MachineLook(one, one in new.copies, found, trouble, limits.get(one, 0))
         for one, (found, trouble) in zip(asked, answers, strict=True)
     ]
     return LogLooks(name, machines, marks)
+
+
+async def check_made(keys: KeyValues, view: ClusterView, planned: Mapping[str, Planned]) -> None:
+    """UsageError if a log is to be made that etcd has not, and a machine without a copy has more records.
+
+    A machine that does not answer has none, as far as is known. Those that are to have the copies are asked
+    only if another one has records.
+    """
+    for name, one in planned.items():
+        if name in view.specs or one.new.source:
+            continue
+        others = await look_at_machines(keys, view, name, one, only_others=True)
+        having = [each for each in others.machines if each.found and each.found.limit > 1]
+        if not having:
+            continue
+        if one.new.copies:
+            why = (await look_at_machines(keys, view, name, one)).lacks()
+        else:
+            machine = max(having, key=lambda each: (each.found.epoch, each.found.limit))  # type: ignore[union-attr]
+            why = f"{machine.address} has {machine.shown()}, and etcd has no such log"
+        if why is not None:
+            raise UsageError(
+                f"the log {name!r} has records: {why}. If etcd was set back, give its copies with 'walstore "
+                "logs apply --from FILE --adopt'; else give the new log another name, or move its directory "
+                "on that machine away. Nothing was changed"
+            )
 
 
 class Adoption(NamedTuple):
@@ -227,14 +263,6 @@ def _best(listed: Sequence[MachineLook]) -> CopyLook | None:
     ]
     having = [one for one in found if one.log_id]
     return max(having, key=lambda one: (one.epoch, one.limit), default=None)
-
-
-async def _marks(keys: KeyValues, key: str) -> Synced | None:
-    """Return what etcd knows of the copies; None for nothing that can be used."""
-    found = await keys.get(key)
-    with contextlib.suppress(CorruptionError, FormatVersionError):
-        return None if found is None else Synced.decode(found.value, key)
-    return None
 
 
 async def _ask(address: str, name: str) -> tuple[CopyLook | None, str | None]:

@@ -38,9 +38,9 @@ def spec_row(name: str, spec: LogSpec) -> dict[str, Any]:
     }
 
 
-def log_row(view: ClusterView, name: str) -> dict[str, Any]:
-    """Return the same with who leads it."""
-    spec, leader = view.specs[name], view.leaders.get(name)
+def log_row(view: ClusterView, name: str, spec: LogSpec | None = None) -> dict[str, Any]:
+    """Return the same with who leads it; ``spec`` is that of a log that was taken out."""
+    spec, leader = spec or view.specs[name], view.leaders.get(name)
     is_led = leader is not None and leader.epoch > 0
     return {
         **spec_row(name, spec),

@@ -24,6 +24,7 @@ from walstore.files.locks import this_process
 from walstore.files.posix import PosixFileSystem
 from walstore.log.opening import Entered, enter_log, recover_end
 from walstore.ports import FileSystem
+from walstore.replication.copy_marks import read_marks
 from walstore.topology.documents import PREFIX, SYNCED
 
 RESET_HEAD_EXAMPLES = """\b
@@ -196,12 +197,16 @@ def _move_aside(entered: Entered) -> dict[str, Any]:
 
 
 async def _forget_marks(cluster: str, name: str, *, is_confirmed: bool) -> str | None:
-    """Remove what etcd knows of the copies of a log; return its key, None if there is none."""
+    """Remove what etcd knows of the copies of a log; return its key, None if there is none.
+
+    FormatVersionError for marks of a newer version, which stay.
+    """
     key = f"{PREFIX}{SYNCED}{name}"
     async with stores.open_keys(cluster) as keys:
         found = await keys.get(key)
         if found is None:
             return None
+        read_marks(found)
         if is_confirmed and not (await keys.swap(key, None, expected=found.revision)).happened:
             raise ContentionError(
                 f"{key} was changed by a leader: {name} is led now; nothing was done"

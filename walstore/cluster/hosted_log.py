@@ -18,6 +18,7 @@ from walstore.errors import WalError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.replication.copy_marks import CopyMarks
+from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.primary import Primary
 from walstore.replication.settings import Replication
 from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
@@ -68,8 +69,8 @@ class HostedLog:
         """Since when nobody leads, as far as is known here."""
         self._rests_until = 0.0
         self._failures = 0
-        self._trouble = ""
-        """Why it could not be led from here, as it was logged last."""
+        self._trouble = LoggedOnce()
+        """Why it could not be led from here."""
         self._yields_to = ""
         """The machine that this one left the log to, until one leads it."""
         self._yielded = "", 0.0, 0
@@ -180,7 +181,7 @@ class HostedLog:
                     await self._view_catches_up()
                     return
             except WalError as error:
-                self._warn(f"{self.name} cannot be claimed: {error}")
+                self._trouble.warn(f"{self.name} cannot be claimed: {error}")
                 await member.clock.sleep(_PAUSE_SECONDS)
                 return
             async with asyncio.TaskGroup() as leaving:
@@ -210,7 +211,8 @@ class HostedLog:
                 self._rests_until = self._member.clock.monotonic() + rest
                 return
             wal, primary = opened
-            self._failures, self._trouble = 0, ""
+            self._failures = 0
+            self._trouble.end()
             logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
             try:
                 self.wal = wal
@@ -243,7 +245,7 @@ class HostedLog:
                 options = member.log_options(self.name, spec)
                 wal = await Wal.open(directory, replication=plan, **options)
             except WalError as error:
-                self._warn(f"{self.name} cannot be led: {error}")
+                self._trouble.warn(f"{self.name} cannot be led: {error}")
                 return None
             assert plan.primary is not None
             return wal, plan.primary
@@ -257,12 +259,6 @@ class HostedLog:
             giving_up.cancel()
             task.cancel()
         return None if task.cancelled() else task.result()
-
-    def _warn(self, trouble: str) -> None:
-        """Log why the log is not led from here, once: it is tried again and again."""
-        if self._trouble != trouble:
-            self._trouble = trouble
-            logger.warning("%s", trouble)
 
     def _is_held(self, claim: Leadership) -> bool:
         """Whether others see the claim for certain, so that none of them begins to take over."""

@@ -12,6 +12,7 @@ Nothing waits for the store but a takeover: a mark that cannot be written is wri
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,6 +25,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.ports import Clock
+from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.position import CopyEnd
 from walstore.topology.documents import Synced
 from walstore.topology.key_values import KeyValue, KeyValues
@@ -50,13 +52,18 @@ class CopyMarks:
         self._revision: int | None = None
         """Of the key, 0 if it is not there; None while that is not known."""
         self._changed = asyncio.Event()
-        self._has_failed = False
+        self._trouble = LoggedOnce()
 
     async def load(self, deadline: float) -> None:
-        """Read the marks; StorageUnavailableError and the like if the store does not answer until then."""
+        """Read the marks; StorageUnavailableError and the like if the store does not answer until then.
+
+        FormatVersionError for those of a newer version, which stay: what they say is not known here.
+        """
         while True:
             try:
                 return self._take(await self._keys.get(self._key))
+            except FormatVersionError:
+                raise
             except WalError:
                 if self._clock.monotonic() >= deadline:
                     raise
@@ -122,13 +129,9 @@ class CopyMarks:
                     break
         except WalError as error:
             self._changed.set()
-            if not self._has_failed:
-                logger.warning(
-                    "what the copies have is not written to %s yet: %s", self._key, error
-                )
-            self._has_failed = True
+            self._trouble.warn(f"what the copies have is not written to {self._key} yet: {error}")
         else:
-            self._has_failed = False
+            self._trouble.end()
         return True
 
     async def _try(self, now: Synced) -> bool:
@@ -155,13 +158,21 @@ class CopyMarks:
         )
 
     def _take(self, found: KeyValue | None) -> None:
-        self._revision, self._known = 0 if found is None else found.revision, None
-        if found is None:
-            return
-        try:
-            self._known = Synced.decode(found.value, self._key)
-        except (CorruptionError, FormatVersionError) as error:
-            logger.error("the key %s is left out, and written again: %s", self._key, error)
+        self._revision = self._known = None
+        self._known = read_marks(found)
+        self._revision = 0 if found is None else found.revision
+        if found is not None and self._known is None:
+            logger.error("the key %s has no marks, and is written again", self._key)
+
+
+def read_marks(found: KeyValue | None) -> Synced | None:
+    """Return marks that were found; None for none, and for a damaged document, which says nothing.
+
+    FormatVersionError for those of a newer version: they are neither used nor replaced nor removed.
+    """
+    with contextlib.suppress(CorruptionError):
+        return None if found is None else Synced.decode(found.value, found.key)
+    return None
 
 
 def put_back(which: str, limit: int, mark: int) -> str:

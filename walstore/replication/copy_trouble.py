@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from walstore.errors import (
@@ -30,6 +28,7 @@ _OF_THE_COPY: Final = (
     WalLockedError,
 )
 """What is wrong with a copy itself. All else is between it and its primary, which may be an old one."""
+_OF_A_LOOK: Final = (*_OF_THE_COPY, InvalidSettingsError)
 
 
 def printable(what: object) -> str:
@@ -41,6 +40,25 @@ def printable(what: object) -> str:
     return shown if len(text) <= _MOST_CHARACTERS else f"{shown}…"
 
 
+class LoggedOnce:
+    """A warning that is logged when it changes: what it is about is tried again and again."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._last: str | None = None
+
+    def warn(self, text: str) -> None:
+        """Log a warning unless it was the last one that was."""
+        if text != self._last:
+            self._last = text
+            logger.warning("%s", text)
+
+    def end(self) -> bool:
+        """Take note that there is nothing to warn of; return whether there was."""
+        had, self._last = self._last is not None, None
+        return had
+
+
 class CopyTrouble:
     """Why one copy does not count."""
 
@@ -49,7 +67,7 @@ class CopyTrouble:
         self.text = text
         """The reason, of printable characters; None if the copy counts."""
         self._which = which
-        self._told: str | None = None
+        self._logged, self._lack = LoggedOnce(), LoggedOnce()
 
     def keep(self, why: object) -> None:
         """Keep a reason without logging it."""
@@ -58,16 +76,16 @@ class CopyTrouble:
     def note(self, why: object) -> None:
         """Keep a reason; it is logged unless it was the last one that was."""
         self.keep(why)
-        text = self.text
-        if text != self._told:
-            self._told = text
-            logger.warning("%s does not count: %s", self._which, text)
+        self._logged.warn(f"{self._which} does not count: {self.text}")
+
+    def warn(self, lack: str, why: object) -> None:
+        """Log what a copy that counts lacks, unless that was logged last."""
+        self._lack.warn(f"{self._which} lacks {lack}: {printable(why)}")
 
     def end(self) -> None:
         """Take note that the copy counts."""
         self.text = None
-        if self._told is not None:
-            self._told = None
+        if self._logged.end():
             logger.warning("%s counts again", self._which)
 
 
@@ -78,25 +96,23 @@ class CopyTroubles:
         """Begin with none."""
         self._known: dict[str, CopyTrouble] = {}
 
-    @contextmanager
-    def noting(self, name: str, *, is_end: bool = False, is_look: bool = False) -> Iterator[None]:
-        """Note what is wrong with a copy when the block fails for that.
+    def note(self, name: str, error: WalError, *, is_look: bool = False) -> None:
+        """Note why a call failed, if that is wrong with the copy.
 
-        ``is_end``: what the block does is only done of a copy that takes part, so with it the trouble ends.
-        ``is_look``: it opens the copy, or looks at all of it. Nobody repairs what it finds, so the error that
-        is noted, and raised, says what to do.
+        ``is_look``: the call opens the copy, or looks at all of it. Nobody repairs what it finds, so this
+        notes, and raises, an error that says what to do.
         """
-        kinds = (*_OF_THE_COPY, InvalidSettingsError) if is_look else _OF_THE_COPY
-        try:
-            yield
-        except kinds as error:
-            told = _with_advice(error) if is_look else error
-            which = f"the copy of {name} here"
-            self._known.setdefault(name, CopyTrouble(which)).note(told)
-            if told is error:
-                raise
+        if not isinstance(error, _OF_A_LOOK if is_look else _OF_THE_COPY):
+            return
+        told = _with_advice(error) if is_look else error
+        which = f"the copy of {name} here"
+        self._known.setdefault(name, CopyTrouble(which)).note(told)
+        if told is not error:
             raise told from error.__cause__
-        if is_end and name in self._known:
+
+    def end(self, name: str) -> None:
+        """Take note that a copy takes part."""
+        if name in self._known:
             self._known.pop(name).end()
 
     def forget(self, name: str) -> None:

@@ -189,14 +189,16 @@ class Follower:
     async def _complete(self, copy: RemoteCopy, first: int) -> None:
         """Put the segments there that are older than its first one, the newest of them first.
 
-        It may have lost files, and counts all the same: what it lacks is replicated. What fails here the next
-        round of the scrub tries again.
+        It may have lost files, and counts all the same: what it lacks is replicated. What fails here is
+        logged, and the next round of the scrub tries it again.
         """
         source = self._primary.source
-        with contextlib.suppress(WalError):
+        try:
             for start in sorted(source.own.written.extents, reverse=True):
                 if start < first:
                     await source.check_copy(self, copy, start)
+        except WalError as error:
+            self._trouble.warn(f"segments below offset {first} until the next scrub", error)
 
     @property
     def _visible(self) -> int:

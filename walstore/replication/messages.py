@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from walstore.errors import InvalidSettingsError
@@ -47,7 +48,7 @@ def _is_offset(value: object) -> bool:
 
 
 def _is_epoch(value: object) -> bool:
-    return _is_offset(value) and value != 0
+    return type(value) is int and 0 < value <= MOST_OFFSET
 
 
 def _is_tag(value: object) -> bool:
@@ -55,11 +56,16 @@ def _is_tag(value: object) -> bool:
 
 
 def _is_flag(value: object) -> bool:
-    return type(value) in (bool, int) and value in (0, 1)
+    return type(value) is bool or (type(value) is int and value in (0, 1))
 
 
-def _are_offsets(value: object, count: int) -> bool:
-    return type(value) is list and len(value) == count and all(map(_is_offset, value))
+def _are_offsets(value: object, types: list[type]) -> bool:
+    if type(value) is not list or list(map(type, value)) != types:
+        return False
+    for one in value:  # noqa: SIM110 - of each write
+        if not 0 <= one <= MOST_OFFSET:
+            return False
+    return True
 
 
 def _flag(name: str, *, is_optional: bool = False) -> MessageField:
@@ -73,11 +79,13 @@ def _number(name: str, *, is_optional: bool = False) -> MessageField:
 _EPOCH: Final = MessageField("epoch", _is_epoch, f"a number from 1 to {MOST_OFFSET}")
 _PRIMARY: Final = MessageField("primary", _is_tag, "1 to 64 hex digits")
 _PLACE: Final = MessageField(
-    "place", lambda value: _are_offsets(value, 3), "segment, time and byte, three numbers from 0 on"
+    "place",
+    lambda value: _are_offsets(value, [int, int, int]),
+    "segment, time and byte, three numbers from 0 on",
 )
 _AGREED: Final = MessageField(
     "agreed",
-    lambda value: value == [] or _are_offsets(value, 2),
+    lambda value: value == [] or _are_offsets(value, [int, int]),
     "segment and byte, two numbers from 0 on, or nothing",
     is_optional=True,
 )
@@ -126,26 +134,48 @@ CALLS: Final[Mapping[str, NodeCall]] = {
 
 def check_message(
     verb: object, name: object, arguments: Sequence[object], payload_bytes: int
-) -> None:
-    """InvalidSettingsError, naming the field, for a call that no primary sends."""
+) -> str:
+    """Return the name of a log; InvalidSettingsError, naming the field, for a call that no primary sends."""
+    try:
+        found, call = _checked_call(verb, name, len(arguments), *arguments[:2])
+    except TypeError:  # something in it has no hash
+        found, call = _checked_call.__wrapped__(verb, name, len(arguments), *arguments[:2])
+    _check_fields(verb, found, call.fields[2:], arguments[2:])
+    if payload_bytes and not call.has_payload:
+        raise _refused(
+            f"the call {verb!r} of {found!r}: payload must be empty, not {payload_bytes} bytes"
+        )
+    return found
+
+
+@lru_cache(typed=True)
+def _checked_call(verb: object, name: object, count: int, *author: object) -> tuple[str, NodeCall]:
+    """Check what is the same in all calls of a kind from one primary: looked up for each write but the first.
+
+    Returns the name of the log, and what the call takes.
+    """
     call = CALLS.get(verb) if isinstance(verb, str) else None
     if call is None:
         raise _refused(f"a node has no call {_shown(verb)}; it has {', '.join(sorted(CALLS))}")
-    which = f"the call {verb!r}"
     try:
-        check_log_name(name)
+        found = check_log_name(name)
     except (TypeError, ValueError) as error:
-        raise _refused(f"{which}: name: {error}") from None
-    if not call.least <= len(arguments) <= len(call.fields):
+        raise _refused(f"the call {verb!r}: name: {error}") from None
+    if not call.least <= count <= len(call.fields):
         listed = ", ".join(field.name for field in call.fields) or "none"
-        raise _refused(f"{which} of {name!r} with {len(arguments)} arguments; it takes {listed}")
-    for field, value in zip(call.fields, arguments, strict=False):
+        raise _refused(f"the call {verb!r} of {found!r} with {count} arguments; it takes {listed}")
+    _check_fields(verb, found, call.fields, author)
+    return found, call
+
+
+def _check_fields(
+    verb: object, name: str, fields: Sequence[MessageField], values: Sequence[object]
+) -> None:
+    for field, value in zip(fields, values, strict=False):
         if not field.holds(value):
             raise _refused(
-                f"{which} of {name!r}: {field.name} must be {field.wanted}, not {_shown(value)}"
+                f"the call {verb!r} of {name!r}: {field.name} must be {field.wanted}, not {_shown(value)}"
             )
-    if payload_bytes and not call.has_payload:
-        raise _refused(f"{which} of {name!r}: payload must be empty, not {payload_bytes} bytes")
 
 
 def _refused(why: str) -> InvalidSettingsError:

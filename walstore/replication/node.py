@@ -78,22 +78,27 @@ class ReplicaNode(MustClose):
                 lock = await worker.run_owned(
                     lambda: lock_copies(files, place, this_process()), lambda made: made.release()
                 )
-            except OSError as error:
-                raise describe_open(error, place) from error
-            finally:
+            except BaseException as error:
                 worker.close()
-            return cls(place, files, lock, clock or SystemClock())
+                if isinstance(error, OSError):
+                    raise describe_open(error, place) from error
+                raise
+            return cls(place, files, lock, worker, clock or SystemClock())
 
         return Opening(open_it)
 
-    def __init__(self, directory: Path, fs: FileSystem, lock: Lock, clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, fs: FileSystem, lock: Lock, lane: Worker, clock: Clock
+    ) -> None:
         """Not for callers; see :meth:`open`."""
         self.directory = directory
         """Where the copies are."""
         self.tag: Final = os.urandom(_TAG_BYTES).hex()
         """Of this opening: in the greeting of its server, so that a machine knows itself."""
         self._fs = fs
-        self._lock = lock
+        self._lock, self._is_locked = lock, True
+        self._lane = lane
+        """Looks at copies that are not open."""
         self._clock = clock
         self._looking: set[asyncio.Task[None]] = set()
         self._held: dict[str, HeldReplica] = {}
@@ -122,21 +127,23 @@ class ReplicaNode(MustClose):
         A write is begun by this, so that it is done in the order of the calls. InvalidSettingsError, with
         nothing done, for a call that no primary sends.
         """
-        check_message(verb, name, arguments, payload.nbytes)
+        name = check_message(verb, name, arguments, payload.nbytes)
         if verb == LOOK:
-            return partial(self._look_at, str(name))
-        handler = VERBS[str(verb)]
-        known = self._held.get(str(name))
+            return partial(self._look_at, name)
+        known = self._held.get(name)
         if known is not None and self._clock.monotonic() >= known.look_at:
-            self._look_soon(str(name), known)
-        if handler is _write and known is not None:
-            return partial(self._noting, name, handler, _begin_write(known, payload, *arguments))
+            self._look_soon(name, known)
+        if verb == "write" and known is not None:
+            return self._begin_write(name, known, payload, *arguments)
+        handler = VERBS.get(str(verb))
 
         async def begin() -> Any:
             if handler is _obey and known is not None:  # a write may have failed for that
-                await self._look(str(name), known)
-            held = await self._find(str(name))
-            with self._noting_damage(str(name), handler, arguments):
+                await self._look(name, known)
+            held = await self._find(name)
+            if handler is None:
+                return await self._begin_write(name, held, payload, *arguments)()
+            with self._noting_damage(name, handler, arguments):
                 call = partial(handler, held, payload, *arguments)
                 return await self._noting(name, handler, call)
 
@@ -145,20 +152,53 @@ class ReplicaNode(MustClose):
     async def _look_at(self, name: str) -> list[Any] | None:
         """Return a packed :class:`CopyLook`, None without a copy. Nothing is made or locked for it."""
         path = self.directory / name
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(None, look_at_copy, self._fs, path)
+            found = await self._lane.run(look_at_copy, self._fs, path)
         except OSError as error:
             raise describe_open(error, path) from error
         return None if found is None else found.pack()
 
-    async def _noting(
-        self, name: object, handler: object, call: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        """Return what a call returns. Only a copy that takes part gets writes, and is told what to show."""
-        is_end, is_look = handler in (_write, _show), handler in (_obey, _extents, _frames)
-        with self._troubles.noting(str(name), is_end=is_end, is_look=is_look):
-            return await call()
+    async def _noting(self, name: str, handler: object, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what a call returns. As for writes, only a copy that takes part is sent what to show."""
+        try:
+            answer = await call()
+        except WalError as error:
+            self._troubles.note(name, error, is_look=handler in (_obey, _extents, _frames))
+            raise
+        if handler is _show:
+            self._troubles.end(name)
+        return answer
+
+    def _begin_write(
+        self,
+        name: str,
+        held: HeldReplica,
+        payload: memoryview,
+        epoch: int,
+        primary: str,
+        place: Sequence[int],
+        seals: object,
+        shown: int = 0,
+        checks: object = 0,
+    ) -> Callable[[], Awaitable[Any]]:
+        """Begin a write; return what waits for it, and returns the answer."""
+        by = Promise(epoch, primary)
+        writing = held.copy.begin_write(
+            Place(*place), [payload], seals=bool(seals), checks=bool(checks), by=by, floor=shown
+        )
+
+        async def answer() -> Any:
+            try:
+                durable = await writing
+            except WalError as error:
+                self._troubles.note(name, error)
+                raise
+            self._troubles.end(name)
+            if held.replica.promise.author == by.author:
+                held.log.show(shown)
+            return [*durable, held.log.is_watched]
+
+        return answer
 
     def is_damaged(self, name: str) -> bool:
         """Not for callers: return whether a copy is known to be damaged, so that another one should lead."""
@@ -199,9 +239,8 @@ class ReplicaNode(MustClose):
         """
         if check_log_name(name) not in self._held and name not in self._led:
             path = self.directory / name
-            loop = asyncio.get_running_loop()
             try:
-                names = await loop.run_in_executor(None, self._fs.list, path)
+                names = await self._lane.run(self._fs.list, path)
             except (FileNotFoundError, NotADirectoryError):
                 names = []
             except OSError as error:
@@ -254,9 +293,10 @@ class ReplicaNode(MustClose):
                 for one in held.values():
                     await one.aclose()
             finally:
-                worker = Worker("node")
-                await worker.run_through(self._lock.release)
-                worker.close()
+                if self._is_locked:
+                    self._is_locked = False
+                    await self._lane.run_through(self._lock.release)
+                    self._lane.close()
         if self._looking:  # they find nothing to look for
             await asyncio.wait(self._looking)
 
@@ -276,12 +316,12 @@ class ReplicaNode(MustClose):
             if found is None:
                 look_at = self._clock.monotonic() + LOOK_SECONDS
                 try:
-                    with self._troubles.noting(name, is_look=True):
-                        found = await HeldReplica.open(
-                            self._fs, self.directory / name, look_at=look_at
-                        )
-                except CorruptionError:
-                    self._unopened.add(name)
+                    path = self.directory / name
+                    found = await HeldReplica.open(self._fs, path, look_at=look_at)
+                except WalError as error:
+                    if isinstance(error, CorruptionError):
+                        self._unopened.add(name)
+                    self._troubles.note(name, error, is_look=True)
                     raise
                 self._unopened.discard(name)
                 self._held[name] = found
@@ -374,35 +414,6 @@ async def _read(
     return await held.copy.read(Place(*place), min(size, _MOST_READ_BYTES))
 
 
-async def _write(held: HeldReplica, payload: memoryview, *arguments: Any) -> Any:
-    return await _begin_write(held, payload, *arguments)()
-
-
-def _begin_write(
-    held: HeldReplica,
-    payload: memoryview,
-    epoch: int,
-    primary: str,
-    place: Sequence[int],
-    seals: object,
-    shown: int = 0,
-    checks: object = 0,
-) -> Callable[[], Awaitable[Any]]:
-    where = Place(*place)
-    by = Promise(epoch, primary)
-    writing = held.copy.begin_write(
-        where, [payload], seals=bool(seals), checks=bool(checks), by=by, floor=shown
-    )
-
-    async def answer() -> Any:
-        durable = await writing
-        if held.replica.promise.author == by.author:
-            held.log.show(shown)
-        return [*durable, held.log.is_watched]
-
-    return answer
-
-
 async def _cut(
     held: HeldReplica,
     _: memoryview,
@@ -470,7 +481,6 @@ VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "extents": _extents,
     "frames": _frames,
     "read": _read,
-    "write": _write,
     "cut": _cut,
     "trim": _trim,
     "keep_hint": _keep_hint,

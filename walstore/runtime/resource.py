@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from walstore.errors import WalClosedError, WrongLoopError
+from walstore.runtime.tasks import log_failure
 
 logger = logging.getLogger("walstore")
 
@@ -108,17 +109,6 @@ async def wait_closed(closing: asyncio.Future[None]) -> None:
     except asyncio.CancelledError:
         log_failure(closing)
         raise
-
-
-def log_failure(closing: asyncio.Future[None]) -> None:
-    """Log the error of a closing that nobody waits for, when it has one."""
-    closing.add_done_callback(_log_failure)
-
-
-def _log_failure(closing: asyncio.Future[None]) -> None:
-    error = None if closing.cancelled() else closing.exception()
-    if error is not None:
-        logger.error("closing failed, and nobody waited for it: %s", error)
 
 
 class LoopGuard:

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
+
+logger = logging.getLogger("walstore")
 
 _T = TypeVar("_T")
 
@@ -41,13 +44,24 @@ async def wait_ended(*work: asyncio.Future[Any]) -> bool:
 async def run_to_end(work: Coroutine[Any, Any, _T]) -> _T:
     """Run work of several steps, and return its result. For closing, which must not stop between two steps.
 
-    A cancelled caller gets CancelledError once the work has ended, whatever came of it.
+    A cancelled caller gets CancelledError once the work has ended; if that failed, its error is logged.
     """
     task = start_task(work)
     if await wait_ended(task):
-        error = None if task.cancelled() else task.exception()
-        raise asyncio.CancelledError from error
+        log_failure(task)
+        raise asyncio.CancelledError
     return task.result()
+
+
+def log_failure(closing: asyncio.Future[Any]) -> None:
+    """Log the error of a closing that nobody waits for, when it has one."""
+    closing.add_done_callback(_log_failure)
+
+
+def _log_failure(closing: asyncio.Future[Any]) -> None:
+    error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        logger.error("closing failed, and nobody waited for it: %s", error)
 
 
 async def _later(work: Coroutine[Any, Any, _T]) -> _T:

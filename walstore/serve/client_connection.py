@@ -137,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, owner: ConnectionOwner) -> None:
         """Serve the logs of ``owner``."""
-        self._owner = owner
+        self._owner, self._monotonic = owner, owner.monotonic
         settings, self._figures = owner.settings, owner.figures
         self._decoder = Decoder(most_bytes=settings.message_bytes, is_greeted=False)
         self._transport: asyncio.Transport | None = None
@@ -159,10 +159,10 @@ class ClientConnection(asyncio.Protocol):
         self._is_aborted = False
         self._is_used = False
         """Whether a request followed the greeting and what belongs to it."""
-        self._said_at = owner.monotonic()
-        self._taking = Taking(owner.monotonic())
-        self._heard_at = owner.monotonic()
-        self.since = owner.monotonic()
+        now = self._monotonic()
+        self._said_at = self._heard_at = now
+        self._taking = Taking(now)
+        self.since = now
         """When it last made progress: nothing half received and nothing that the client does not take."""
         self.peer = "a client"
         """Who it is, for people."""
@@ -189,9 +189,9 @@ class ClientConnection(asyncio.Protocol):
             self._tunnel.send(data)
             return
         self._decoder.add(data)
-        self._heard_at = self._owner.monotonic()
+        self._heard_at = self._monotonic()
         if not was_inside:
-            self.since = self._owner.monotonic()
+            self.since = self._heard_at
         self.take_turn()
 
     def pause_writing(self) -> None:
@@ -319,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _say_goodbye(self, why: bool | None) -> None:  # noqa: FBT001
         if not self._is_leaving:
-            self._is_leaving, self.since = True, self._owner.monotonic()
+            self._is_leaving, self.since = True, self._monotonic()
             self._write(encode(Kind.GOODBYE, 0, why))
 
     # -- requests ----------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class ClientConnection(asyncio.Protocol):
         except BaseException:
             self._turns.release(held)
             raise
-        self.since = self._owner.monotonic()
+        self.since = self._monotonic()
         self._is_used |= self._is_greeted and message.id != NO_REQUEST
         cost, is_running = self._incoming.begin(message.size), False
         if held and message.kind != Kind.APPEND:
@@ -364,9 +364,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _next_holds(self) -> int | None:
         """Return what the next request holds while it runs; None if none can begin."""
-        if self._is_open and self._is_greeted:
-            self._drop_cancelled()
-        lengths = self._decoder.lengths if self._is_open else None
+        lengths = None
+        while self._decoder.left_bytes and self._is_open:
+            lengths = self._decoder.lengths
+            if lengths is None or not self._is_greeted or not self._drop_cancelled():
+                break
+            lengths = None
         if lengths is None:
             return None
         if self._owner.is_stopping or self._is_over:  # it is refused
@@ -375,12 +378,15 @@ class ClientConnection(asyncio.Protocol):
             return None
         return self._turns.begin(self, lengths[1], is_first=not self._heads)
 
-    def _drop_cancelled(self) -> None:
-        """Refuse appends that are next and whose CANCEL has arrived: they never begin."""
-        while (dropped := self._decoder.drop_cancelled()) is not None:
-            self._incoming.drop()
-            self._turns.leave(self)
-            self._write(encode(Kind.FAILED, dropped, _NOT_WRITTEN))
+    def _drop_cancelled(self) -> bool:
+        """Refuse the next append if its CANCEL has arrived, so it never begins; return whether it has."""
+        dropped = self._decoder.drop_cancelled()
+        if dropped is None:
+            return False
+        self._incoming.drop()
+        self._turns.leave(self)
+        self._write(encode(Kind.FAILED, dropped, _NOT_WRITTEN))
+        return True
 
     @property
     def _is_open(self) -> bool:
@@ -409,11 +415,11 @@ class ClientConnection(asyncio.Protocol):
         if self._is_over:
             self._make_room(message.id, NOT_BEGUN)
             return False
-        if message.id in self._tasks and message.kind in _ANSWERED:
-            raise ProtocolViolationError(f"two requests with the number {message.id}")
+        if message.kind in _ANSWERED:
+            if message.id in self._tasks:
+                raise ProtocolViolationError(f"two requests with the number {message.id}")
+            return self._ask(message, cost)
         match message.kind:
-            case Kind.APPEND | Kind.CALL | Kind.READ:
-                return self._ask(message, cost)
             case Kind.CANCEL:
                 task = self._tasks.pop(message.id, None)
                 if task is not None:
@@ -434,9 +440,9 @@ class ClientConnection(asyncio.Protocol):
         assert service is not None
         try:
             match message.head:
-                case _ if message.kind == Kind.APPEND:
+                case _ if message.kind == _APPEND:
                     asked = service.append(message)
-                case _ if message.kind == Kind.READ:
+                case _ if message.kind == _READ:
                     asked = Asked(self._read(service, message.head), "read")
                 case [str(name), list(arguments)]:
                     asked = service.call(message, name, arguments)
@@ -622,11 +628,11 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._figures.sent_bytes += size_of(pieces)
-        self._said_at = self._owner.monotonic()
+        self._said_at = self._monotonic()
         was_writable = self._outgoing.is_writable
         self._outgoing.write(pieces)
         if was_writable and not self._outgoing.is_writable:
-            self.since = self._owner.monotonic()
+            self.since = self._monotonic()
             self._balance()
 
     def _refuse(self, number: int, error: BaseException) -> None:
@@ -660,11 +666,12 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         try:
+            is_waiting = False
             if self._greeting is not None:  # read on, so that it is noticed if the client leaves
                 is_reading = self._decoder.left_bytes <= SHORT_HEAD_BYTES
-            else:
-                is_reading = self._is_open and self._incoming.takes(self._decoder.coming_bytes)
-            is_waiting = is_reading and self._is_open and self._decoder.lengths is not None
+            elif is_reading := self._tunnel is None and self._outgoing.is_writable:
+                is_reading = self._incoming.takes(self._decoder.coming_bytes)
+                is_waiting = is_reading and self._decoder.lengths is not None
         except ProtocolViolationError as error:
             self._violated(error)
             return
@@ -675,7 +682,7 @@ class ClientConnection(asyncio.Protocol):
         if not is_reading and not self._reads_paused:
             transport.pause_reading()
         elif self._reads_paused and is_reading:
-            self.since = self._owner.monotonic()
+            self.since = self._monotonic()
             transport.resume_reading()
         self._reads_paused = not is_reading
 
@@ -684,6 +691,9 @@ _NOT_WRITTEN: Final = pack_error(
     WalError("the client cancelled the append before it began; nothing was written")
 )
 _CANCELLED: Final = pack_error(OutcomeUnknownError("the client cancelled the request"))
+_APPEND: Final = Kind.APPEND
+_READ: Final = Kind.READ
+"""Of each request: to look up a member takes as long as two calls."""
 _ANSWERED: Final = frozenset((Kind.APPEND, Kind.READ, Kind.CALL))
 
 

@@ -40,7 +40,8 @@ class Incoming:
         """Note that the next message is a request that begins, and return what it takes."""
         cost_bytes = size_bytes + REQUEST_BYTES
         self.used_bytes += cost_bytes
-        given, self._coming_bytes = min(self._coming_bytes, cost_bytes), 0
+        if given := self._coming_bytes:
+            given, self._coming_bytes = min(given, cost_bytes), 0
         self._share.take(cost_bytes - given)
         return cost_bytes
 

@@ -88,8 +88,7 @@ class Outgoing:
         self._written_bytes += size
         self._unsent.extend(pieces)
         self._unsent_bytes += size
-        self._send_on()
-        if self._left_bytes > self._most_bytes:
+        if self._send_on() > self._most_bytes:
             self._writable.clear()
 
     def pause(self) -> None:
@@ -161,17 +160,22 @@ class Outgoing:
         self._making.hold(wanted)
         return wanted
 
-    def _send_on(self) -> None:
-        """Give the transport more until the client has to take some."""
+    def _send_on(self) -> int:
+        """Give the transport more until the client has to take some; return what it has not taken."""
         transport = self._transport
         assert transport is not None
         while self._unsent and self._has_taken.is_set() and not transport.is_closing():
             transport.write(self._next_unsent())
-        left = self._left_bytes + self._begun_bytes
-        self._waiting.hold(left if left > SHORT_BYTES else 0)
+        left = self._left_bytes
+        held = left + self._begun_bytes
+        self._waiting.hold(held if held > SHORT_BYTES else 0)
+        return left
 
     def _next_unsent(self) -> bytes | memoryview:
         """Remove and return what is to be sent next: a part of a piece, or several pieces."""
+        if len(self._unsent) == 1 and self._unsent_bytes <= SHORT_BYTES:
+            self._begun_bytes = self._unsent_bytes = 0
+            return self._unsent.popleft()
         taken: list[bytes | memoryview] = []
         room = SHORT_BYTES
         while self._unsent and room:

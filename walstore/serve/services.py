@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,6 +13,7 @@ from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.log.wal import Wal
 from walstore.read.reader import Reader
 from walstore.replication.copy_log import CopyLog
+from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.node import ReplicaNode
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
@@ -25,8 +25,6 @@ from walstore.serve.transactions import ServedTransactions
 from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
 from walstore.wire.registers import next_registers
-
-logger = logging.getLogger("walstore")
 
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
 _ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
@@ -259,7 +257,7 @@ class NodeService:
         """``peer`` names the other side in the log."""
         self._node = node
         self._peer = peer
-        self._told = ""
+        self._trouble = LoggedOnce()
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -270,9 +268,7 @@ class NodeService:
         try:
             begin = self._node.call(message.payload, name, *arguments)
         except InvalidSettingsError as error:
-            if str(error) != self._told:  # it may try again and again
-                self._told = str(error)
-                logger.warning("%s sent %s", self._peer, error)
+            self._trouble.warn(f"{self._peer} sent {error}")
             raise
         return Asked(begin, "replica", is_kept=True)
 

@@ -67,7 +67,11 @@ class Turns:
         nothing.
         """
         is_short = head_bytes <= SHORT_HEAD_BYTES
-        cost = self._cost(head_bytes, is_free=is_short and is_first)
+        # What it holds as objects. What waits long holds little, so half of it is free at some time.
+        cost = 0
+        if head_bytes > _FREE_BYTES:
+            is_free = is_short and is_first
+            cost = 1 if is_free else min(head_bytes * _OBJECT_FACTOR, self._most_bytes // 2)
         has_work = self._has_work(client, is_short=is_short)
         has_room = cost <= 1 or self.held_bytes + cost <= self._most_bytes
         if has_work and has_room:
@@ -79,13 +83,6 @@ class Turns:
         is_next = self._turn is client and has_work
         self._wait(client, is_short=is_short and has_room, is_next=is_next)
         return None
-
-    def _cost(self, head_bytes: int, *, is_free: bool) -> int:
-        """Return what a head holds as objects."""
-        if head_bytes <= _FREE_BYTES:
-            return 0
-        # What waits long holds little, so half of it is free at some time.
-        return 1 if is_free else min(head_bytes * _OBJECT_FACTOR, self._most_bytes // 2)
 
     def _has_work(self, client: InTurn, *, is_short: bool) -> bool:
         """Whether it is the turn of a client, or of nobody, and something is left of the pass."""

@@ -41,11 +41,10 @@ from walstore.runtime.resource import (
     Opening,
     Unclosed,
     abandon_in_children,
-    log_failure,
     wait_closed,
 )
 from walstore.runtime.statistics import Metrics
-from walstore.runtime.tasks import start_task, wait_ended
+from walstore.runtime.tasks import log_failure, start_task, wait_ended
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
 from walstore.store.directory import (

@@ -85,6 +85,11 @@ Clients number their greeting so, and what belongs to it, and nothing else. Late
 that the server lives and reads nothing now; all clients ignore it."""
 
 
+_APPEND: Final = Kind.APPEND
+_CANCEL: Final = Kind.CANCEL
+"""Of each message: to look up a member takes as long as two calls."""
+
+
 class Message(NamedTuple):
     """One message. The payload is a view of the bytes received."""
 
@@ -150,8 +155,8 @@ class Decoder:
         self._skip_bytes = 0
         self._is_greeted = is_greeted
         self._has_begun = False
-        # What is not taken yet begins at the position. Bytes are added to data of this object's own as long
-        # as no message refers to it, so that a large message is copied once.
+        # What is not taken yet begins at the position; there is no data once all is taken. Bytes are added
+        # to data of this object's own as long as no message refers to it, so that a large one is copied once.
         self._data: bytes | bytearray = b""
         self._position = 0
         self._is_growing = False
@@ -165,8 +170,8 @@ class Decoder:
         """Whether a message has begun and its end is missing."""
         if not self._has_begun or self._skip_bytes:
             return True
-        header, left = self._header, self.left_bytes
-        return left > 0 and (header is None or left < header.size)
+        header = self._header
+        return bool(self._data) and (header is None or self.left_bytes < header.size)
 
     @property
     def coming_bytes(self) -> int:
@@ -201,10 +206,10 @@ class Decoder:
     def drop_cancelled(self) -> int | None:
         """Drop the next message if it is an append whose CANCEL has arrived, without looking into it.
 
-        Returns its number; None if it is anything else, or not all of it is there.
+        Returns its number; None if it is anything else, or not all of it is there by :attr:`lengths`.
         """
-        lengths, header = self.lengths, self._header
-        if lengths is None or header is None or header.kind != Kind.APPEND:
+        header = self._header
+        if header is None or header.kind != _APPEND or header.size > self.left_bytes:
             return None
         self._look_ahead()
         if header.number not in self._cancelled:
@@ -220,7 +225,7 @@ class Decoder:
             end = at + _LENGTH.size + length
             if length < _REST_BYTES or end > len(self._data):
                 break
-            if kind == Kind.CANCEL:
+            if kind == _CANCEL:
                 self._cancelled.add(number)
             at = end
         self._seen_bytes = at - self._position
@@ -249,7 +254,7 @@ class Decoder:
             skipped = min(self._skip_bytes, len(data))
             self._skip_bytes -= skipped
             data = data[skipped:]
-        if not self.left_bytes:
+        if not self._data:
             self._data, self._position, self._is_growing = data, 0, False
             return
         if not self._is_growing:
@@ -276,7 +281,7 @@ class Decoder:
             return None
         data = memoryview(self._data)[start : start + size]
         self._advance(size)
-        if kind == Kind.CANCEL:
+        if kind == _CANCEL:
             self._cancelled.discard(number)
         end = HEADER.size + head_bytes
         packed = data[HEADER.size : end]
@@ -293,7 +298,8 @@ class Decoder:
     def _advance(self, size: int) -> None:
         """Go to what follows a message, which refers to the data."""
         self._position += size
-        self._seen_bytes = max(0, self._seen_bytes - size)
+        if self._seen_bytes:
+            self._seen_bytes = max(0, self._seen_bytes - size)
         self._is_growing, self._header = False, None
         if self._position == len(self._data):
             self.drop()
@@ -312,7 +318,7 @@ class Decoder:
         """Return the header of the next message, if that is there."""
         if not self._has_begun and not self._begin():
             return None
-        if self.left_bytes < HEADER.size:
+        if len(self._data) - self._position < HEADER.size:
             return None
         length, number, head_bytes, kind = HEADER.unpack_from(self._data, self._position)
         problem = self._problem(length, head_bytes)
@@ -339,7 +345,7 @@ class Decoder:
         most = self.most_bytes if self._is_greeted else min(self.most_bytes, GREETING_BYTES)
         if length > most:
             return f"a message of {length} bytes; the limit is {most}"
-        if head_bytes > min(length - _REST_BYTES, self._most_head_bytes):
+        if head_bytes > length - _REST_BYTES or head_bytes > self._most_head_bytes:
             return f"a head of {head_bytes} bytes in {length}"
         return None
 

@@ -234,3 +234,35 @@ async def test_machines_that_lead_are_asked_too(
 def test_options_that_go_together(cli: Cli, store: MemoryKeyValues) -> None:
     for option in ("--confirm", "--give-up-records"):
         assert "go with --adopt" in cli("logs", "apply", "orders", option).error
+
+
+async def test_a_log_that_a_machine_has_is_not_made_over_it(
+    cli: Cli, store: MemoryKeyValues, machines: Cluster
+) -> None:
+    """Etcd was set back to a state before the log."""
+    a, b, c = addresses(machines)
+    for one in (a, b, c):
+        put(store, f"walstore/members/{one}", Member(one, "00").encode())
+    refused = await asyncio.to_thread(cli, "logs", "apply", "orders")
+    assert (refused.code, store.get(LOGS)) == (1, None)
+    assert any(one in refused.error for one in (a, b))  # they have most
+    assert "offsets 1 to 5, epoch 1" in refused.error
+    assert "--adopt" in refused.error
+    assert (await asyncio.to_thread(cli, "logs", "apply", "others")).code == 0
+    line = json.dumps({"name": "orders", "replicas": 1, "copies": [c], "generation": 9})
+    arguments = ("logs", "apply", "--from", "-")
+    refused = await asyncio.to_thread(cli, *arguments, stdin=line.encode())
+    assert (refused.code, store.get(LOGS)) == (1, None)
+    assert f"{a}, which is left out, has 'orders' up to offset 5" in refused.error
+    line = json.dumps({"name": "orders", "replicas": 2, "copies": [a, b], "generation": 9})
+    done = await asyncio.to_thread(cli, *arguments, stdin=line.encode())
+    assert (done.code, spec(store).copies) == (0, (a, b)), done.err
+
+
+async def test_a_log_is_made_though_a_machine_does_not_answer(
+    cli: Cli, store: MemoryKeyValues, tmp_path: Path
+) -> None:
+    gone = f"unix://{tmp_path}/gone.sock"
+    put(store, f"walstore/members/{gone}", Member(gone, "00").encode())
+    assert (await asyncio.to_thread(cli, "logs", "apply", "orders")).code == 0
+    assert spec(store) == LogSpec()

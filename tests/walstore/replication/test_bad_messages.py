@@ -171,7 +171,7 @@ async def obeying(path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator
 
 
 def test_the_matrix_has_every_call_and_argument() -> None:
-    assert set(ARGUMENTS) == set(CALLS) == {*VERBS, "look"}
+    assert set(ARGUMENTS) == set(CALLS) == {*VERBS, "look", "write"}
     for verb, call in CALLS.items():
         names = [name for name, *_ in fields_of(verb)]
         assert names == ["name", *(field.name for field in call.fields)]

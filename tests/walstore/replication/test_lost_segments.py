@@ -288,6 +288,24 @@ async def test_oldest_segments_come_again_though_a_call_fails(
     await wal.aclose()
 
 
+async def test_oldest_segments_that_cannot_be_written_are_told(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy counts all the same."""
+    await filled(cluster)
+    for path in segments(cluster, 1)[:2]:
+        path.unlink()
+    disk = cluster.machines[1].fs = FaultyFileSystem()
+    await start(cluster)
+    disk.fail("open", name="mended.tmp", times=None)
+    wal = await cluster.primary(0)
+    lacks = f"the copy at {cluster.machines[1].address} lacks segments below offset"
+    await until(lambda: lacks in caplog.text)
+    assert all(copy.is_present for copy in wal.statistics().copies if copy.address in lacks)
+    disk.heal()
+    await wal.aclose()
+
+
 async def test_what_retention_deleted_does_not_come_back_at_a_copy(cluster: Cluster) -> None:
     await filled(cluster)
     await start(cluster)

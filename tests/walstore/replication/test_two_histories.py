@@ -12,7 +12,7 @@ import pytest
 
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
-from walstore import CorruptionError, StorageUnavailableError, Wal
+from walstore import CorruptionError, FormatVersionError, StorageUnavailableError, Wal
 from walstore.files.floor import load_note
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import ManualClock
@@ -357,3 +357,24 @@ async def test_a_leader_notices_a_copy_that_is_put_back_meanwhile(
     assert "m1/orders was put back" in caplog.text
     await wal.aclose()
     assert contents(cluster, 0) == contents(cluster, 1)
+
+
+async def test_marks_of_a_newer_version_are_refused_and_stay(
+    cluster: Cluster, store: MemoryKeyValues, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine that does not know what they say does not lead, and a leader does not write over them."""
+    newer = b'{"version": 2, "copies": []}'
+    client = store.client()
+    wal = await cluster.primary(0, topology=client)
+    await wal.append(b"v")
+    await until(lambda: marks(store) is not None)
+    keep_marks(store, newer)
+    await wal.append(b"w")
+    cluster.clock.skip(60)
+    await wal.aclose()
+    assert f"is not written to {KEY} yet: the cluster is used by a newer version" in caplog.text
+    with pytest.raises(FormatVersionError, match=rf"newer version.*{KEY}"):
+        await cluster.primary(0, topology=client)
+    found = store.get(KEY)
+    assert found is not None
+    assert found.value == newer

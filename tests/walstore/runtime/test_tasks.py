@@ -11,7 +11,10 @@ from walstore.runtime.tasks import run_to_end
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_no_step_is_left_out_and_the_caller_is_cancelled(fails: bool) -> None:
+async def test_no_step_is_left_out_and_the_caller_is_cancelled(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error is logged, as the caller cannot get it."""
     steps, gates = list[int](), [asyncio.Event(), asyncio.Event()]
 
     async def close() -> None:
@@ -30,6 +33,9 @@ async def test_no_step_is_left_out_and_the_caller_is_cancelled(fails: bool) -> N
     await asyncio.wait([caller])
     assert caller.cancelled()
     assert steps == [0, 1]
+    await turns()
+    told = ["closing failed, and nobody waited for it: it failed"]
+    assert caplog.messages == (told if fails else [])
 
 
 async def test_without_a_cancellation_the_caller_gets_what_comes_of_it() -> None:
