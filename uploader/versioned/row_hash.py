@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 _U64: Final = pa.uint64()
-_MIXED_ROWS: Final = 1 << 15
+MIXED_ROWS: Final = 1 << 15
 """Rows that are mixed at once: what they take fits into the processor's cache."""
-_ENCODED_ROWS: Final = 1 << 18
+ENCODED_ROWS: Final = 1 << 18
 """Texts of which each different one is hashed once."""
 
 
@@ -29,13 +29,13 @@ def hash_rows(columns: dict[str, pa.Array], rows: int, removed: pa.Array | None)
     ]
     nothing, fact = pa.scalar(0, _U64), _number_of(b"_deleted")
     parts = []
-    for start in range(0, rows, _MIXED_ROWS):
-        total = pa.repeat(nothing, min(_MIXED_ROWS, rows - start))
+    for start in range(0, rows, MIXED_ROWS):
+        total = pa.repeat(nothing, min(MIXED_ROWS, rows - start))
         for seed, numbers, valid in inputs:
-            mixed = _mix(pc.bit_wise_xor(_mix(numbers.slice(start, _MIXED_ROWS)), seed))
-            total = pc.add(total, pc.if_else(valid.slice(start, _MIXED_ROWS), mixed, nothing))
+            mixed = _mix(pc.bit_wise_xor(_mix(numbers.slice(start, MIXED_ROWS)), seed))
+            total = pc.add(total, pc.if_else(valid.slice(start, MIXED_ROWS), mixed, nothing))
         if removed is not None:
-            is_removed = removed.slice(start, _MIXED_ROWS)
+            is_removed = removed.slice(start, MIXED_ROWS)
             total = pc.add(total, pc.if_else(is_removed, fact, nothing))
         parts.append(_mix(total))
     return pa.concat_arrays(parts) if parts else pa.array([], _U64)
@@ -68,8 +68,8 @@ def _to_u64(column: pa.Array) -> pa.Array:
         column = pc.cast(column, pa.string())
     is_large = kinds.is_large_string(kind) or kinds.is_large_binary(kind)
     column = pc.cast(column, pa.large_binary() if is_large else pa.binary())
-    steps = range(0, len(column), _ENCODED_ROWS)
-    parts = [_hash_values(column.slice(start, _ENCODED_ROWS)) for start in steps]
+    steps = range(0, len(column), ENCODED_ROWS)
+    parts = [_hash_values(column.slice(start, ENCODED_ROWS)) for start in steps]
     return pa.concat_arrays(parts) if parts else pa.array([], _U64)
 
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from tests.uploader.versioned.collections import HOUR, Program, Site, content, rows
-from uploader.versioned import pending_files
 from uploader.versioned.pending_files import PendingFiles
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
@@ -82,11 +81,3 @@ async def test_the_memory_for_decoded_batches_is_bounded() -> None:
             assert kept.held_bytes == 0
     finally:
         await asyncio.to_thread(worker.close)
-
-
-def test_groups_are_short_and_a_long_file_is_alone() -> None:
-    group_bytes, most = pending_files._GROUP_BYTES, pending_files._GROUP_FILES
-    sizes = [1] * (most + 1) + [group_bytes, group_bytes + 1, 1]
-    found = list(pending_files._groups(sizes, lambda size: size))
-    assert [one for group in found for one in group] == sizes
-    assert [len(group) for group in found] == [most, 1, 1, 1, 1]

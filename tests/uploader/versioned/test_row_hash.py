@@ -85,12 +85,12 @@ def test_hashes_are_those_of_the_definition(data: Any) -> None:
 
 def test_the_steps_of_a_long_table_join_without_a_seam() -> None:
     chance = random.Random(1)
-    count = row_hash._ENCODED_ROWS + 1000
+    count = row_hash.ENCODED_ROWS + 1000
     texts = [chance.choice([None, "", "a", f"{chance.randrange(1000)}"]) for _ in range(count)]
     numbers = list(range(count))
     columns = {"text": pa.array(texts, pa.string()), "number": pa.array(numbers, pa.int64())}
     found = hash_rows(columns, count, None).to_pylist()
-    seams = (row_hash._MIXED_ROWS, row_hash._ENCODED_ROWS, count)
+    seams = (row_hash.MIXED_ROWS, row_hash.ENCODED_ROWS, count)
     for row in {at for seam in seams for at in range(seam - 3, min(seam + 3, count))}:
         given_row = {"text": texts[row], "number": numbers[row]}
         assert found[row] == _defined(given_row, is_removed=False)
