@@ -28,6 +28,7 @@ ARGUMENTS: Final[dict[str, Any]] = {
     "compacted": {"a": 2},
     "entry": Fragment("f", 1, 1, 2, 1, Setsum()),
     "handler": None,
+    "headers": (None,),
     "jobs": (),
     "kind": None,
     "error": None,

@@ -100,11 +100,13 @@ class SimCell:
             return
         self._system.watcher.on_change(self._system.process, self._path, "store")
         thread, random = current(), self._system.disk.random
-        if thread is not None and random.random() < 0.2:
-            half = random.randrange(len(data))
-            self._inode.data[:half] = data[:half]  # somebody may look at it now
-            thread.pause(random.random() * 2e-3)
-        self._inode.write(0, data)
+        try:
+            if thread is not None and random.random() < 0.2:
+                half = random.randrange(len(data))
+                self._inode.data[:half] = data[:half]  # somebody may look at it now
+                thread.pause(random.random() * 2e-3)
+        finally:  # a kill does not end the system's call half done
+            self._inode.write(0, data)
         if self._system.disk.names.get(self._path) is not self._inode:
             raise failure(errno.ENOENT, self._path)
 

@@ -158,6 +158,26 @@ def test_copies_whose_files_are_damaged() -> None:
         simulate(seed, **_DAMAGED)
 
 
+_GAPS: dict[str, Any] = {
+    **_DAMAGED,
+    "acts": ("gaps", "gaps", "gaps", "flip", "kill", "power", "promote", "usurp", "cut off"),
+}
+"""A plan in which segments inside of copies are damaged or removed often while their machines are down."""
+
+
+@pytest.mark.slow
+def test_copies_that_lack_segments() -> None:
+    """Another copy has each of them, so in the end no machine is kept from leading by one."""
+    first = first_seed("copies that lack segments")
+    made = 0
+    for seed in range(first, first + some(20)):
+        history = simulate(seed, **_GAPS)
+        made += history.happened["gaps made"]
+        refused = [text for *_, text in history.trace if text.startswith("cannot lead")]
+        assert not [text for text in refused if ".wal" in text]
+    assert made
+
+
 def _is_between(replica: Replica, start: int) -> bool:
     return replica.end.first <= start < replica.end.place.segment
 

@@ -180,8 +180,10 @@ class CollectionHead:
             return put
         if result.data is not None:
             # A refusal may be about our own put that was made twice: the other's head was made from it then.
+            # Not if all attempts were answered and more changes came than a request takes time for.
             other = parse_head(result.data).head
-            if commit_id not in other.commits and other.serial - put.serial < MOST_COMMITS:
+            is_known = other.serial - put.serial < MOST_COMMITS or not result.was_unanswered
+            if commit_id not in other.commits and is_known:
                 return None
         found = await self.load_any()
         if commit_id in found.head.commits:

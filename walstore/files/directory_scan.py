@@ -14,7 +14,13 @@ from pathlib import Path
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments
 from walstore.files.frame_walk import walk_file
-from walstore.files.segment_file import read_footer, read_header, read_last_footer, trailer_length
+from walstore.files.segment_file import (
+    read_footer,
+    read_header,
+    read_last_footer,
+    seal_of,
+    trailer_length,
+)
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Ledger, Marks
@@ -100,6 +106,37 @@ def find_log(
     return scan.find_tail(last, known_head or starts[0], given_up, ledger)
 
 
+def find_damaged(
+    fs: FileSystem, directory: Path, names: Iterable[str], hint: Checkpoint | None
+) -> list[int]:
+    """Return which segments before the last one are missing, or have a damaged header or footer.
+
+    Each by its first offset, of several in a row that are missing the first one. :func:`find_log` refuses a
+    log with one of them. Footers that the checkpoint ``hint`` knows are not read. CorruptionError for whole
+    files that contradict each other; FormatVersionError, OSError.
+    """
+    starts = pick_segments(directory, names)
+    summaries = {s.start: s for s in hint.sealed} if hint else {}
+    scan, found = _Scan(fs, directory, hint), []
+    for start in starts:
+        if scan.sealed and scan.sealed[-1].limit < start:
+            found.append(scan.sealed[-1].limit)
+            scan.sealed.clear()
+        scan.check_adjacent(start)
+        try:
+            header, summary = scan.read_ends(
+                start, summaries.get(start), is_last=start == starts[-1]
+            )
+        except CorruptionError:
+            found.append(start)
+            scan.sealed.clear()
+            continue
+        scan.check_header(header, start)
+        if summary is not None:
+            scan.sealed.append(summary)
+    return found
+
+
 class _Scan:
     """The segments that were looked at, in order."""
 
@@ -125,18 +162,30 @@ class _Scan:
             raise self.missing("a segment is missing", self.sealed[-1].limit, start)
 
     def read_sealed(self, start: int) -> SegmentSummary:
-        """Read header and footer of a segment that another one follows."""
+        """Read header and footer of a segment that another one follows, and check that it belongs there."""
+        header, summary = self.read_ends(start)
+        self.check_header(header, start)
+        assert summary is not None
+        return summary
+
+    def read_ends(
+        self, start: int, known: SegmentSummary | None = None, *, is_last: bool = False
+    ) -> tuple[SegmentHeader, SegmentSummary | None]:
+        """Read header and footer of a segment; only the header of the last one.
+
+        ``known`` is what the checkpoint says of the footer, which is not read if it is where that says.
+        """
         path = self._directory / segment.file_name(start)
         with contextlib.closing(self._fs.open(path, "r")) as file:
             header = read_header(file, path)
+            if is_last or (known is not None and seal_of(file) == known.data_bytes):
+                return header, known
             footer = read_footer(file, start, path)
-        self._check_header(path, header, start)
         if footer is None:
             raise CorruptionError(
                 "segment is not sealed although another one follows", path=str(path)
             )
-        self._log_id = header.log_id
-        return footer[0]
+        return header, footer[0]
 
     def find_tail(self, last: int, head: int, given_up: list[int], ledger: Ledger) -> ScannedLog:
         """Read the last segment; walk its frames if it is sealed."""
@@ -145,7 +194,7 @@ class _Scan:
         with contextlib.closing(self._fs.open(path, "r")) as file:
             header = read_header(file, path)
             footer = read_last_footer(file, last, path)
-            self._check_header(path, header, last)
+            self.check_header(header, last)
             if hint is not None and _ends_as_checkpointed(file, header, hint):
                 if hint.ledger:
                     ledger.apply(Marks.decode(hint.ledger))
@@ -177,8 +226,9 @@ class _Scan:
             given_up=given_up,
         )
 
-    def _check_header(self, path: Path, header: SegmentHeader, start: int) -> None:
-        """Check that a segment matches its name and continues the one before."""
+    def check_header(self, header: SegmentHeader, start: int) -> None:
+        """Check that a segment matches its name, and continues the one before."""
+        path = self._directory / segment.file_name(start)
         if header.start != start:
             raise CorruptionError(
                 "segment is not the one its name says",
@@ -200,6 +250,7 @@ class _Scan:
                 expected=self.sealed[-1].last_crc,
                 found=header.previous_crc,
             )
+        self._log_id = header.log_id
 
 
 def _check_end(path: Path, summary: SegmentSummary, chain: Chain, end: int) -> None:

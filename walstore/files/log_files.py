@@ -108,8 +108,10 @@ class LogFiles:
             try:
                 return self._read(source, position, end, max_bytes, end_position)
             except CorruptionError:
-                # What was remembered may be outdated; the files decide.
+                # What was remembered may be outdated; the files decide. A copy may have got a segment again.
                 self._forget(source)
+                self._take(list_segments(self._fs, self._directory))
+                source, end = self._segment_of(position, limit)
                 return self._read(source, position, end, max_bytes)
         except (OSError, CorruptionError) as error:
             raise self._judge(error, source, position, limit) from error

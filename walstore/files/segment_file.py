@@ -68,12 +68,17 @@ def trailer_length(file: File, end: int) -> int | None:
     return int(length) if magic == frame.TRAILER_MAGIC else None
 
 
-def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, SegmentIndex] | None:
-    """Read a sealed segment's footer; None if the file does not end like a sealed one."""
+def seal_of(file: File) -> int | None:
+    """Return where the footer of a file begins, as its last bytes say; None if they do not."""
     size = file.size()
     if size < segment.HEADER_BYTES + segment.SEAL.size:
         return None
-    at = segment.parse_seal(file.pread(segment.SEAL.size, size - segment.SEAL.size))
+    return segment.parse_seal(file.pread(segment.SEAL.size, size - segment.SEAL.size))
+
+
+def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read a sealed segment's footer; None if the file does not end like a sealed one."""
+    size, at = file.size(), seal_of(file)
     if at is None:
         return None
     if not segment.HEADER_BYTES <= at < size:

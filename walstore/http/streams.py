@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
@@ -72,11 +72,15 @@ class Streams:
             config, first, source = asked, list[bytes](), None
             if asked.source is not None:
                 config, first, source = await self._plan_fork(name, asked)
-            async with _made(store, name) as wal:
+
+            async def begin(wal: Wal) -> Stream:
                 if source is not None:
                     await source.note_fork(name, wal.log_id)
-                stream = Stream(name, wal, source, self._fetching)
-                await stream.create(config, [*first, *values], is_closed=is_closed)
+                made = Stream(name, wal, source, self._fetching)
+                await made.create(config, [*first, *values], is_closed=is_closed)
+                return made
+
+            stream = await _make(store, name, begin)
             stream.touched = self._clock.monotonic()
             return self._kept(stream), True
 
@@ -244,15 +248,14 @@ class Streams:
         return config, first, source
 
 
-@asynccontextmanager
-async def _made(store: WalStore | MemberLogs, name: str) -> AsyncIterator[Wal]:
-    """Yield the log of a new stream; what a store made for it is gone if a full disk refuses the rest."""
+async def _make(
+    store: WalStore | MemberLogs, name: str, begin: Callable[[Wal], Awaitable[Stream]]
+) -> Stream:
+    """Make the log of a new stream; what a store made for it is gone if a full disk refuses the rest."""
     try:
         if isinstance(store, MemberLogs):
-            yield await store.wal(name)
-            return
-        async with store.making(name) as wal:
-            yield wal
+            return await begin(await store.wal(name))
+        return await store.make(name, begin)
     except InvalidSettingsError as error:
         if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
             raise RefusedError(409, "the name is that of a file of the server's own") from None

@@ -40,7 +40,7 @@ from walstore.files.directory import (
     sync_entry,
     write_hint,
 )
-from walstore.files.directory_scan import ScannedLog, find_log
+from walstore.files.directory_scan import ScannedLog, find_damaged, find_log
 from walstore.files.floor import load_note
 from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.locks import lock_log
@@ -173,11 +173,14 @@ class RecoveredEnd(NamedTuple):
     limit: int
     epoch: int
     """Of its last frame."""
+    damaged: Sequence[int]
+    """Segments before the last one that are damaged or missing; as of :func:`find_damaged`."""
 
 
 def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     """Cut a torn tail off a copy of a log, and make the rest durable; None if there is no log.
 
+    Only the last segment has to be whole: it says where the copy ends, and others come from another copy.
     A copy's frames are those of another machine, where what they say of syncs applied; only checkpoint and
     cell, and the file ``SYNCED``, speak of this disk. CorruptionError also if it ends before what they say,
     or ``SYNCED`` is damaged: such a copy may lack what it acknowledged. Raises as :func:`recover_log`.
@@ -190,17 +193,20 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     known = replace(hint, head=0) if hint is not None and is_usable else None
     headless = None if cell is None else cell._replace(head=0)
     names = fs.list(directory)
-    found = find_log(fs, directory, names, known, headless, Ledger())
+    last = [segment.file_name(start) for start in pick_segments(directory, names)[-1:]]
+    found = find_log(fs, directory, last, known, headless, Ledger())
     if found is None:
         return None
+    damaged = find_damaged(fs, directory, names, known)
     evidence = evidence_of_copy(directory, found.header, hint, cell, synced)
     copies = TornCopies(fs, directory, names)
     start = _recover(fs, directory, found, hint, evidence, copies)
     start.close()
     epoch = max(start.chain.epoch, found.header.epoch)
     position = found.position if start.active is None else start.active[2]
+    limit = start.chain.next_offset
     return RecoveredEnd(
-        found.log_id, found.header, position, found.is_sealed, start.chain.next_offset, epoch
+        found.log_id, found.header, position, found.is_sealed, limit, epoch, damaged
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalClosedError, WalError
+from walstore.files.directory import REMAKE
 from walstore.files.unlinked_file import OPEN_AT_ONCE, free_at_once, free_blocks
 from walstore.format.segment import HEADER_BYTES
 from walstore.ports import Buffer
@@ -153,9 +154,14 @@ class LocalCopy:
         """Where it ends, as of the last call."""
         return self._replica.end
 
-    async def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
-        """As :meth:`Replica.add_older`."""
-        await self._run(self._replica.add_older, extent, position, data)
+    @property
+    def damaged(self) -> Sequence[int]:
+        """As :attr:`Replica.damaged`."""
+        return self._replica.damaged
+
+    def check_inside(self) -> None:
+        """As :meth:`Replica.check_inside`."""
+        self._replica.check_inside()
 
     async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""
@@ -334,27 +340,6 @@ async def catch_up(
     return place
 
 
-async def complete(source: SourceCopy, target: LocalCopy) -> None:
-    """Copy the segments that are older than the oldest of the target, the newest of them first.
-
-    The target may have lost a file. What retention deleted there, and not here yet, comes back, and is
-    deleted again. Nothing happens if the source does not have the target's oldest segment.
-    """
-    ours, theirs = await target.extents(), await source.extents()
-    oldest = (ours[0].start, ours[0].salt)
-    if oldest not in {(one.start, one.salt) for one in theirs}:
-        return
-    for extent in reversed([one for one in theirs if one.start < ours[0].start]):
-        position = 0
-        while position < extent.size:
-            place = Place(extent.start, extent.created_us, position)
-            data = await source.read(place, min(READ_BYTES, extent.size - position))
-            if not data:
-                raise StorageUnavailableError("a segment that is copied was removed")
-            await target.add_older(extent, position, data)
-            position += len(data)
-
-
 async def _agree(
     source: SourceCopy,
     target: TargetCopy,
@@ -370,26 +355,49 @@ async def _agree(
     theirs = list(await target.extents())
     own = newest_common(extents, theirs)
     if own is None:  # all of it is older than the source, or none of it is the source's
+        _check_no_gap(end.first, theirs[0].start)
         await target.cut(0, 0, first=extents[0].start)
         return nowhere
     # Also of sealed ones: two primaries may have sealed one segment, with other frames of the same size.
-    agreed = await _agreed(source, target, own, extents)
+    agreed, is_end = await _agreed(source, target, own, extents)
     if agreed < min(own.size, next(one.size for one in extents if one.start == own.start)):
         # Frames differ there, or are damaged: then the target may have what the source has not.
         await source.read(Place(own.start, own.created_us, agreed), 1)
-        agreed = await _agreed(source, target, own, extents)  # reading may have repaired it
-    if not counts and theirs[0].start > extents[0].start:  # the rest of a copy
+        agreed, is_end = await _agreed(source, target, own, extents)  # reading may have repaired it
+    if not counts and end.first > extents[0].start:  # the rest of a copy
         await target.cut(0, 0, agreed=(own.start, agreed))
         return nowhere
     if agreed < own.size or theirs[-1].start != own.start:
+        if is_end:
+            _check_no_gap(_behind(own, extents), _behind(own, theirs))
         await target.cut(own.start, agreed)
     return Place(own.start, own.created_us, agreed)
 
 
+def _behind(own: SegmentExtent, extents: Sequence[SegmentExtent]) -> int:
+    """Return where the segment after one begins; 0 if there is none."""
+    return next((one.start for one in extents if one.start > own.start), 0)
+
+
+def _check_no_gap(expected: int, found: int) -> None:
+    """Raise CorruptionError if a target lacks what it should have before what would be cut.
+
+    It may have been replicated, and what is cut would take away that it was there.
+    """
+    if expected and found and expected != found:
+        raise CorruptionError(
+            f"the copy has a gap, or damage, before offset {found}, and differs from the log behind it, so "
+            f"that they cannot be compared; nothing was cut. There, {REMAKE}",
+            path="replication",
+            expected=expected,
+            found=found,
+        )
+
+
 async def _agreed(
     source: SourceCopy, target: TargetCopy, own: SegmentExtent, extents: Sequence[SegmentExtent]
-) -> int:
-    """Return up to which byte two copies of a segment agree.
+) -> tuple[int, bool]:
+    """Return up to which byte two copies of a segment agree, and whether neither has frames behind it.
 
     Normally they differ at the end only, and one frame in common proves all before it. So the last frames
     are compared first: a segment may have half a million.
@@ -400,7 +408,7 @@ async def _agreed(
         theirs = await target.frames(own.start, begin)
         agreed = common_frames(ours, theirs)
         if agreed > HEADER_BYTES or begin == 0:
-            return agreed
+            return agreed, all(not one or one[-1][0] == agreed for one in (ours, theirs))
     raise AssertionError("the last comparison is whole")
 
 

@@ -187,11 +187,17 @@ class CopyLog:
             raise
 
     async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
+        """Return the first offset at or after a time, or :attr:`limit` if all records are older.
+
+        CorruptionError if the record before it cannot be read.
+        """
         limit, tail_start = self.limit, self._replica.end.place.segment
         time_us = as_moment_us(timestamp_us)
         found = await self._run(lambda: self._look().find_offset(time_us, limit, tail_start))
-        return max(limit if found is None else found, self.head)
+        found = max(limit if found is None else found, self.head)
+        if found > self.head:  # not what comes behind a segment that is missing
+            await self.read(found - 1, found, SEARCH_BYTES)
+        return found
 
     async def timestamp_at(self, offset: int) -> int:
         """Return the timestamp of a record. OffsetTrimmedError, OffsetNotWrittenError."""

@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.errors import FencedError, StorageUnavailableError, WalError
+from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
 from walstore.replication.copy_marks import put_back
@@ -146,7 +146,7 @@ class Follower:
             self._note(self._place)
             self._trouble.end()
             self._is_stuck = False
-            raise await self._stream_and_complete(copy, end.first)
+            raise await self._stream_and_complete(copy)
         finally:
             self._note_mark()
             self._under_way, self._copy, self._failure = 0, None, None
@@ -157,9 +157,12 @@ class Follower:
     async def _check_all(self, copy: RemoteCopy) -> None:
         """Check all of a new copy, and repair it: one with damage is no second one.
 
+        That is, of each segment that the log has up to its end: one that is missing there is sent again.
         Several segments are asked for at once: opening may wait for this, and gives up after a while. What
         was found to be whole the copy does not read again for the next attempt.
         """
+        extents = await self._primary.source.extents()
+        reached = [one for one in extents if one.start <= self._place.segment]
         failures: list[WalError] = []
 
         async def check(start: int) -> None:
@@ -168,17 +171,17 @@ class Follower:
             except WalError as error:
                 failures.append(error)
 
-        for starts in _batches(await copy.extents()):
+        for starts in _batches(reached):
             async with asyncio.TaskGroup() as checks:
                 for start in starts:
                     checks.create_task(check(start))
             if failures:
                 raise failures[0]
 
-    async def _stream_and_complete(self, copy: RemoteCopy, first: int) -> WalError:
-        """Send what is written until that fails, and return why; beside it complete what is older."""
+    async def _stream_and_complete(self, copy: RemoteCopy) -> WalError:
+        """Send what is written until that fails, and return why; meanwhile complete it."""
         async with asyncio.TaskGroup() as beside:
-            completing = beside.create_task(self._complete(copy, first))
+            completing = beside.create_task(self._complete(copy))
             try:
                 await self._stream(copy)
             except WalError as error:
@@ -186,19 +189,22 @@ class Follower:
                 return error
         raise AssertionError("sending has no end")
 
-    async def _complete(self, copy: RemoteCopy, first: int) -> None:
-        """Put the segments there that are older than its first one, the newest of them first.
+    async def _complete(self, copy: RemoteCopy) -> None:
+        """Put the segments before its last one there that it lacks, or has damaged, the newest of them first.
 
         It may have lost files, and counts all the same: what it lacks is replicated. What fails here is
         logged, and the next round of the scrub tries it again.
         """
-        source = self._primary.source
+        source, last = self._primary.source, self._place.segment
         try:
-            for start in sorted(source.own.written.extents, reverse=True):
-                if start < first:
-                    await source.check_copy(self, copy, start)
+            theirs = set(await copy.extents())
+            lacking = [one.start for one in await source.extents() if one not in theirs]
+            for start in sorted(lacking, reverse=True):
+                if start < last:
+                    with contextlib.suppress(CorruptionError):  # no copy has it
+                        await source.check_copy(self, copy, start)
         except WalError as error:
-            self._trouble.warn(f"segments below offset {first} until the next scrub", error)
+            self._trouble.warn("older segments until the next scrub", error)
 
     @property
     def _visible(self) -> int:

@@ -13,13 +13,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
-from walstore.files.frame_stream import FrameStream
-from walstore.format.segment import HEADER_BYTES, decode_header
-from walstore.replication.copies import SourceCopy
 from walstore.replication.own_source import OwnSource
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy
-from walstore.replication.whole_source import is_same_there, read_whole
+from walstore.replication.whole_source import damaged_place, is_same_there, whole_frames
 from walstore.runtime.tasks import start_task
 
 if TYPE_CHECKING:
@@ -119,7 +116,7 @@ class Healer:
             try:
                 begin = await self.own.check(extent, begin, PART_BYTES)
             except CorruptionError as error:
-                place = _place_of(error, extent)
+                place = damaged_place(error, extent)
                 begin = await self._mend_own(extent, place, error)
                 mended = place.position if mended is None else min(mended, place.position)
             if begin >= extent.size:
@@ -138,7 +135,7 @@ class Healer:
         """Replace the frames at a damaged place; return where they end. Raises ``error`` if it cannot."""
         async for follower, copy in self._helpers(place):
             try:
-                data = await _whole_frames(copy, extent, place)
+                data = await whole_frames(copy, extent, place)
             except WalError as worse:
                 logger.info("the copy at %s cannot help: %s", follower.address, worse)
                 continue
@@ -196,7 +193,7 @@ class Healer:
                 extent = self.own.written.extents.get(start)
                 if extent is None or is_read_again:
                     raise
-                place = _place_of(error, extent)
+                place = damaged_place(error, extent)
                 begin = place.position + await self._mend_copy(follower, copy, extent, place, error)
                 first = place.position if first < 0 else first
                 if begin < extent.size:  # what is missing comes in parts
@@ -214,7 +211,7 @@ class Healer:
         error: CorruptionError,
     ) -> int:
         """Put the next frames from here where a copy is damaged; return how many bytes they have."""
-        data = await _whole_frames(self, extent, place)
+        data = await whole_frames(self, extent, place)
         try:
             count = await copy.mend(place, data)
         except ValueError:  # a node of an earlier version
@@ -226,34 +223,3 @@ class Healer:
     def _note(self, address: str, count: int, error: CorruptionError, source: str) -> None:
         self.mended[address] = self.mended.get(address, 0) + count
         logger.warning("%s; %d bytes were replaced, from %s", error, count, source)
-
-
-def _place_of(error: CorruptionError, extent: SegmentExtent) -> Place:
-    position = error.position or 0
-    return Place(extent.start, extent.created_us, position if position >= HEADER_BYTES else 0)
-
-
-async def _whole_frames(source: SourceCopy, extent: SegmentExtent, place: Place) -> bytes:
-    """Return the next frames of a segment, at least one, or all that is left of it with its footer.
-
-    CorruptionError if they are not whole, StorageUnavailableError if the source has less.
-    """
-    begin, data = place.position, bytearray()
-    stream = FrameStream("a copy", extent.start)
-    if begin:
-        header = decode_header(
-            await source.read(place._replace(position=0), HEADER_BYTES), "a copy"
-        )
-        stream = FrameStream.behind("a copy", extent.start, header.salt, begin)
-    while stream.boundary <= max(begin, HEADER_BYTES):
-        at = begin + len(data)
-        found = await read_whole(source, place._replace(position=at), extent.size - at)
-        if not found:
-            break
-        stream.feed(found)
-        data += found
-        if stream.is_inside and stream.position == extent.size and extent.is_sealed:
-            stream.finish()
-    if stream.boundary <= begin:
-        raise StorageUnavailableError("the copy has less of the segment")
-    return bytes(data[: stream.boundary - begin])

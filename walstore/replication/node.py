@@ -104,7 +104,7 @@ class ReplicaNode(MustClose):
         self._held: dict[str, HeldReplica] = {}
         self._troubles = CopyTroubles()
         self._damaged: dict[str, set[int]] = {}
-        """Segments of copies in which damage was found, and not replaced since."""
+        """Segments of copies that are damaged or missing, as was found, and not replaced since."""
         self._unopened: set[str] = set()
         """Logs whose copies cannot be used, since they are damaged."""
         self._led: set[str] = set()
@@ -324,6 +324,7 @@ class ReplicaNode(MustClose):
                     self._troubles.note(name, error, is_look=True)
                     raise
                 self._unopened.discard(name)
+                self._damaged.setdefault(name, set()).update(found.replica.damaged)
                 self._held[name] = found
             return found
 
@@ -471,7 +472,7 @@ async def _mend(
 async def _trim(held: HeldReplica, _: memoryview, epoch: int, primary: str, head: int) -> Any:
     await held.copy.trim(head, by=Promise(epoch, primary))
     if held.log.is_watched:
-        held.log.note_head((await held.copy.extents())[0].start)
+        held.log.note_head(held.replica.end.first)
 
 
 VERBS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {

@@ -5,7 +5,9 @@ its promise, survive a crash of its machine; it then cuts what was torn off, as 
 
 Invariants (tests/walstore/replication/test_replica.py)
   P1  A promise is durable before it is given, and nothing of an earlier primary is taken after it.
-  P2  Bytes continue what is there, to the byte; a replica never has a gap.
+  P2  Bytes continue what is there, to the byte. So a segment before the last one that is missing, cut short
+      or damaged was whole once: the last one says where the copy ends, and what it lacks is put back in
+      place from another copy. Nothing is cut or begun again for it.
   P3  What :meth:`sync` reported is there after a crash.
   P4  The checkpoint and cell of a time as primary are gone, durably, before anything is changed: they speak
       of what this machine wrote, and of an epoch that may have come to nothing. A checkpoint that the
@@ -29,10 +31,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from walstore.errors import ContentionError, CorruptionError
-from walstore.files import spare_segment
 from walstore.files.directory import (
     LOCK_NAME,
     PROMISE_NAME,
+    REMAKE,
     SYNCED_NAME,
     has_cell,
     load_checkpoint,
@@ -40,12 +42,14 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
+from walstore.files.directory_scan import find_damaged
 from walstore.files.floor import NOTHING_NOTED, limit_at, load_note, two_histories
 from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
 from walstore.files.mended_segment import drop_unfinished, mend_segment, segment_salt
 from walstore.files.open_files import ActiveCell, ActiveFile
+from walstore.files.segment_file import Segment, load_summary, seal_of
 from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import DurableCell
@@ -102,6 +106,9 @@ class Replica:
         """Checks what another copy read from its files."""
         self._sound: dict[int, SegmentExtent] = {}
         """Sealed segments that were found to be whole since this process has the copy."""
+        self.damaged: Sequence[int] = ()
+        """Segments before the last one that are missing, or have a damaged header or footer, as far as the
+        last look showed; see :func:`find_damaged`."""
         self._trimmed = 0
         """Below which head its primary had segments removed."""
         drop_unfinished(self._fs, self._directory)
@@ -167,9 +174,15 @@ class Replica:
     # -- what it has -------------------------------------------------------------------------
 
     def extents(self) -> list[SegmentExtent]:
-        """Return its segments, oldest first."""
-        starts = pick_segments(self._directory, self._fs.list(self._directory))
-        return [self._extent(start) for start in starts]
+        """Return its segments, oldest first, but for damaged ones before the last, as far as is known."""
+        *inner, last = pick_segments(self._directory, self._fs.list(self._directory)) or [0]
+        found = []
+        for start in inner:
+            with contextlib.suppress(CorruptionError):
+                extent = self._extent(start)
+                if extent.is_sealed and start not in self.damaged:
+                    found.append(extent)
+        return [*found, self._extent(last)] if last else []
 
     def _extent(self, start: int) -> SegmentExtent:
         header = read_segment_header(self._fs, self._directory, start)
@@ -177,7 +190,7 @@ class Replica:
             size, is_sealed = self.end.place.position, self._is_sealed
         else:
             with contextlib.closing(self._fs.open(self._path(start), "r")) as file:
-                size, is_sealed = file.size(), True
+                size, is_sealed = file.size(), seal_of(file) is not None
         return SegmentExtent(start, header.salt or 0, header.created_us, size, is_sealed)
 
     def frames(self, start: int, begin: int = 0) -> list[tuple[int, int]]:
@@ -240,6 +253,7 @@ class Replica:
         stream, self._stream = self._stream, None
         path, header = self._path(place.segment), self._header
         if not place.position:
+            self._check_follows(place.segment)
             stream = FrameStream(path, place.segment)
         elif place != self.end.place or header is None:
             return  # they are refused
@@ -250,6 +264,20 @@ class Replica:
         if seals:
             stream.finish()
         self._stream = stream
+
+    def _check_follows(self, start: int) -> None:
+        """CorruptionError if segments are missing between the last one, which is sealed, and a new one."""
+        last = self._header
+        if last is None or start <= last.start or not self._is_sealed:
+            return
+        limit = load_summary(self._fs, Segment(self._path(last.start), last.start)).limit
+        if start != limit:
+            raise CorruptionError(
+                "a segment is missing in the copy that this one is made of",
+                path=str(self._directory),
+                expected=segment.file_name(limit),
+                found=segment.file_name(start),
+            )
 
     def sync(self) -> Place:
         """Make all that was written durable; return how far that is. Raises as :meth:`write`."""
@@ -350,31 +378,6 @@ class Replica:
             raise
         return unlinked
 
-    def add_older(self, extent: SegmentExtent, position: int, data: bytes) -> None:
-        """Write a part of a sealed segment, the one before the oldest here. OSError.
-
-        The parts come in order; with the last one it gets its name, durably. CorruptionError if a frame is
-        not whole.
-        """
-        spare = self._directory / spare_segment.NAME
-        if not position:
-            self._stream = FrameStream(self._path(extent.start), extent.start)
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.remove(spare)
-        assert self._stream is not None
-        self._stream.feed(data)
-        if position + len(data) >= extent.size:
-            self._stream.finish()
-        with contextlib.closing(self._fs.open(spare, "r+" if position else "x")) as file:
-            file.pwrite([data], position)
-            if position + len(data) < extent.size:
-                return
-            file.datasync()
-        self._forget_hints()  # the checkpoint may say that the log begins later
-        self._fs.replace(spare, self._path(extent.start))
-        self._fs.sync_directory(self._directory)
-        self.end = self.end._replace(first=extent.start)
-
     def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """Check the frames of a segment, or some of them, as :func:`check_segment`; return up to where.
 
@@ -389,7 +392,8 @@ class Replica:
                 raise
             text = "the segment's file is missing"
             raise CorruptionError(text, path=str(path), position=begin) from None
-        is_all = most_bytes is None and not begin and extent.is_sealed
+        is_sealed = extent.is_sealed or start != self.end.place.segment
+        is_all = most_bytes is None and not begin and is_sealed
         if is_all and self._sound.get(start) == extent:
             return extent.size
         sound = extent if is_all else self._sound.get(start)
@@ -400,7 +404,7 @@ class Replica:
             start,
             extent.created_us,
             extent.size,
-            is_sealed=extent.is_sealed,
+            is_sealed=is_sealed,
             begin=begin,
             most_bytes=most_bytes,
         )
@@ -415,7 +419,7 @@ class Replica:
     def mend(self, place: Place, data: bytes) -> int:
         """Put whole frames, or a footer, where a segment is damaged, durably; return how many bytes changed.
 
-        Of segments older than all that are here the newest comes first, so that there never is a gap.
+        Of segments older than all that are here the newest comes first, so that there is no gap between them.
         CorruptionError if they are damaged themselves, ContentionError if they go beyond the end. OSError.
         """
         start, created_us, position = place
@@ -435,10 +439,23 @@ class Replica:
         is_complete = start < self.end.first and self._completes(place, data)
         if is_complete:
             self._forget_hints()  # the checkpoint may say that the log begins later
-        count = mend_segment(self._fs, path, created_us, position, data)
-        if is_complete:
-            self.end = self.end._replace(first=start)
+        try:
+            count = mend_segment(self._fs, path, created_us, position, data)
+        finally:
+            if is_complete:  # also after an error: it may be there all the same
+                self.end = self.end._replace(first=self._first())
+        if self.damaged and (not position or segment.parse_seal(data[-segment.SEAL.size :])):
+            self.damaged = self._find_damaged()
         return count
+
+    def check_inside(self) -> None:
+        """CorruptionError if segments before the last one are known to be missing or damaged."""
+        if self.damaged:
+            raise CorruptionError(
+                "the segment is missing or damaged, and no copy that answers has it whole; nothing was cut. "
+                f"Start more of the machines with copies, or, if another one leads, {REMAKE}",
+                path=str(self._path(self.damaged[0])),
+            )
 
     def _completes(self, place: Place, data: bytes) -> bool:
         """Return whether a segment older than all others is complete with these bytes.
@@ -500,7 +517,9 @@ class Replica:
         found = recover_end(self._fs, self._directory)
         if found is None:
             self._header, self._is_sealed, self._has_failed = None, False, False
+            self.damaged = ()
             return NOTHING
+        self.damaged = found.damaged
         header = self._header = found.header
         path = self._path(header.start)
         file = self._fs.open(path, "r+")
@@ -550,6 +569,9 @@ class Replica:
             header.log_id,
             self.end.first or header.start,
         )
+
+    def _find_damaged(self) -> Sequence[int]:
+        return find_damaged(self._fs, self._directory, self._fs.list(self._directory), None)
 
     def _first(self) -> int:
         return pick_segments(self._directory, self._fs.list(self._directory))[0]

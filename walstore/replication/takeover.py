@@ -39,13 +39,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
-from walstore.replication.copies import LocalCopy, catch_up, complete
+from walstore.replication.copies import LocalCopy, catch_up
 from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
 from walstore.replication.settings import Replication
-from walstore.replication.whole_source import WholeSource
+from walstore.replication.whole_source import WholeSource, complete
 from walstore.runtime.threads import Lane
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ logger = logging.getLogger("walstore")
 
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _PAUSE_SECONDS: Final = 0.1
+_HELP_SECONDS: Final = 1.0
+"""How long more copies are waited for when those that answer are damaged at the same place."""
 
 
 class _Promised(NamedTuple):
@@ -97,8 +99,15 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
         if primary.marks is not None:  # a copy that was put back may have forgotten a later one
             epoch = max(epoch, primary.marks.epoch_of(replica.end.log_id) + 1)
         reported: WalError | None = None
+        help_seconds = 0.0
         while True:
-            refused = await _try_epoch(primary, own, epoch, deadline)
+            try:
+                refused = await _try_epoch(primary, own, epoch, deadline, help_seconds)
+            except CorruptionError:
+                if help_seconds:
+                    raise
+                help_seconds = _HELP_SECONDS
+                continue
             if refused is None:
                 return epoch
             if reported is None or isinstance(reported, FencedError):
@@ -113,9 +122,12 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
 
 
 async def _try_epoch(
-    primary: Primary, own: LocalCopy, epoch: int, deadline: float
+    primary: Primary, own: LocalCopy, epoch: int, deadline: float, help_seconds: float
 ) -> WalError | None:
-    """Collect promises for an epoch, and get what the best copy has; return why that failed, if so."""
+    """Collect promises for an epoch, and get what the best copy has; return why that failed, if so.
+
+    Once there are enough, the others are waited for, so long at most: they may have what is damaged.
+    """
     settings = primary.settings
     clients = [primary.client_of(address) for address in settings.addresses]
     own_end = await own.obey(
@@ -154,6 +166,8 @@ async def _try_epoch(
                 for client in clients
             }
             await _until(is_decided, asking, deadline - primary.clock.monotonic())
+            if help_seconds and are_enough():
+                await _until(lambda: len(promised) == settings.copies, asking, help_seconds)
             for task in asking:
                 task.cancel()
         if not are_enough() and not _is_new(promised, settings.copies):
@@ -297,13 +311,15 @@ async def _adopt(
     if is_other and (has_more or not (mine.is_whole or is_new)):
         assert best.copy is not None
         logger.info("%s is continued from the copy at %s", name, best.copy.client.address)
-        await _continue_from(best, own, counted, replaces=mine.is_whole)
+        await _continue_from(best, own, promised, replaces=mine.is_whole)
     for one in sorted(counted, key=lambda one: one.end.first):
         is_same = one.copy is not None and one.end.log_id == own.end.log_id
-        if is_same and own.end.log_id and one.end.first < own.end.first:
+        has_more = one.end.first < own.end.first or bool(own.damaged)
+        if is_same and own.end.log_id and has_more:
             assert one.copy is not None
-            logger.warning("%s lacks its oldest segments here: they are copied", name)
-            await complete(_source(one.copy, counted), own)
+            logger.warning("%s lacks segments here, or has damaged ones: they are copied", name)
+            await complete(_source(one.copy, promised), own)
+    own.check_inside()
     if is_new:
         for one in promised:
             if one.copy is not None:
@@ -312,12 +328,12 @@ async def _adopt(
 
 
 async def _continue_from(
-    best: _Promised, own: LocalCopy, counted: Sequence[_Promised], *, replaces: bool
+    best: _Promised, own: LocalCopy, promised: Sequence[_Promised], *, replaces: bool
 ) -> None:
     """Make the own copy equal to the best one, or to one that ends there, too, where it is damaged."""
-    equal = [one.copy for one in counted if one.copy is not None and one.end[:4] == best.end[:4]]
+    equal = [one.copy for one in promised if one.copy is not None and one.end[:4] == best.end[:4]]
     for at, copy in enumerate(equal, 1):
-        source = _source(copy, counted)
+        source = _source(copy, promised)
         try:
             await catch_up(source, own, own.end, log_id=best.end.log_id, replaces=replaces)
             return
@@ -326,9 +342,9 @@ async def _continue_from(
                 raise
 
 
-def _source(best: RemoteCopy, counted: Sequence[_Promised]) -> WholeSource:
+def _source(best: RemoteCopy, promised: Sequence[_Promised]) -> WholeSource:
     """Return a copy as a source, with the others for what is damaged there."""
-    others = [one.copy for one in counted if one.copy is not None and one.copy is not best]
+    others = [one.copy for one in promised if one.copy is not None and one.copy is not best]
     return WholeSource(best, others)
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from walstore.append.budgets import CacheBudget, ChannelBudget
 from walstore.append.disk_watch import DiskWatch
@@ -81,6 +80,8 @@ class StoreStatistics:
 
 
 logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
 
 _READS_OF_ONE_LOG: Final = 2
 
@@ -230,17 +231,16 @@ class WalStore(Owned, MustClose):
             self._check_open()
             return await self._open_log(name, directory)
 
-    @asynccontextmanager
-    async def making(self, name: str) -> AsyncIterator[Wal]:
-        """Not for callers: as :meth:`wal`, for a block that begins to use the log.
+    async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
+        """Not for callers: as :meth:`wal`, and return what ``handler`` makes of the log.
 
-        If there is no space for the block, a log that was made for it, and has nothing, is removed again.
+        If there is no space for that, a log that was made for it, and has nothing, is removed again.
         """
         directory, wal = directory_of(name), None
         was_there = await self.exists(name)
         try:
             wal = await self.wal(name)
-            yield wal
+            return await handler(wal)
         except DiskFullError as error:
             if was_there or await self._remove_unused(directory, wal):
                 raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -12,7 +14,7 @@ from tests.sim.replicas.machine import DIRECTORY, LOG, Machine, floor_of, is_who
 from tests.sim.replicas.rules import ReplicaViolationError
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.files.frame_stream import FrameStream
-from walstore.format.segment import HEADER_BYTES, SEAL, parse_seal
+from walstore.format.segment import HEADER_BYTES, SEAL, decode_footer, parse_seal
 from walstore.topology.documents import PREFIX, SYNCED, Synced
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class Disks:
         if act == "replace" and await self._is_spared(machine):
             machine.replace_disk()
             self._history.happened["disks lost"] += 1
+        if act == "gaps":
+            self._damage_inside(machine)
 
     async def damage(self, machine: Machine, act: str) -> None:
         """Damage files of a copy, whatever its process does."""
@@ -63,6 +67,7 @@ class Disks:
                 continue
             ends = {one.segments() if is_whole(one) else None for one in others}
             is_same = len(ends) == 1 and ends.isdisjoint({None, ()})
+            is_same = is_same and _is_unbroken(others[0].segments())
             if is_same and history.happened["acknowledged"] >= before:
                 for one in others:
                     one.is_spoiled = False
@@ -80,17 +85,36 @@ class Disks:
 
     def _flip_sealed(self, machine: Machine) -> None:
         """Flip bits of a frame of a sealed segment that a whole copy has, too."""
+        found = self._kept_elsewhere(machine)
+        if found:
+            name, data = self._random.choice(found)
+            self._flip(machine, DIRECTORY / name, HEADER_BYTES, _footer_of(data))
+
+    def _damage_inside(self, machine: Machine) -> None:
+        """Remove sealed segments that a whole copy has, too, cut them, or flip bits where they begin or end.
+
+        The process has ended, so the next one finds them so. It goes on counting.
+        """
+        found = self._kept_elsewhere(machine)
+        for name, data in self._random.sample(found, min(len(found), self._random.choice([1, 2]))):
+            match self._random.choice(["header", "footer", "lose"]):
+                case "header":
+                    self._flip(machine, DIRECTORY / name, 0, HEADER_BYTES)
+                case "footer":
+                    self._flip(machine, DIRECTORY / name, _footer_of(data))
+                case _:
+                    self._lose(machine, name, len(data))
+            self._history.happened["gaps made"] += 1
+
+    def _kept_elsewhere(self, machine: Machine) -> list[tuple[str, bytes]]:
+        """Return the whole sealed segments of a copy that another whole one has durably, too."""
         others = [one for one in self._history.lists[-1].machines if one is not machine]
-        kept = [dict(one.segments()) for one in others if is_whole(one) and not one.is_spoiled]
-        found = [
+        kept = [dict(one.segments()[:-1]) for one in others if is_whole(one) and not one.is_spoiled]
+        return [
             (name, data)
             for name, data in machine.segments()[:-1]
             if any(files.get(name) == data for files in kept) and _is_sound(name, data)
         ]
-        if not found:
-            return
-        name, data = self._random.choice(found)
-        self._flip(machine, DIRECTORY / name, HEADER_BYTES, parse_seal(data[-SEAL.size :]) or 0)
 
     def _spoil(self, machine: Machine) -> None:
         """Flip bits of any file of a copy."""
@@ -113,9 +137,13 @@ class Disks:
         if not sealed:
             return
         name, data = self._random.choice([sealed[0], self._random.choice(sealed)])
+        self._lose(machine, name, len(data))
+
+    def _lose(self, machine: Machine, name: str, size_bytes: int) -> None:
+        """Remove a segment, or its end."""
         path, disk = DIRECTORY / name, machine.disk
         if self._random.random() < 0.3:
-            size = self._random.randrange(len(data))
+            size = self._random.randrange(size_bytes)
             disk.names[path].resize(size)
             self._note(machine, f"{name} ends at byte {size}")
         else:
@@ -177,6 +205,22 @@ class Disks:
         ]
         if lost:
             self._history.violate(ReplicaViolationError("kept", f"{lost[:5]} of {len(lost)}"))
+
+
+def _footer_of(data: bytes) -> int:
+    """Return where the footer of a whole sealed segment begins."""
+    return parse_seal(data[-SEAL.size :]) or 0
+
+
+def _is_unbroken(segments: Sequence[tuple[str, bytes]]) -> bool:
+    """Return whether all segments but the last are as they were written, and none is missing inside."""
+    for (name, data), (following, _) in pairwise(segments):
+        if not _is_sound(name, data):
+            return False
+        summary, _ = decode_footer(data[_footer_of(data) :], int(Path(name).stem), name)
+        if summary.limit != int(Path(following).stem):
+            return False
+    return True
 
 
 def _is_sound(name: str, data: bytes) -> bool:

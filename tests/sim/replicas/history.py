@@ -172,7 +172,7 @@ class ReplicaHistory:
         self.note(OUTSIDE, f"{act} {machine.name}")
         self.happened[act] += 1
         match act:
-            case "kill" | "power" | "replace" | "roll back":
+            case "kill" | "power" | "replace" | "roll back" | "gaps":
                 machine.kill()
                 await self.disks.change(machine, act)
                 await asyncio.sleep(self.random.choice([0.0, 0.3, 3.0]))

@@ -16,6 +16,7 @@ from tests.sim.surroundings import Nobody
 from tests.sim.weather import Weather
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.files.directory import SYNCED_NAME
+from walstore.files.floor import load_note
 from walstore.format.checkpoint import decode_cell
 from walstore.format.frame import parse_header
 from walstore.format.segment import HEADER_BYTES
@@ -138,6 +139,7 @@ class Machine:
 def is_whole(machine: Machine) -> bool:
     """Return whether a machine's copy counts: else it is as good as lost, too."""
     try:
+        load_note(machine.look(), DIRECTORY)
         return load_promise(machine.look(), DIRECTORY).is_whole
     except (CorruptionError, FormatVersionError):
         return False

@@ -52,8 +52,10 @@ class ReplicaPlan:
 ACTS = ("kill", "power", "cut off", "promote", "usurp", "replace", "rest")
 OF_LISTS = ("exchange", "old list")
 """What changes the list of copies, or does not know that it was changed."""
-OF_FILES = ("flip", "flip", "spoil", "lose a segment")
-"""What damages files of copies; all but the first of them as much as a lost disk."""
+OF_FILES = ("flip", "flip", "gaps", "spoil", "lose a segment")
+"""What damages files of copies."""
+_AS_A_LOST_DISK = ("spoil", "lose a segment")
+"""What may leave a copy of no use."""
 
 
 def draw(seed: int) -> ReplicaPlan:
@@ -79,7 +81,7 @@ def draw(seed: int) -> ReplicaPlan:
     has_damage = not spares and damaged.random() < 0.4
     if has_damage:
         needs_all = max(quorum, copies - quorum + 1, copies // 2 + 1) > copies - 1
-        acts += OF_FILES[:2] if needs_all else OF_FILES
+        acts += tuple(act for act in OF_FILES if not (needs_all and act in _AS_A_LOST_DISK))
     return ReplicaPlan(
         seed=seed,
         copies=copies,

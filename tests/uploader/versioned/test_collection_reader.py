@@ -15,6 +15,7 @@ from uploader.stores.port import PreconditionFailedError
 from uploader.testing.faults import Request, Says, call, fail, report, timeout
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import TAIL_BYTES
+from uploader.versioned.head import MOST_COMMITS
 from walstore.errors import (
     CorruptionError,
     ExpectationError,
@@ -51,6 +52,16 @@ async def test_the_content_as_of_each_time_is_the_same_before_and_after_compacti
                     for as_of in (10 * number, 10 * number + 9):
                         assert content(await reader.snapshot(as_of=as_of)) == wanted
                 await keeper.compact(is_full=True)
+
+
+async def test_a_reader_registers_although_others_changed_the_head_very_often():
+    """The handle begins with a head that is not old, and more changes came than a head remembers."""
+    site = Site()
+    async with site.program().opened() as collection, site.program().opened() as other:
+        await (await collection.reader()).aclose()
+        for _ in range(MOST_COMMITS // 2 + 1):  # each registers, and leaves
+            await (await other.reader()).aclose()
+        await (await collection.reader()).aclose()
 
 
 async def test_a_snapshot_waits_for_its_time():

@@ -146,18 +146,21 @@ CASES = [
     ),
     Case("spare", directory),
     *(
-        Case(name, fault, words)
-        for name in ("first.wal", "middle.wal", "last.wal")
+        Case("last.wal", fault, words)
         for fault, words in (
             (garbage, NONE),
             (empty, NONE),
             (flipped_header, "segment header is damaged"),
+        )
+    ),
+    *(
+        Case(name, fault, words)
+        for name in ("first.wal", "middle.wal", "last.wal")
+        for fault, words in (
             (newer, "segment was written by a newer version"),
             (directory, DIRECTORY),
         )
     ),
-    Case("middle.wal", missing, "a segment is missing"),
-    Case("middle.wal", truncated_alone, "segment is not sealed although another one follows"),
     Case("last.wal", missing, "segments are missing at the end of the log"),
     *(
         Case("last.wal", fault, "were synced here, and are damaged or gone")
@@ -172,24 +175,16 @@ CASES = [
 ]
 MENDED = [
     Case(name, fault)
-    for name, fault in (
-        ("first.wal", flipped),
-        ("middle.wal", flipped),
-        ("first.wal", truncated),
-    )
+    for name in ("first.wal", "middle.wal")
+    for fault in (flipped, truncated, truncated_alone, garbage, empty, flipped_header, missing)
 ]
 LEADING = [
     *(Case("PROMISE", fault, PROMISE) for fault in (garbage, deep)),
     *(Case("SYNCED", fault, NOTE) for fault in (garbage, truncated)),
     Case("CHECKPOINT", garbage),
     Case("CHECKPOINT", directory, DIRECTORY),
-    *(
-        Case(name, truncated, "a part of the segment is gone")
-        for name in ("first.wal", "middle.wal")
-    ),
-    *(Case("middle.wal", fault, NONE) for fault in (garbage, empty)),
     Case("middle.wal", directory, DIRECTORY),
-    Case("middle.wal", flipped),
+    *MENDED,
 ]
 
 
@@ -342,7 +337,11 @@ async def test_a_file_of_a_copy(
                 disk.before_each(None)
             empty_as_told(bad)
         elif case not in MENDED:
-            assert not [text for text in check_lines(caplog) if "does not count" in text]
+            assert not [
+                text
+                for text in check_lines(caplog)
+                if "does not count" in text and "is starting" not in text
+            ]
         await counts(cluster, bad)
         await check_log(cluster, before)
 

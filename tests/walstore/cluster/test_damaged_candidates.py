@@ -79,6 +79,31 @@ async def test_the_only_one_leads_with_damage_and_repairs_it(tmp_path: Path) -> 
         await until(lambda: not knows(second))
 
 
+async def test_a_copy_that_lacks_a_segment_comes_last(tmp_path: Path) -> None:
+    """Its machine finds that out when it opens the copy; the disk does not take the segment back yet."""
+    async with Machines(tmp_path) as cluster:
+        first, second, third = cluster.all
+        disk = await with_disk(second)
+        await cluster.apply(copies=tuple(one.address for one in cluster.all))
+        await cluster.led(by=first)
+        wal = first.led()
+        assert wal is not None
+        before = await fill(wal)
+        await until(lambda: all(copy.lag == 0 for copy in wal.statistics().copies))
+        lost = sorted((second.path / "orders").glob("*.wal"))[1]
+        await second.stop()
+        lost.unlink()
+        disk.fail("open", name="mended.tmp", times=None)
+        await second.start()
+        await until(lambda: knows(second))
+        await first.stop()
+        await cluster.led(by=third)
+        wal = third.led()
+        assert wal is not None
+        assert await values(wal) == before
+        disk.heal()
+
+
 async def with_disk(machine: Machine) -> FaultyFileSystem:
     """Start a machine again, with a disk that fails on request."""
     await machine.stop()

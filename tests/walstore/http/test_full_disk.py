@@ -13,7 +13,7 @@ import pytest
 from tests.cases import case
 from tests.local import SMALL
 from tests.walstore.http.conftest import QUICK, Served
-from walstore import DiskFullError, WalStore
+from walstore import DiskFullError, Wal, WalStore
 from walstore.http import HttpServer
 from walstore.testing import FaultyFileSystem
 
@@ -63,14 +63,17 @@ async def test_a_stream_that_is_refused_is_not_there(tmp_path: Path, times: int 
         assert refused > 5
 
 
+async def append_and_fail(wal: Wal) -> None:
+    await wal.append(b"v")
+    raise DiskFullError("no space", outcome="not_written")
+
+
 async def test_a_log_that_somebody_uses_stays(tmp_path: Path) -> None:
     """It was made for the stream, and another program appended to it before the disk was full."""
     faulty = FaultyFileSystem()
     async with serving(tmp_path, faulty) as served:
         with pytest.raises(DiskFullError):
-            async with served.store.making("s") as wal:
-                await wal.append(b"v")
-                raise DiskFullError("no space", outcome="not_written")
+            await served.store.make("s", append_and_fail)
         assert await served.store.logs() == ["s"]
         wal = await served.store.wal("s")
         assert wal.tail == 2

@@ -35,10 +35,10 @@ def flip(path: Path, place: float = 0.5) -> None:
     path.write_bytes(data)
 
 
-async def filled(cluster: Cluster) -> tuple[list[bytes], dict[str, bytes]]:
+async def filled(cluster: Cluster, count: int = 160) -> tuple[list[bytes], dict[str, bytes]]:
     """Make a log whose copies are equal, and stop all machines; return its values and sealed files."""
     wal = await cluster.primary(0)
-    before = await fill(wal)
+    before = await fill(wal, count)
     await caught_up(cluster, wal, *range(1, len(cluster.machines)))
     await wal.aclose()
     await stop(cluster)

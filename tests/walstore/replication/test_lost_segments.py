@@ -299,7 +299,7 @@ async def test_oldest_segments_that_cannot_be_written_are_told(
     await start(cluster)
     disk.fail("open", name="mended.tmp", times=None)
     wal = await cluster.primary(0)
-    lacks = f"the copy at {cluster.machines[1].address} lacks segments below offset"
+    lacks = f"the copy at {cluster.machines[1].address} lacks older segments"
     await until(lambda: lacks in caplog.text)
     assert all(copy.is_present for copy in wal.statistics().copies if copy.address in lacks)
     disk.heal()
