@@ -75,9 +75,12 @@ async def appends(rounds: int) -> float:
     return statistics.median(ratios)
 
 
-async def compactions(rows: int, rounds: int) -> tuple[float, float]:
-    """Return a compaction of two batches, and a snapshot of the result, each by the Arrow calls alone."""
-    compacting, reading = [], []
+async def compactions(rows: int, rounds: int) -> tuple[float, float, float]:
+    """Return a compaction of two batches, and a snapshot of the result, each by the Arrow calls alone.
+
+    The last figure is the snapshot by a read of the same files.
+    """
+    compacting, reading, against_read = [], [], []
     for number in range(rounds):
         chance = random.Random(number)
         store = MemoryStore()
@@ -102,7 +105,20 @@ async def compactions(rows: int, rounds: int) -> tuple[float, float]:
                     lambda files=merged: asyncio.to_thread(plain_snapshot, files)
                 )
                 reading.append(ours / bare)
-    return statistics.median(compacting), statistics.median(reading)
+                bare = await seconds_of(lambda files=merged: asyncio.to_thread(plain_read, files))
+                against_read.append(ours / bare)
+    return tuple(statistics.median(found) for found in (compacting, reading, against_read))  # type: ignore[return-value]
+
+
+async def many_pending(count: int) -> tuple[float, float]:
+    """Return the seconds of a new reader's first snapshot of so many pending batches, and of its second."""
+    store = MemoryStore()
+    small = table(100, random.Random(1), at=0).drop_columns(["_t"])
+    async with await opened(store) as collection:
+        for lower in range(count):
+            await collection.writer().append(small, lower=lower, upper=lower + 1)
+    async with await opened(store) as collection, await collection.reader() as reader:
+        return await seconds_of(reader.snapshot), await seconds_of(reader.snapshot)
 
 
 def plain_compaction(files: list[bytes]) -> int:
@@ -115,6 +131,11 @@ def plain_compaction(files: list[bytes]) -> int:
         summed.sort_by([("id", "ascending"), ("_t", "ascending")]), sink, compression="zstd"
     )
     return sink.getvalue().size
+
+
+def plain_read(files: list[bytes]) -> int:
+    """Read files."""
+    return sum(pq.read_table(pa.BufferReader(data)).num_rows for data in files)
 
 
 def plain_snapshot(files: list[bytes]) -> int:
@@ -182,15 +203,22 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pending", type=int, default=3000, help="batches of 100 rows")
     options = parser.parse_args()
     append = await appends(options.rounds)
-    compaction, snapshot = await compactions(options.rows, options.rounds)
+    compaction, snapshot, against_read = await compactions(options.rows, options.rounds)
+    first, second = await many_pending(options.pending)
     lag, goal = await listening(options.rounds)
     print(f"append / one put of the same bytes             {append:6.2f}")
     print(
         f"compaction / read + group_by + sort + write    {compaction:6.2f}   {options.rows} updates"
     )
     print(f"snapshot / read + group_by                     {snapshot:6.2f}   of the result")
+    print(f"snapshot / read                                {against_read:6.2f}   of the result")
+    print(
+        f"first snapshot of pending batches, s           {first:6.2f}   {options.pending} batches"
+    )
+    print(f"second snapshot of them, s                     {second:6.2f}")
     print(
         f"lag of a listener, ms                          {lag * 1e3:6.1f}   poll + put {goal * 1e3:.0f}"
     )

@@ -198,6 +198,7 @@ class Iceberg:
 
 def peers(path: Path) -> list[Peer]:
     """Return what is installed."""
+    path.mkdir(exist_ok=True)
     found: list[Peer] = [Ours(path / "ours")]
     for name, make in (("deltalake", Delta), ("pyiceberg", Iceberg)):
         try:
@@ -221,6 +222,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--loads", type=int, default=1, help="loads into new tables, interleaved")
     parser.add_argument("--skip", default="", help="libraries to leave out, with commas")
     options = parser.parse_args()
     chance = random.Random(1)
@@ -232,6 +234,12 @@ def main() -> None:
         found = [peer for peer in peers(place) if peer.name not in skipped]
         for peer in found:
             seconds[peer.name, "load"].append(timed(peer.load, base)[0])
+        for number in range(1, options.loads):
+            for peer in peers(place / f"again-{number}"):
+                if peer.name not in skipped:
+                    seconds[peer.name, "load"].append(timed(peer.load, base)[0])
+                    if isinstance(peer, Ours):
+                        peer.close()
         for number in range(options.rounds):
             step = options.rows // options.changes
             ids = pa.array(range(number, options.rows, step), pa.int64())

@@ -362,6 +362,8 @@ VALUE_BYTES: Final = 8
 """What each value of each column takes in addition to its own bytes."""
 STEP_BYTES: Final = 64 << 20
 """How much is decoded at once of a file of which only decoding shows how much it becomes."""
+THREADED_BYTES: Final = 1 << 20
+"""Columns that become longer are decoded on several threads."""
 
 _REFERRING: Final = frozenset((2, 8))
 """Encodings that refer to a dictionary."""
@@ -377,6 +379,8 @@ class DecodingPlan:
     """Bytes that the decoded columns may take."""
     rows_at_once: int | None
     """None if it can be decoded at once. Else so many rows at a time, adding up what they became."""
+    use_threads: bool = False
+    """Whether to decode columns on several threads, which takes longer for short files."""
 
 
 def plan_reading(
@@ -403,7 +407,8 @@ def plan_reading(
         if total.certain > budget:
             _refuse(path, budget, total.certain)
     is_certain = total.certain + total.possible <= budget
-    return DecodingPlan(budget, None if is_certain else max(1, STEP_BYTES // total.longest))
+    rows_at_once = None if is_certain else max(1, STEP_BYTES // total.longest)
+    return DecodingPlan(budget, rows_at_once, total.certain > THREADED_BYTES)
 
 
 def read_table(
@@ -420,7 +425,7 @@ def read_table(
     """
     numbers = list(range(file.num_row_groups)) if groups is None else list(groups)
     if reading.rows_at_once is None:
-        return file.read_row_groups(numbers, columns=columns)
+        return file.read_row_groups(numbers, columns=columns, use_threads=reading.use_threads)
     found: list[pa.RecordBatch] = []
     taken = 0
     batches = file.iter_batches(

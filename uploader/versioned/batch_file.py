@@ -13,12 +13,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as kinds
 
 from uploader.format.document import Fields, read_document, serialise
 from uploader.format.layout import MAX_U64
 from uploader.fragments import parquet_metadata
 from uploader.fragments.parquet_metadata import (
     END_BYTES,
+    Metadata,
     parsing,
     plan_reading,
     read_metadata,
@@ -58,13 +60,22 @@ class BatchFooter:
 
 def encode(table: pa.Table, footer: BatchFooter, *, schema: CollectionSchema) -> bytes:
     """Return a stored table as a file. Equal arguments give equal bytes with the same pyarrow."""
+    referring = [
+        name for name in schema.stored.names if name != HASH and _repeats(table.column(name))
+    ]
+    deltas = {
+        field.name: "DELTA_BINARY_PACKED"
+        for field in schema.stored
+        if field.name not in (HASH, *referring) and _is_whole(field.type)
+    }
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         schema.stored,
         compression="zstd",
         compression_level=1,
-        use_dictionary=[name for name in schema.stored.names if name != HASH],
+        use_dictionary=referring,
+        column_encoding=deltas,
         write_statistics=[*schema.order, TIME],
         write_page_checksum=True,
     ) as file:
@@ -72,6 +83,21 @@ def encode(table: pa.Table, footer: BatchFooter, *, schema: CollectionSchema) ->
         entry = serialise({"format": FORMAT, **asdict(footer)})
         file.add_key_value_metadata({FOOTER_KEY: entry.decode()})
     return bytes(sink.getvalue().to_pybytes())
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Return whether most values of a row group occur in it several times.
+
+    Else a dictionary takes most of the time of writing and of reading, and is longer than the values.
+    """
+    middle = max(len(column) - ROW_GROUP_ROWS, 0) // 2
+    values = column.slice(middle, ROW_GROUP_ROWS)
+    return bool(2 * pc.count_distinct(values, mode="all").as_py() <= len(values))
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    """Return whether Parquet stores the values as whole numbers of 32 or 64 bits."""
+    return bool(kinds.is_integer(kind) or kinds.is_temporal(kind))
 
 
 def footer_bytes(end: bytes, *, path: str) -> int:
@@ -99,7 +125,10 @@ async def read_end(
 
 def read_footer(end: bytes, *, size_bytes: int, path: str) -> BatchFooter:
     """Return the footer from the last bytes of a file of that length; CorruptionError, FormatVersionError."""
-    metadata = read_metadata(end, size_bytes, path=path)
+    return _footer_of(read_metadata(end, size_bytes, path=path), path)
+
+
+def _footer_of(metadata: Metadata, path: str) -> BatchFooter:
     entry = metadata.entries.get(FOOTER_KEY)
     if entry is None:
         raise CorruptionError("the file does not say which batch it is", path=path)
@@ -116,11 +145,12 @@ def read_footer(end: bytes, *, size_bytes: int, path: str) -> BatchFooter:
 
 def decode(data: bytes, *, path: str) -> tuple[BatchFooter, pa.Table]:
     """Return what :func:`encode` was given, in the schema of the file; CorruptionError if it is damaged."""
-    footer = read_footer(data, size_bytes=len(data), path=path)
+    metadata = read_metadata(data, len(data), path=path)
+    footer = _footer_of(metadata, path)
     with parsing(path):
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         names = file.schema_arrow.names
-        reading = plan_reading(read_metadata(data, len(data), path=path), data, names, path=path)
+        reading = plan_reading(metadata, data, names, path=path)
         table = read_table(file, names, reading, path=path)
         table.validate(full=True)
     _check(table, footer, path)

@@ -43,7 +43,8 @@ from uploader.versioned.names import (
     parse_pending_key,
     pending_key,
 )
-from uploader.versioned.pending import PLUG, cover
+from uploader.versioned.pending import cover
+from uploader.versioned.pending_files import PLUG
 from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind

@@ -22,7 +22,8 @@ from uploader.versioned import updates
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import MAX_NAME_CHARACTERS, check_name, new_id
-from uploader.versioned.pending import PendingPart, check_schema, cover
+from uploader.versioned.pending import cover
+from uploader.versioned.pending_batch import PendingPart, check_schema
 from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema

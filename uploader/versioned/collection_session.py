@@ -17,7 +17,8 @@ from uploader.stores.url import chosen_store
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_head import CollectionHead
-from uploader.versioned.pending import PendingArea, check_schema
+from uploader.versioned.pending import PendingArea
+from uploader.versioned.pending_batch import check_schema
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from uploader.versioned.version import MergedBatch
 from walstore.errors import CorruptionError, WalClosedError

@@ -26,7 +26,8 @@ from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head
 from uploader.versioned.names import pending_key
-from uploader.versioned.pending import PendingBatch, StaleSchemaError, cover
+from uploader.versioned.pending import cover
+from uploader.versioned.pending_batch import PendingBatch, StaleSchemaError
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from walstore.errors import (
     CollectionNotFoundError,

@@ -16,7 +16,8 @@ import pyarrow as pa
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.head import Consumed, Head
-from uploader.versioned.pending import PendingBatch, PendingPart, cover
+from uploader.versioned.pending import cover
+from uploader.versioned.pending_batch import PendingBatch, PendingPart
 from uploader.versioned.schema import CollectionSchema
 from uploader.versioned.version import MergedBatch
 
@@ -156,24 +157,15 @@ class MergedFile:
 
 
 def merge(
-    tables: Sequence[pa.Table], plan: CompactionPlan, schema: CollectionSchema, *, collection: str
-) -> list[MergedFile]:
-    """Return the objects of the output; none if no update is left. CorruptionError if a digest changes.
+    tables: Sequence[pa.Table], plan: CompactionPlan, schema: CollectionSchema
+) -> list[pa.Table]:
+    """Return the rows of each object of the output; none if no update is left.
 
-    Takes a processor for some time: belongs on a thread.
+    CorruptionError if a digest changes. Takes a processor for some time: belongs on a thread.
     """
     table = updates.consolidate(tables, schema, since=plan.since, is_oldest=plan.is_oldest)
-    return [
-        merged_file(
-            table.slice(start, MOST_OBJECT_ROWS),
-            schema,
-            collection=collection,
-            lower=plan.lower,
-            upper=plan.upper,
-            since=plan.since,
-        )
-        for start in range(0, table.num_rows, MOST_OBJECT_ROWS)
-    ]
+    starts = range(0, table.num_rows, MOST_OBJECT_ROWS)
+    return [table.slice(start, MOST_OBJECT_ROWS) for start in starts]
 
 
 def merged_file(

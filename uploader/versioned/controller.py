@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, Self
-
-import pyarrow as pa
 
 from uploader.root import cas
 from uploader.runtime.task_groups import gather_all, task_group
@@ -27,6 +26,7 @@ from uploader.versioned.compaction import (
     CompactionPlan,
     MergedFile,
     merge,
+    merged_file,
     plan_compaction,
 )
 from uploader.versioned.head import Head
@@ -38,13 +38,8 @@ from uploader.versioned.merging import (
     plan_job,
 )
 from uploader.versioned.names import merged_key, version_key
-from uploader.versioned.pending import (
-    PendingBatch,
-    StaleSchemaError,
-    check_schema,
-    cover,
-    disagreement,
-)
+from uploader.versioned.pending import cover, disagreement
+from uploader.versioned.pending_batch import PendingBatch, StaleSchemaError, check_schema
 from uploader.versioned.sweep import Purged, SweepPlan, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
 from walstore.errors import (
@@ -386,7 +381,16 @@ class Controller:
             # Inputs of the newest version are only removed by another controller.
             transitions.check_epoch((await session.head.load()).head, self.epoch)
             raise FencedError(f"an input of the compaction was removed: {error.key}") from error
-        files = await session.worker.run(_merged, tables, plan, head)
+        outputs = await session.worker.run(merge, tables, plan, head.schema)
+        encode = partial(
+            merged_file,
+            schema=head.schema,
+            collection=head.collection,
+            lower=plan.lower,
+            upper=plan.upper,
+            since=plan.since,
+        )
+        files = await gather_all(session.worker.run(encode, output) for output in outputs)
         keys = await gather_all(self._put(file) for file in files)
         return MergedBatch(
             lower=plan.lower,
@@ -503,7 +507,3 @@ def _check_holder(name: object) -> str:
             f"the name of a controller has 1 to {_MOST_NAME_CHARACTERS} characters, not {len(text)}"
         )
     return text
-
-
-def _merged(tables: list[pa.Table], plan: CompactionPlan, head: Head) -> list[MergedFile]:
-    return merge(tables, plan, head.schema, collection=head.collection)

@@ -13,7 +13,6 @@ A pending batch is not compacted: its times are those of its writer, so any part
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,48 +22,19 @@ from typing import Final
 import pyarrow as pa
 
 from uploader.root.stored_document import read_object
-from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.head import Head
 from uploader.versioned.names import PENDING_FOLDER, parse_pending_key, pending_key
+from uploader.versioned.pending_batch import PendingBatch, PendingPart, check_schema
+from uploader.versioned.pending_files import PLUG, PendingFiles
 from uploader.versioned.schema import CollectionSchema
-from walstore.errors import CollectionNotFoundError, CorruptionError, WalError
+from walstore.errors import CollectionNotFoundError, CorruptionError
 from walstore.runtime.threads import Worker
 
-PLUG: Final = b"the collection was deleted"
-"""Put at the end of every shard of a deleted collection, where the next batch would be."""
-
-_AT_ONCE: Final = 16
 _MODULUS: Final = 1 << 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingBatch:
-    """One published batch: what its footer says."""
-
-    writer: str
-    position: int
-    """Where the batch before it in the shard ends."""
-    footer: BatchFooter
-    size_bytes: int
-
-    @property
-    def lower(self) -> int:
-        """The first time that it covers."""
-        return self.footer.lower
-
-    @property
-    def upper(self) -> int:
-        """Its upper frontier."""
-        return self.footer.upper
-
-    @property
-    def key(self) -> str:
-        """Its object."""
-        return pending_key(self.writer, self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +48,6 @@ class PendingSpan:
     """Its upper frontier."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPart:
-    """A pending batch as far as a reader needs it: times ``t`` with ``start <= t < limit``."""
-
-    batch: PendingBatch
-    start: int
-    limit: int
-
-
-class StaleSchemaError(WalError):
-    """A batch was written in a newer schema than that of the head at hand: read the head again."""
-
-    retriable = True
-
-
 class PendingArea:
     """The pending area of one collection, with the footers that were read already."""
 
@@ -102,8 +57,8 @@ class PendingArea:
         self._head = head
         self._collection = head.seen.head.collection
         self._worker = worker
+        self._files = PendingFiles(store, worker)
         self._known: dict[str, PendingBatch] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def survey(
         self, head: Head, *, writer: str | None = None, beyond: int | None = None
@@ -115,8 +70,8 @@ class PendingArea:
         """
         least = head.upper if beyond is None else beyond
         spans = [span for span in await self.spans(head, writer=writer) if span.upper > least]
-        batches = await gather_all(
-            self._footer(pending_key(span.writer, span.position), span.size_bytes) for span in spans
+        batches = await self._batches(
+            (pending_key(span.writer, span.position), span.size_bytes) for span in spans
         )
         found = [batch for batch in batches if batch is not None]
         for span, batch in zip(spans, batches, strict=True):
@@ -162,14 +117,15 @@ class PendingArea:
         if writer is None:
             keys = {pending_key(name, position) for name, position, _ in found}
             self._known = {key: batch for key, batch in self._known.items() if key in keys}
+            self._files.forget(keys.__contains__)
         spans = [
             PendingSpan(name, position, size_bytes, after[1])
             for (name, position, size_bytes), after in pairwise(found)
             if after[0] == name
         ]
         last = {name: (position, size_bytes) for name, position, size_bytes in found}
-        ends = await gather_all(
-            self._footer(pending_key(name, position), size_bytes)
+        ends = await self._batches(
+            (pending_key(name, position), size_bytes)
             for name, (position, size_bytes) in last.items()
         )
         spans += [
@@ -179,29 +135,16 @@ class PendingArea:
         ]
         return sorted(spans, key=lambda span: (span.writer, span.position))
 
-    async def _footer(self, key: str, size_bytes: int) -> PendingBatch | None:
-        """Return the batch with that key; None if it was removed, or marks a deleted collection."""
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        async with self._turns:
-            try:
-                batch = await self._read_footer(key, size_bytes)
-            except ObjectNotFoundError:
-                return None
-        if batch is not None:
-            self._known[key] = batch
-        return batch
-
-    async def _read_footer(self, key: str, size_bytes: int) -> PendingBatch | None:
-        async def read(start: int, limit: int) -> bytes:
-            return await self._store.get_range(key, start, max(limit, 1))
-
-        if size_bytes == len(PLUG) and await read(0, size_bytes) == PLUG:
-            return None
-        tail = await batch_file.read_end(read, size_bytes, path=key)
-        footer = batch_file.read_footer(tail, size_bytes=size_bytes, path=key)
-        return self._checked(key, footer, size_bytes)
+    async def _batches(self, files: Iterable[tuple[str, int]]) -> list[PendingBatch | None]:
+        """Return batches by key and length; None for one that was removed, or marks a deleted collection."""
+        wanted = list(files)
+        found = {key: self._known.get(key) for key, _ in wanted}
+        new = [(key, size_bytes) for key, size_bytes in wanted if found[key] is None]
+        footers = await self._files.footers(new)
+        for (key, size_bytes), footer in zip(new, footers, strict=True):
+            if footer is not None:
+                found[key] = self._known[key] = self._checked(key, footer, size_bytes)
+        return [found[key] for key, _ in wanted]
 
     def _checked(self, key: str, footer: BatchFooter, size_bytes: int) -> PendingBatch:
         writer, position = parse_pending_key(key) or ("", 0)
@@ -223,11 +166,10 @@ class PendingArea:
         CollectionNotFoundError if the collection was deleted, StaleSchemaError if ``schema`` is too old.
         """
         key = pending_key(writer, position)
-        async with self._turns:
-            try:
-                stored = await read_object(self._store, key)
-            except ObjectNotFoundError:
-                return None
+        try:
+            stored = await read_object(self._store, key)
+        except ObjectNotFoundError:
+            return None
         return await self.decode(key, stored.data, schema)
 
     async def decode(
@@ -244,26 +186,13 @@ class PendingArea:
 
     async def read(self, parts: Iterable[PendingPart], schema: CollectionSchema) -> list[pa.Table]:
         """Return the updates of all parts; ObjectNotFoundError if one of them was removed."""
-
-        async def one(part: PendingPart) -> pa.Table:
-            found = await self.fetch(part.batch.writer, part.batch.position, schema)
-            if found is None or found[0] != part.batch:  # in its place, something that came late
-                raise ObjectNotFoundError("a pending batch was removed", key=part.batch.key)
-            return await self._worker.run(updates.between, found[1], part.start, part.limit)
-
-        return await gather_all(one(part) for part in parts)
+        return await self._files.tables(parts, schema)
 
 
 def _decode(data: bytes, key: str, schema: CollectionSchema) -> tuple[BatchFooter, pa.Table]:
     footer, table = batch_file.decode(data, path=key)
     check_schema(footer, schema, key)
     return footer, updates.upgrade(table, schema, path=key)
-
-
-def check_schema(footer: BatchFooter, schema: CollectionSchema, key: str) -> None:
-    """Raise StaleSchemaError if a batch is newer than ``schema``."""
-    if footer.schema_id > schema.id:
-        raise StaleSchemaError(f"{key} was written in a newer schema; read the head again")
 
 
 def cover(

@@ -18,7 +18,7 @@ from uploader.versioned import transitions
 from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head, ReaderHold
 from uploader.versioned.names import HEAD, new_id
-from uploader.versioned.pending import StaleSchemaError
+from uploader.versioned.pending_batch import StaleSchemaError
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from uploader.versioned.head import Head
-from uploader.versioned.pending import PendingPart
+from uploader.versioned.pending_batch import PendingPart
 from uploader.versioned.schema import CollectionSchema
 from uploader.versioned.version import MergedBatch
 from walstore.errors import SinceViolationError

@@ -5,22 +5,21 @@ then by time. Of one key, later updates come after earlier ones. That also holds
 collection behind each other, in the order of their intervals, whatever ``since`` their times were advanced
 to.
 
-``_h`` is a hash of the row: the same on every machine and in every version of the schema, since a null
-contributes nothing and a value's hash does not depend on the width of its type. Other programs need not know
-how it is made. They keep it, and check :func:`digest`.
+``_h`` is the hash of the row, see ``row_hash``. Other programs need not know how it is made. They keep it,
+and check :func:`digest`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from uploader.versioned.row_hash import hash_rows
 from uploader.versioned.schema import (
     DELETED,
     DIFF,
@@ -78,7 +77,7 @@ def conform(
             for name, column in columns.items()
         }
     _check_nulls(columns, schema, removed)
-    hashed = _hash_rows(columns, table.num_rows, removed)
+    hashed = hash_rows(columns, table.num_rows, removed)
     rows = pa.Table.from_arrays([*columns.values(), times, effect, hashed], schema=schema.stored)
     try:
         return _consolidated(rows, schema)
@@ -178,7 +177,7 @@ def digest(table: pa.Table) -> int:
     """
     hashes = table.column(HASH)
     if DIFF in table.column_names:
-        hashes = pc.multiply(hashes, _as_u64(table.column(DIFF).combine_chunks()))
+        hashes = pc.multiply(hashes, table.column(DIFF).combine_chunks().view(_U64))
     total = pc.sum(hashes).as_py()
     return int(total or 0) % _MODULUS
 
@@ -343,35 +342,54 @@ def _visible(schema: CollectionSchema) -> pa.Schema:
 
 def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Add up, or keep the last of, the updates of one row or key at one time; sort."""
-    if _is_settled(table, schema):
-        return table
-    return _added_up(table, schema) if schema.kind == "diff" else _last_of_each(table, schema)
+    is_sorted, are_distinct = _rise(table, [*schema.order, TIME])
+    if not are_distinct or (
+        schema.kind == "diff" and pc.any(pc.equal(table.column(DIFF), 0)).as_py()
+    ):
+        add_up = _added_up if schema.kind == "diff" else _last_of_each
+        table = add_up(table, schema, is_sorted=is_sorted)
+    return table
 
 
 def _order(schema: CollectionSchema) -> list[tuple[str, str]]:
     return [*((name, "ascending") for name in schema.order), (TIME, "ascending")]
 
 
-def _is_settled(table: pa.Table, schema: CollectionSchema) -> bool:
-    """Return whether no two rows have the same order and time, they are sorted, and none counts nothing.
+def _rise(table: pa.Table, by: Sequence[str]) -> tuple[bool, bool]:
+    """Return whether the rows are sorted by these columns, and whether no two of them are equal there.
 
-    It costs far less than grouping. False if it is not easy to tell: only numbers and times are compared.
+    Each row is compared with the next one, which takes far less than to sort or to group. False where it is
+    not easy to tell, as of NaN. Nulls come last, and are equal to each other.
     """
-    if table.num_rows < 2 or (
-        schema.kind == "diff" and pc.any(pc.equal(table.column(DIFF), 0)).as_py()
-    ):
-        return False
-    rises: pa.ChunkedArray = pc.less(table.column(TIME)[:-1], table.column(TIME)[1:])
-    for name in reversed(schema.order):
-        column = table.column(name)
-        if not kinds.is_integer(column.type) or column.null_count:
-            return False
-        one, other = column[:-1], column[1:]
-        rises = pc.or_(pc.less(one, other), pc.and_(pc.equal(one, other), rises))
-    return bool(pc.all(rises).as_py())
+    if table.num_rows < 2:
+        return True, True
+    tied = pa.chunked_array([pa.repeat(pa.scalar(value=True), table.num_rows - 1)])
+    for name in by:
+        try:
+            below, equal = _compared(table.column(name))
+        except pa.ArrowNotImplementedError:
+            return False, False
+        if pc.any(pc.and_not(tied, pc.or_(below, equal))).as_py():
+            return False, False
+        tied = pc.and_(tied, equal)
+        if not pc.any(tied).as_py():
+            return True, True
+    return True, False
 
 
-def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+def _compared(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Return for each value but the last whether it is less than the next, and whether it is equal."""
+    this, following = column[:-1], column[1:]
+    below, equal = pc.less(this, following), pc.equal(this, following)
+    if not column.null_count:
+        return below, equal
+    below, equal = (pc.fill_null(found, fill_value=False) for found in (below, equal))
+    is_null, next_is_null = pc.is_null(this), pc.is_null(following)
+    below = pc.or_(below, pc.and_not(next_is_null, is_null))
+    return below, pc.or_(equal, pc.and_(is_null, next_is_null))
+
+
+def _added_up(table: pa.Table, schema: CollectionSchema, *, is_sorted: bool) -> pa.Table:
     """Return the sum of each row's counts at each time, sorted, without those that are 0.
 
     LimitExceededError if one is more than 64 bits hold; sums on the way there may be.
@@ -379,10 +397,11 @@ def _added_up(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     by = [HASH, *schema.order, TIME]
     counts = pc.cast(table.column(DIFF), pa.float64(), safe=False)
     is_large = (pc.sum(pc.abs(counts)).as_py() or 0.0) >= _SAFE_SUM
-    if not is_large and _repeats(table, by):
-        sums = table.group_by(by).aggregate([(DIFF, "sum")]).rename_columns([*by, DIFF])
-        table = sums.select(schema.stored.names).cast(schema.stored)
-    table = table.take(_sorted(table, _order(schema)))
+    if not is_sorted:
+        if not is_large and _repeats(table, by):
+            sums = table.group_by(by).aggregate([(DIFF, "sum")]).rename_columns([*by, DIFF])
+            table = sums.select(schema.stored.names).cast(schema.stored)
+        table = table.take(_sorted(table, _order(schema)))
     if table.num_rows:
         is_last = _ends_of_runs(table.select(by))
         if is_large:
@@ -417,14 +436,15 @@ def _sums_of_runs(numbers: pa.ChunkedArray, is_last: pa.ChunkedArray) -> pa.Arra
     return pc.subtract(reached, pa.concat_arrays([pa.array([0], pa.int64()), reached[:-1]]))
 
 
-def _last_of_each(table: pa.Table, schema: CollectionSchema) -> pa.Table:
+def _last_of_each(table: pa.Table, schema: CollectionSchema, *, is_sorted: bool) -> pa.Table:
     """Return the last update of each key at each time, sorted: sorting leaves equal ones in their order."""
     by = [*schema.key, TIME]
-    if _repeats(table, by):
-        numbered = table.select(by).append_column(_INDEX, _numbers(table.num_rows))
-        last = numbered.group_by(by).aggregate([(_INDEX, "max")])
-        table = table.take(last.column(f"{_INDEX}_max").combine_chunks())
-    table = table.take(_sorted(table, _order(schema)))
+    if not is_sorted:
+        if _repeats(table, by):
+            numbered = table.select(by).append_column(_INDEX, _numbers(table.num_rows))
+            last = numbered.group_by(by).aggregate([(_INDEX, "max")])
+            table = table.take(last.column(f"{_INDEX}_max").combine_chunks())
+        table = table.take(_sorted(table, _order(schema)))
     return _filtered(table, _ends_of_runs(table.select(by))) if table.num_rows else table
 
 
@@ -470,67 +490,3 @@ def _filtered(table: pa.Table, stays: pa.ChunkedArray) -> pa.Table:
 def _replaced(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
     index = table.schema.get_field_index(name)
     return table.set_column(index, table.schema.field(index), column)
-
-
-def _hash_rows(columns: dict[str, pa.Array], rows: int, removed: pa.Array | None) -> pa.Array:
-    """Return the hash of each row; of a removal, that of its key and the fact."""
-    total = pa.repeat(pa.scalar(0, _U64), rows)
-    for name, column in columns.items():
-        seed = pa.scalar(_hash_bytes(name.encode()), _U64)
-        mixed = _mix(pc.bit_wise_xor(_mix(_to_u64(column)), seed))
-        total = pc.add(total, pc.if_else(pc.is_valid(column), mixed, pa.scalar(0, _U64)))
-    if removed is not None:
-        total = pc.add(
-            total,
-            pc.if_else(removed, pa.scalar(_hash_bytes(b"_deleted"), _U64), pa.scalar(0, _U64)),
-        )
-    return _mix(total)
-
-
-def _mix(values: pa.Array) -> pa.Array:
-    """Spread each number over 64 bits: the output function of splitmix64 (Steele, Lea, Flood 2014)."""
-    values = pc.add(values, pa.scalar(0x9E3779B97F4A7C15, _U64))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        shifted = pc.shift_right(values, pa.scalar(shift, _U64))
-        values = pc.multiply(pc.bit_wise_xor(values, shifted), pa.scalar(factor, _U64))
-    return pc.bit_wise_xor(values, pc.shift_right(values, pa.scalar(31, _U64)))
-
-
-def _to_u64(column: pa.Array) -> pa.Array:
-    """Return a number for each value, the same for equal values of a wider type; any number for nulls."""
-    kind = column.type
-    if kinds.is_floating(kind):
-        return _filled(_as_u64(pc.cast(column, pa.float64())))
-    if kinds.is_boolean(kind):
-        return _filled(pc.cast(column, _U64))
-    if kinds.is_integer(kind):
-        return _filled(_as_u64(column if kinds.is_uint64(kind) else pc.cast(column, pa.int64())))
-    if kinds.is_temporal(kind):
-        narrow = kinds.is_date32(kind) or kinds.is_time32(kind)
-        whole = pc.cast(column, pa.int32()) if narrow else column
-        return _filled(_as_u64(pc.cast(whole, pa.int64())))
-    if kinds.is_decimal(kind):
-        column = pc.cast(column, pa.string())
-    elif kinds.is_fixed_size_binary(kind):
-        column = pc.cast(column, pa.binary())
-    found = column.dictionary_encode()
-    hashes = pa.array([_hash_bytes(value) for value in _each_bytes(found.dictionary)], _U64)
-    return _filled(hashes.take(found.indices))
-
-
-def _each_bytes(values: pa.Array) -> Iterator[bytes]:
-    is_text = kinds.is_string(values.type) or kinds.is_large_string(values.type)
-    encode: Callable[[str], bytes] = str.encode
-    return map(encode, values.to_pylist()) if is_text else iter(values.to_pylist())
-
-
-def _hash_bytes(value: bytes) -> int:
-    return int.from_bytes(blake2b(value, digest_size=8).digest(), "little")
-
-
-def _as_u64(column: pa.Array) -> pa.Array:
-    return column.view(_U64)
-
-
-def _filled(column: pa.Array) -> pa.Array:
-    return pc.fill_null(column, pa.scalar(0, _U64))

@@ -208,7 +208,7 @@ async def test_a_store_or_catalog_that_fails(lake: Lakehouse):
     program = site.program()
     async with program.opened() as collection, await collection.reader() as reader:
         await collection.writer().append(A, lower=0, upper=1)
-        program.store.on("get", fail(timeout()), key_prefix="pending/", times=9)
+        program.store.on("get_range", fail(timeout()), key_prefix="pending/", times=9)
         with pytest.raises(StorageUnavailableError):
             await reader.export_iceberg(lake.target())
         nowhere = IcebergTarget(table="a.b", properties={"uri": "http://127.0.0.1:1"})

@@ -198,3 +198,44 @@ def test_a_file_that_would_take_gigabytes_is_refused() -> None:
     assert len(data) < 1 << 13
     with pytest.raises(CorruptionError, match="memory"):
         batch_file.decode(data, path="p")
+
+
+def test_a_dictionary_is_made_only_for_columns_whose_values_repeat() -> None:
+    chance = random.Random(1)
+    columns = pa.schema([("k", pa.int64()), ("v", pa.string()), ("w", pa.string())])
+    schema = CollectionSchema.new(columns, kind="upsert", key=("k",))
+    count = 3000
+    table = pa.table(
+        {
+            "k": list(range(count)),
+            "v": [f"{chance.random()}" for _ in range(count)],
+            "w": [f"place {row % 10}" for row in range(count)],
+        }
+    )
+    data = made(table, schema)
+    group = pq.read_metadata(pa.BufferReader(data)).row_group(0)
+    encodings = {
+        group.column(at).path_in_schema: set(group.column(at).encodings)
+        for at in range(group.num_columns)
+    }
+    assert encodings["k"] == {"RLE", "DELTA_BINARY_PACKED"}
+    assert encodings["v"] == encodings["_h"] == {"PLAIN", "RLE"}
+    assert all("RLE_DICTIONARY" in encodings[name] for name in ("w", "_t"))
+    found = batch_file.decode(data, path="x")[1]
+    assert found.select(["k", "v", "w"]).equals(table)
+
+
+def test_a_file_with_a_dictionary_for_each_column_is_read() -> None:
+    """As files were made before dictionaries were chosen."""
+    stored = updates.conform(some(3000), UPSERT, lower=0, upper=10)
+    entry = serialise({"format": 1, **dataclasses.asdict(footer_of(stored, UPSERT))})
+    sink = pa.BufferOutputStream()
+    names = [name for name in UPSERT.stored.names if name != "_h"]
+    with pq.ParquetWriter(
+        sink, UPSERT.stored, compression="zstd", use_dictionary=names, write_page_checksum=True
+    ) as file:
+        file.write_table(stored, batch_file.ROW_GROUP_ROWS)
+        file.add_key_value_metadata({FOOTER_KEY: entry.decode()})
+    footer, table = batch_file.decode(sink.getvalue().to_pybytes(), path="x")
+    assert footer == footer_of(stored, UPSERT)
+    assert table.equals(stored)

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.uploader.versioned.collections import SCHEMA, SHORT_SECONDS, Site, rows, turns
+from tests.waiting import until
 from uploader import Collection, CollectionMetrics, Compacted, Purged
 from uploader.testing.faults import fail, timeout
 from uploader.versioned.collection_metrics import METRICS, label_of
@@ -83,7 +84,7 @@ async def test_a_task_looks_again_and_a_failed_look_is_counted():
         assert found['upper{collection="here"}'] == 0
         assert found['look_failures_total{collection="here"}'] == 1
         await site.clock.advance(PERIOD)
-        assert shown(registry)['upper{collection="here"}'] == 5
+        await until(lambda: shown(registry)['upper{collection="here"}'] == 5)
         watching.cancel()
     assert shown(registry) == {'look_failures_total{collection="here"}': 1}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import random
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from tests.uploader.versioned.collections import HOUR, SCHEMA, Site, content, ro
 from uploader.stores.port import PreconditionFailedError
 from uploader.testing.faults import Request, Says, call, fail, report, timeout
 from uploader.versioned import batch_file, updates
+from uploader.versioned.batch_file import TAIL_BYTES
 from uploader.versioned.head import MOST_COMMITS
 from walstore.errors import (
     CorruptionError,
@@ -26,6 +28,9 @@ from walstore.errors import (
 )
 
 A, B, C = rows((1, "a")), rows((1, "b")), rows((2, "c"))
+LONG_TEXT = random.Random(1).randbytes(TAIL_BYTES).hex()
+LONG = rows((1, LONG_TEXT))
+"""A batch that is longer than what is read for its footer."""
 
 
 async def test_the_content_as_of_each_time_is_the_same_before_and_after_compaction():
@@ -462,16 +467,17 @@ async def test_the_content_that_a_subscription_begins_with_has_the_schema_that_i
     site = Site()
     program = site.program()
     async with program.opened() as collection, site.program().opened() as other:
-        await other.writer().append(A, lower=0, upper=1)
+        await other.writer().append(LONG, lower=0, upper=1)
         async with await collection.reader() as reader:
 
             async def evolve() -> None:
                 await other.evolve(SCHEMA.append(pa.field("note", pa.string())))
                 await collection.status()
 
-            program.store.on("get", call(evolve), key_prefix="pending/")
+            program.store.on("get_range", call(evolve), nth=2, key_prefix="pending/")
             async with contextlib.aclosing(reader.subscribe()) as steps:
-                assert content((await anext(steps))[0]) == [(1, "a", 0, 1)]
+                assert content((await anext(steps))[0]) == [(1, LONG_TEXT, 0, 1)]
+            assert (await collection.status()).schema.id == 1
 
 
 async def test_a_batch_that_came_late_is_not_read_in_the_place_of_another():
@@ -479,7 +485,7 @@ async def test_a_batch_that_came_late_is_not_read_in_the_place_of_another():
     site = Site()
     program = site.program()
     async with program.opened() as collection, site.program().controller() as keeper:
-        await collection.writer().append(A, lower=0, upper=5)
+        await collection.writer().append(LONG, lower=0, upper=5)
         reader = await collection.reader("r", lease_seconds=60)
         (key,) = await site.keys("pending/")
         schema = (await collection.status()).schema
@@ -496,7 +502,7 @@ async def test_a_batch_that_came_late_is_not_read_in_the_place_of_another():
             late = batch_file.encode(table, footer, schema=schema)
             await site.objects.put_if_absent(key, late)
 
-        program.store.on("get", call(stand_still), key_prefix="pending/")
+        program.store.on("get_range", call(stand_still), key_prefix="pending/")
         with pytest.raises(LeaseExpiredError):
             await reader.snapshot(as_of=4)
 

@@ -15,7 +15,9 @@ from uploader.testing.faults import Fault, Request, call
 from uploader.versioned.batch_file import BatchFooter
 from uploader.versioned.collection_head import CollectionHead
 from uploader.versioned.names import pending_key
-from uploader.versioned.pending import PLUG, PendingArea, PendingBatch, cover, disagreement
+from uploader.versioned.pending import PendingArea, cover, disagreement
+from uploader.versioned.pending_batch import PendingBatch
+from uploader.versioned.pending_files import PLUG
 from walstore.errors import (
     CorruptionError,
     IndefiniteError,

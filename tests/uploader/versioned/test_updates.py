@@ -95,6 +95,63 @@ def test_compaction_in_two_stages_changes_no_content_from_since_on(
             assert content(tables, schema, as_of) == model(batches, schema, as_of)
 
 
+_NUMBERS = st.none() | st.sampled_from([-0.0, 0.0, 1.5, math.nan, math.inf])
+_SEVERAL = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([None, "", "a", "ab"]), _NUMBERS,
+              st.sampled_from([None, b"a", b"\xff"]), st.sampled_from([None, Decimal("-1.5"), Decimal(2)]),
+              st.integers(0, 3), st.integers(-2, 2)),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(rows=_SEVERAL, since=st.integers(0, 3), order=st.randoms(use_true_random=False))
+@pytest.mark.slow
+def test_a_table_that_is_sorted_already_adds_up_as_one_that_is_not(
+    rows: Any, since: int, order: random.Random
+) -> None:
+    columns = [
+        ("id", pa.int64()), ("name", pa.string()), ("number", pa.float64()), ("data", pa.binary()),
+        ("price", pa.decimal128(9, 2)),
+    ]  # fmt: skip
+    schema = CollectionSchema.new(pa.schema(columns), kind="diff", key=("id",))
+    names = [*schema.columns.names, "_t", "_d"]
+    kinds = [schema.updates.field(name).type for name in names]
+    given_table = pa.table(
+        [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)], names=names
+    )
+    stored = updates.conform(given_table, schema, lower=0, upper=4)
+    places = list(range(stored.num_rows))
+    order.shuffle(places)
+    mixed = stored.take(pa.array(places, pa.int64()))
+    for of in (stored, mixed):
+        assert _rows(updates.conform(of.drop_columns(["_h"]), schema, lower=0, upper=4)) == _rows(
+            stored
+        )
+        merged = updates.consolidate([of], schema, since=since, is_oldest=True)
+        assert _rows(merged) == _rows(
+            updates.consolidate([mixed], schema, since=since, is_oldest=True)
+        )
+        content = updates.snapshot([of], schema, as_of=3)
+        assert _rows(content) == _rows(updates.snapshot([mixed], schema, as_of=3))
+        counts: Counter[Any] = Counter()
+        for row in given_table.to_pylist():
+            counts[_key(row)] += row["_d"]
+        assert {_key(row): row["_d"] for row in content.to_pylist()} == {
+            key: count for key, count in counts.items() if count
+        }
+
+
+def _rows(table: pa.Table) -> list[str]:
+    return [repr(row) for row in table.to_pylist()]  # NaN has one text
+
+
+def _key(row: dict[str, Any]) -> str:
+    """Return the text of a row without its time and count; a zero has one sign."""
+    number = None if row["number"] is None else row["number"] + 0.0
+    price = None if row["price"] is None else float(row["price"])
+    return repr((row["id"], row["name"], number, row["data"], price))
+
+
 def _place(row: dict[str, Any], schema: CollectionSchema) -> list[Any]:
     """Return what rows are sorted by: nulls come last."""
     columns = [(row[name] is None, row[name] or "") for name in schema.order if name != "id"]

@@ -20,7 +20,7 @@ from uploader.stores import ObjectStore, open_store
 from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import batch_file, updates
 from uploader.versioned.merging import MergeInput
-from uploader.versioned.pending import PLUG
+from uploader.versioned.pending_files import PLUG
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
 from walstore.errors import CollectionNotFoundError
