@@ -26,7 +26,8 @@ from walstore.http import HttpSettings
 from walstore.runtime.memory import collect_rarely, return_large_blocks
 from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
-from walstore.wire.address import is_loopback, parse_listen
+from walstore.validation.arguments import as_token
+from walstore.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 
 SERVE_EXAMPLES = """\b
 Examples:
@@ -194,14 +195,20 @@ def serve(
         "tls": _context(tls_cert, tls_key),
         "token": os.environ.get(TOKEN_VARIABLE) or None,
     }
-    if not (shared["tls"] and shared["token"]):
-        _check_listens({"--tcp": tcp, "--http": http})
+    if shared["token"] is not None:
+        as_token(shared["token"])
+    is_safe = bool(shared["tls"] and shared["token"])
+    _check_listens({"--tcp": tcp, "--http": http}, is_safe=is_safe)
+    if advertise is not None:
+        parse_address(advertise)
     places: dict[str, Any] = {
         **shared,
         "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,
         "tcp": tcp,
         "settings": ServeSettings(drain_seconds=drain_seconds),
     }
+    if places["unix"] is not None:
+        check_socket_path(places["unix"])
     web: dict[str, Any] | None = None
     if http is not None:
         web = {
@@ -293,10 +300,10 @@ def _serves_store(directory: Path, holds: str | None, *, has_replicas: bool) -> 
     return is_store
 
 
-def _check_listens(given: dict[str, str | None]) -> None:
-    """Raise UsageError for a place that other machines reach."""
+def _check_listens(given: dict[str, str | None], *, is_safe: bool) -> None:
+    """Raise InvalidSettingsError for what is no place, UsageError for one that other machines reach."""
     for option, listen in given.items():
-        if listen is not None and not is_loopback(parse_listen(listen)[0]):
+        if listen is not None and not is_loopback(parse_listen(listen)[0]) and not is_safe:
             raise UsageError(
                 f"{option} {listen} can be reached from other machines: that needs --tls-cert, --tls-key and "
                 f"a token in {TOKEN_VARIABLE}; or listen at 127.0.0.1"

@@ -18,12 +18,14 @@ from walstore.cli.location import open_collection
 from walstore.cli.output import print_result
 from walstore.cli.running import stop_on_signal
 from walstore.cluster.member import ClusterMember
-from walstore.errors import FencedError
+from walstore.errors import FencedError, StorageUnavailableError
 from walstore.http import HttpServer
+from walstore.http.http_server import import_server
 from walstore.metrics import PrometheusMetrics
 from walstore.replication.node import ReplicaNode
 from walstore.serve import Server
-from walstore.wire.address import is_loopback, parse_address
+from walstore.serve.listening import Listening
+from walstore.wire.address import is_loopback, parse_address, parse_listen
 
 
 class Serving(NamedTuple):
@@ -38,6 +40,21 @@ class Serving(NamedTuple):
     """URLs of the collections that the page shows."""
     as_json: bool
 
+    async def prepare(self, stack: AsyncExitStack) -> Serving:
+        """Open all that needs no log, so that what cannot be served makes none; return what to serve.
+
+        In a directory that is there the log comes before the sockets: if it is locked, its owner is named.
+        """
+        web = self.web
+        if web is not None:
+            await asyncio.to_thread(import_server)
+            web = {**web, "collections": await _open_collections(stack, self.collections)}
+        places = {**self.places, "listening": Listening()}
+        prepared = self._replace(places=places, web=web and {**web, "listening": Listening()})
+        if not await asyncio.to_thread(self.directory.exists):
+            await _listen_first(stack, prepared)
+        return prepared
+
     async def open(
         self,
         stack: AsyncExitStack,
@@ -51,8 +68,7 @@ class Serving(NamedTuple):
         addresses = [str(address) for address in server.addresses]
         if self.web is None:
             return addresses, ""
-        shown = await _open_collections(stack, self.collections)
-        options = {"registry": registry, "collections": shown, "beside": server}
+        options = {"registry": registry, "beside": server}
         opened = HttpServer.open(logs, **options, **served, **self.web)
         web = await stack.enter_async_context(opened)
         # At the same time: the requests in progress of both have --drain-seconds, not one after the other.
@@ -80,8 +96,9 @@ async def serve_logs(
     """Serve a log, or with ``is_store`` a store, until a signal."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
+        serving = await serving.prepare(stack)
         logs: Wal | WalStore
-        registry, metrics = _registry() if serving.web is not None else (None, None)
+        registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
         if is_store:
             make = (
                 None
@@ -105,6 +122,7 @@ async def serve_copies(serving: Serving) -> None:
     """Serve copies of other machines' logs until a signal."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
+        serving = await serving.prepare(stack)
         node = await stack.enter_async_context(ReplicaNode.open(serving.directory))
         addresses, _ = await serving.open(stack, None, None, None, replicas=node)
         serving.print("copies", addresses)
@@ -117,9 +135,10 @@ async def serve_cluster(
     """Be a machine of a cluster until a signal, or until another program has its address: FencedError."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
+        serving = await serving.prepare(stack)
         # On the event loop, when the first log needs it, it would take as long as a short lease.
         asyncio.get_running_loop().run_in_executor(None, _import_uploader)
-        registry, metrics = _registry() if serving.web is not None else (None, None)
+        registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
         keys = await stack.enter_async_context(open_keys(cluster))
         opened = ClusterMember.open(
             serving.directory,
@@ -161,6 +180,28 @@ def replication_to(
     """Return how a log is replicated to nodes that ask for the same token."""
     trust = None if tls is None else ssl.create_default_context()
     return Replication(nodes=addresses, token=token, tls=trust)
+
+
+async def _listen_first(stack: AsyncExitStack, serving: Serving) -> None:
+    """Listen before a log is made, but not at a socket whose directory is made with the log."""
+    unix, tcp, listening = (serving.places[name] for name in ("unix", "tcp", "listening"))
+    if unix is not None and await asyncio.to_thread(_is_made_with, serving.directory, unix):
+        unix = None
+    try:
+        stack.push_async_callback(listening.aclose)
+        await listening.listen(unix, tcp and parse_listen(tcp))
+        if serving.web is not None:
+            stack.push_async_callback(serving.web["listening"].aclose)
+            await serving.web["listening"].listen(None, parse_listen(serving.web["listen"]))
+    except StorageUnavailableError:
+        if not await asyncio.to_thread(serving.directory.exists):  # else the log's owner is named
+            raise
+
+
+def _is_made_with(directory: Path, socket: str) -> bool:
+    """Return whether the directory of a socket is missing, and is made with another one. Blocking."""
+    parent = Path(socket).absolute().parent
+    return not parent.exists() and directory.absolute().is_relative_to(parent)
 
 
 async def _stop(web: HttpServer, server: Server) -> None:
@@ -219,7 +260,7 @@ def _import_uploader() -> None:
 
 
 def _registry() -> tuple[Any, Any]:
-    """Return what ``/metrics`` shows and what fills it; nothing without the extra ``metrics``."""
+    """Return what ``/metrics`` shows and what fills it; nothing without the extra ``metrics``. Blocking."""
     try:
         from prometheus_client import CollectorRegistry
     except ImportError:

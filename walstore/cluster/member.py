@@ -103,11 +103,11 @@ class ClusterMember(MustClose):
 
         async def open_it() -> ClusterMember:
             used = clock or SystemClock()
-            node = await ReplicaNode.open(directory, fs=fs, clock=used)
+            session = await Session.open(keys, ttl_seconds=lease_seconds, clock=used)
             try:
-                session = await Session.open(keys, ttl_seconds=lease_seconds, clock=used)
+                node = await ReplicaNode.open(directory, fs=fs, clock=used)
             except BaseException:
-                await node.aclose()
+                await session.aclose()
                 raise
             view = ClusterView(keys, clock=used, prefix=prefix)
             return cls(

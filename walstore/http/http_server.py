@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
-from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalError
+from walstore.errors import InvalidSettingsError, WalError
 from walstore.http.access import Access
 from walstore.http.connections import Connections
 from walstore.http.looking import Looking, WatchedCollection
@@ -30,9 +30,10 @@ from walstore.runtime.metric import Metric, MetricKind, figure
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
 from walstore.runtime.tasks import start_task
 from walstore.serve.fetching import Fetching
+from walstore.serve.listening import BACKLOG, Listening, check_listen
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_texts, as_token
-from walstore.wire.address import is_loopback, parse_listen
+from walstore.wire.address import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -68,6 +69,7 @@ class HttpServer(MustClose):
         collections: Mapping[str, WatchedCollection] | None = None,
         settings: HttpSettings | None = None,
         beside: Server | None = None,
+        listening: Listening | None = None,
         clock: Clock | None = None,
     ) -> Opening[HttpServer]:
         """Begin to serve ``logs`` at ``HOST:PORT``; port 0 takes a free one.
@@ -80,17 +82,13 @@ class HttpServer(MustClose):
         logs of the cluster that this member belongs to, with ``logs`` None: requests for a log that another
         machine leads are passed on to the HTTP server of that one, which ``ClusterMember.join(web=)`` names.
         With ``beside``, a server of the same process, the two share its limits on requests and answers.
+        ``listening`` has sockets that listen there already, which this server closes.
         Leaving the block stops the server, and leaves ``logs`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
         program is there, MissingExtraError if aiohttp is not installed.
         """
-        host, port = parse_listen(listen)
-        if not is_loopback(host) and (tls is None or not token):
-            raise InvalidSettingsError(
-                f"{listen} can be reached from other machines: that needs tls=SSLContext and token=, or "
-                "listen at 127.0.0.1"
-            )
+        place = check_listen(listen, tls, token)
         if token is not None and not as_token(token):
             raise InvalidSettingsError("a token is never empty")
         allow_origins = as_texts(allow_origins, "allow_origins")
@@ -108,11 +106,12 @@ class HttpServer(MustClose):
                 collections=collections or {},
                 settings=settings,
                 beside=beside,
+                listening=listening or Listening(),
                 clock=clock,
-                is_local=is_loopback(host) and not token,
+                is_local=is_loopback(place[0]) and not token,
             )
             try:
-                await server._listen(host, port, tls)
+                await server._listen(place, tls)
             except BaseException:
                 await server.aclose()
                 raise
@@ -130,6 +129,7 @@ class HttpServer(MustClose):
         collections: Mapping[str, WatchedCollection],
         settings: HttpSettings | None,
         beside: Server | None,
+        listening: Listening,
         clock: Clock | None,
         is_local: bool,
     ) -> None:
@@ -154,7 +154,8 @@ class HttpServer(MustClose):
         self._runner: web.AppRunner | None = None
         self._proxy: Proxy | None = None
         self._answering: Answering | None = None
-        self._server: asyncio.Server | None = None
+        self._listening = listening
+        self._servers: list[asyncio.Server] = []
         self._connections: Connections | None = None
         self._sweeping: list[asyncio.Task[None]] = []
         self._home = LoopGuard("server")
@@ -202,9 +203,9 @@ class HttpServer(MustClose):
 
     # -- listening ---------------------------------------------------------------------------
 
-    async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def _listen(self, place: tuple[str, int], tls: ssl.SSLContext | None) -> None:
         # Importing aiohttp reads files.
-        await asyncio.get_running_loop().run_in_executor(None, _import)
+        await asyncio.get_running_loop().run_in_executor(None, import_server)
         from aiohttp import web
 
         from walstore.http.answering import Answering
@@ -254,17 +255,14 @@ class HttpServer(MustClose):
             clock=self._clock,
         )
         self._answering.connections = self._connections = connections
+        await self._listening.listen(None, place)
         loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(connections, host, port, ssl=tls, backlog=1024)
-        except OSError as error:
-            raise StorageUnavailableError(
-                f"cannot listen at {host}:{port}: {error.strerror or error}", retriable=False
-            ) from error
         scheme = "http" if tls is None else "https"
-        for place in (one.getsockname() for one in self._server.sockets):
-            shown = f"[{place[0]}]" if ":" in place[0] else place[0]
-            self.addresses.append(f"{scheme}://{shown}:{place[1]}")
+        for one in self._listening.ports:
+            host, port = one.getsockname()[:2]
+            made = await loop.create_server(connections, sock=one, ssl=tls, backlog=BACKLOG)
+            self._servers.append(made)
+            self.addresses.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         for sweep in (self._sweep(), connections.sweep(), answers.sweep()):
             self._sweeping.append(loop.create_task(sweep, name="walstore serve http"))
 
@@ -275,8 +273,9 @@ class HttpServer(MustClose):
             sweeping.cancel()
         if self._sweeping:
             await asyncio.wait(self._sweeping)
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
+        await self._listening.aclose()
         self._streams.end_all()
         if self._proxy is not None:
             self._proxy.end_all()
@@ -332,7 +331,7 @@ HTTP_METRICS: Final = (
 """What ``PrometheusMetrics.watch`` shows of a server."""
 
 
-def _import() -> None:
+def import_server() -> None:
     """Import what an HTTP server needs; MissingExtraError. Blocking."""
     with needs_extra("serve", "HttpServer"):
         for name in ("answering", "bodies", "handlers", "health", "pages", "proxy"):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
-import socket
 import ssl
-import stat
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, Self
 
 import walstore
@@ -22,7 +18,6 @@ from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
     LogNotFoundError,
-    StorageUnavailableError,
     WalClosedError,
     WalError,
 )
@@ -37,20 +32,19 @@ from walstore.runtime.tasks import start_task
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
+from walstore.serve.listening import BACKLOG, Listening, check_listen
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.turns import Turns
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
-from walstore.wire.address import Address, check_socket_path, is_loopback, parse_listen
+from walstore.wire.address import Address, check_socket_path
 
 logger = logging.getLogger("walstore")
 
 _SWEEP_SECONDS: Final = 1.0
 _ACCEPT_TURNS: Final = 5
 """Turns of the event loop after which a connection that was being accepted is refused and closed."""
-_BACKLOG: Final = 1024
-_SOCKET_MODE: Final = 0o600
 _SPARE_BYTES: Final = 16 << 20
 """Room for requests beside a message of the largest size."""
 
@@ -74,6 +68,7 @@ class Server(MustClose):
         tls: ssl.SSLContext | None = None,
         token: str | None = None,
         settings: ServeSettings | None = None,
+        listening: Listening | None = None,
         clock: Clock | None = None,
     ) -> Opening[Server]:
         """Begin to serve ``logs`` at a unix socket, at ``HOST:PORT``, or at both.
@@ -83,7 +78,8 @@ class Server(MustClose):
         and a ``token``, which clients pass to ``connect``. A store's log is opened, or made, when the first
         client asks for it. ``replicas`` are copies of other machines' logs, for their primaries; ``logs`` may
         be None then. ``cluster`` serves the copies and the logs that this member leads, and passes clients of
-        other logs on to the machines that lead them. Leaving the block stops the server, and leaves ``logs``,
+        other logs on to the machines that lead them. ``listening`` has sockets that listen at these places
+        already, which this server closes. Leaving the block stops the server, and leaves ``logs``,
         ``replicas`` and ``cluster`` open.
 
         Raises InvalidSettingsError for a place that may not be served, StorageUnavailableError if another
@@ -99,13 +95,8 @@ class Server(MustClose):
             raise InvalidSettingsError(
                 "a server needs a place: unix=PATH, tcp='HOST:PORT', or both"
             )
-        listen = None if tcp is None else parse_listen(tcp)
+        listen = None if tcp is None else check_listen(tcp, tls, token)
         path = None if unix is None else check_socket_path(os.fspath(unix))
-        if listen is not None and not is_loopback(listen[0]) and (tls is None or not token):
-            raise InvalidSettingsError(
-                f"{tcp} can be reached from other machines: that needs tls=SSLContext and token=, or "
-                "listen at 127.0.0.1"
-            )
         if token is not None and (
             not as_token(token) or (tls is None and listen is None and path is None)
         ):
@@ -118,13 +109,12 @@ class Server(MustClose):
                 cluster=cluster,
                 token=token,
                 settings=settings,
+                listening=listening or Listening(),
                 clock=clock,
             )
             try:
-                if path is not None:
-                    await server._listen_at_socket(path)
-                if listen is not None:
-                    await server._listen_at_port(*listen, tls)
+                await server._listening.listen(path, listen)
+                await server._serve(listen[0] if listen else "", tls)
                 await server._announce(" and ".join(map(str, server.addresses)))
             except BaseException:
                 await server.aclose()
@@ -141,6 +131,7 @@ class Server(MustClose):
         cluster: ClusterMember | None = None,
         token: str | None,
         settings: ServeSettings | None,
+        listening: Listening,
         clock: Clock | None,
     ) -> None:
         """Not for callers; see :meth:`open`."""
@@ -172,7 +163,7 @@ class Server(MustClose):
         self._clock = clock or SystemClock()
         self._servers: list[asyncio.Server] = []
         self._connections: set[ClientConnection] = set()
-        self._socket: tuple[Path, int] | None = None
+        self._listening = listening
         self._is_stopping = False
         self._sweeping = start_task(self._sweep(), name="walstore serve")
         self._home = LoopGuard("server")
@@ -336,8 +327,7 @@ class Server(MustClose):
         self._is_stopping = True
         self._sweeping.cancel()
         await self._stop_accepting()
-        if self._socket is not None:
-            await asyncio.get_running_loop().run_in_executor(None, _unlink, *self._socket)
+        await self._listening.aclose()
         await self._announce(None)
         connections = list(self._connections)
         for connection in connections:
@@ -382,42 +372,29 @@ class Server(MustClose):
 
     # -- listening ---------------------------------------------------------------------------
 
-    async def _listen_at_socket(self, path: str) -> None:
+    async def _serve(self, host: str, tls: ssl.SSLContext | None) -> None:
+        """Accept connections at the sockets that listen."""
         loop = asyncio.get_running_loop()
-        try:
-            bound, found, inode = await loop.run_in_executor(None, _bind, path)
-        except OSError as error:
-            raise StorageUnavailableError(
-                f"cannot listen at {path}: {error.strerror or error}", retriable=False
-            ) from error
-        self._servers.append(
-            await loop.create_unix_server(
-                lambda: ClientConnection(self), sock=bound, backlog=_BACKLOG
+        unix = self._listening.unix
+        if unix is not None:
+            self._servers.append(
+                await loop.create_unix_server(
+                    lambda: ClientConnection(self), sock=unix.socket, backlog=BACKLOG
+                )
             )
-        )
-        self._socket = (found, inode)
-        self.addresses.append(Address("unix", str(found)))
-
-    async def _listen_at_port(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            server = await loop.create_server(
-                lambda: ClientConnection(self),
-                host,
-                port,
-                ssl=tls,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=self.settings.stall_seconds if tls is not None else None,
+            self.addresses.append(Address("unix", str(unix.path)))
+        for one in self._listening.ports:
+            port = one.getsockname()[1]
+            self._servers.append(
+                await loop.create_server(
+                    lambda: ClientConnection(self),
+                    sock=one,
+                    ssl=tls,
+                    backlog=BACKLOG,
+                    ssl_handshake_timeout=self.settings.stall_seconds if tls else None,
+                )
             )
-        except OSError as error:
-            raise StorageUnavailableError(
-                f"cannot listen at {host}:{port}: {error.strerror or error}", retriable=False
-            ) from error
-        self._servers.append(server)
-        for one in server.sockets:
-            self.addresses.append(
-                Address("tls" if tls else "tcp", host=host, port=one.getsockname()[1])
-            )
+            self.addresses.append(Address("tls" if tls else "tcp", host=host, port=port))
 
     async def _sweep(self) -> None:
         """Disconnect clients that stopped in the middle of something, and reassure those that wait."""
@@ -432,47 +409,3 @@ class Server(MustClose):
                     connection.drop(why)
                 else:
                     connection.reassure(now)
-
-
-def _bind(path: str) -> tuple[socket.socket, Path, int]:
-    """Return a socket bound to a path, the absolute path and its inode; OSError if one is there. Blocking."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(OSError):  # Linux: its file never has another mode
-            os.fchmod(bound.fileno(), _SOCKET_MODE)
-        try:
-            bound.bind(path)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _is_left_over(path):
-                raise
-            Path(path).unlink()
-            bound.bind(path)
-        Path(path).chmod(_SOCKET_MODE)
-        bound.settimeout(0)
-        inode = Path(path).stat().st_ino
-    except BaseException:
-        bound.close()
-        raise
-    return bound, Path(path).absolute(), inode
-
-
-def _unlink(path: Path, inode: int) -> None:
-    """Remove the file of a socket, unless another server has replaced it. Blocking."""
-    with contextlib.suppress(OSError):
-        if path.stat().st_ino == inode:
-            path.unlink()
-
-
-def _is_left_over(path: str) -> bool:
-    """Return whether a file is the socket of a server that is gone."""
-    if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False
