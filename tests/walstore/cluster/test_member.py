@@ -17,6 +17,7 @@ from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
 from tests.walstore.replication.cluster import PATIENCE_SECONDS
 from walstore import (
+    FencedError,
     InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -88,7 +89,7 @@ async def test_a_leader_that_loses_its_lease_goes_on_until_another_leads(cluster
     leader.keys.cut_off = True
     cluster.end_lease(leader)
     assert cluster.store.get("walstore/leaders/orders") is None
-    with suppress(WalClosedError, StorageUnavailableError):
+    with suppress(WalClosedError, StorageUnavailableError, FencedError):
         await wal.append(b"maybe")
     await until(lambda: wal.is_closing)
     await until(lambda: cluster.leader() not in (None, leader))
