@@ -127,6 +127,14 @@ async def large_transaction(log: Log, tag: str) -> None:
         await fill(transaction, tag, LARGE, 500)
 
 
+@case("Transaction.append_rows", LARGE)
+async def transaction_of_rows(log: Log, tag: str) -> None:
+    async with log.wal.transaction(update={tag: "1"}) as transaction:
+        for low in range(0, LARGE, 10):
+            rows = [value(tag, at, 500) for at in range(low, min(low + 10, LARGE))]
+            await transaction.append_rows(rows, [None] * len(rows))
+
+
 @case("Transaction.__aexit__")
 async def register_transaction(log: Log, tag: str) -> None:
     async with log.wal.transaction(update={f"only {tag}": "1"}):
