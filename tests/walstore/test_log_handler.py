@@ -112,10 +112,12 @@ def test_what_does_not_fit_is_dropped_and_told(
     handler.close()
     found = values(tmp_path / "log")
     told = [value for value in found if value["logger"] == "walstore"]
-    assert [value["message"] for value in told] == [
-        f"{handler.dropped} records were dropped before this one"
+    # Once, or twice if the thread took more in between.
+    counts = [
+        value["message"].removesuffix(" records were dropped before this one") for value in told
     ]
-    assert len(found) - 1 + handler.dropped == 11
+    assert sum(map(int, counts)) == handler.dropped
+    assert len(found) - len(told) + handler.dropped == 11
     assert capsys.readouterr().err.count("walstore.log_handler:") == 1
 
 
