@@ -55,7 +55,8 @@ async def test_a_round_reads_all_copies_now(cluster: Cluster, seconds: float) ->
     wal, sound = await opened(cluster, scrub_seconds=seconds)
     assert wal.statistics().last_scrub is None
     flip(segments(cluster, 0)[0], 0.4)
-    flip(segments(cluster, 2)[1], 0.9999)
+    # No header or seal: these are looked at, too, as a copy joins.
+    flip(segments(cluster, 2)[1], 0.6)
     found = await scrubbed(wal)
     assert [sealed_files(cluster, number, sound) for number in range(3)] == [sound] * 3
     own, first, second = found.copies
