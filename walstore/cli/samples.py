@@ -17,7 +17,7 @@ from walstore.cli.inspect import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.stored import live_bytes
 from walstore.cursors.kept import list_all_cursors
-from walstore.errors import WalError
+from walstore.errors import StorageUnavailableError, WalError
 from walstore.files.locks import STORE_NAME
 from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFileSystem
@@ -194,7 +194,12 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
 
         async def look() -> list[Sample]:
             now = await wal.statistics()
-            cursors = await wal.cursors()
+            cursors: list[CursorInfo] = []
+            unconfirmed: str | None = None
+            try:
+                cursors = await wal.cursors()
+            except StorageUnavailableError as error:  # too few copies: notes name them
+                unconfirmed = str(error)
             upload = now.upload
             notes = [
                 (
@@ -210,6 +215,7 @@ async def _open_served(address: str) -> AsyncIterator[Look]:
                 ("failure", now.failure),
                 ("replication", now.replication_trouble),
                 ("shipping", now.tier_failure),
+                ("cursors", unconfirmed),
             ):
                 if text is not None:
                     notes.append((name, text))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from walstore.errors import LogNotFoundError
+from walstore.errors import LogNotFoundError, StorageUnavailableError
 from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
@@ -80,6 +80,11 @@ class Looking:
     async def log(self, name: str) -> dict[str, Any]:
         """Return one log as it is now; RefusedError with 404 if there is none of that name."""
         wal = await self._find(name)
+        trouble: str | None = None
+        try:
+            listed = await wal.cursors()
+        except StorageUnavailableError as error:  # too few copies: the page says which are missing
+            listed, trouble = [], str(error)
         statistics, extents = wal.statistics(), wal.extents()
         cursors = [
             {
@@ -88,8 +93,9 @@ class Looking:
                 "pins": not one.is_expired,
                 "problem": str(one.problem) if one.problem else None,
             }
-            for one in await wal.cursors()
+            for one in listed
         ]
+        are_known = trouble is None and all(one["problem"] is None for one in cursors)
         pins = [one["position"] for one in cursors if one["pins"] and one["position"] is not None]
         is_tiered = statistics.upload is not None
         bounds = [statistics.durable_limit, *pins]
@@ -101,10 +107,11 @@ class Looking:
             "statistics": dataclasses.asdict(statistics),
             "is_tiered": is_tiered,
             "cursors": cursors,
+            "cursors_trouble": trouble,
             "segments": [one._asdict() for one in extents.segments],
             "stored": [one._asdict() for one in extents.stored],
             "retention": list(extents.retention),
-            "deletable_limit": min(bounds) if all(one["problem"] is None for one in cursors) else 0,
+            "deletable_limit": min(bounds) if are_known else 0,
         }
 
     async def _find(self, name: str) -> Wal:

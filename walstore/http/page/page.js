@@ -195,7 +195,9 @@ function show_cursors(log) {
     const role = !one.pins ? "its lease ended" : one.position === Math.min(...pins) ? "holds retention back" : "";
     return [one.name, count(one.position), count(limit - one.position), role];
   });
-  $("cursors").replaceChildren(...(rows.length ? [make("h3", {}, "Cursors"), table(["cursor", "position", "behind", ""], rows)] : []));
+  const parts = log.cursors_trouble ? [make("p", { class: "bad" }, log.cursors_trouble)] : [];
+  if (rows.length) parts.push(table(["cursor", "position", "behind", ""], rows));
+  $("cursors").replaceChildren(...(parts.length ? [make("h3", {}, "Cursors"), ...parts] : []));
 }
 
 function show_copies(now) {
