@@ -80,7 +80,7 @@ def bench(
                 "seconds": seconds,
                 "producers": producers,
                 "record_bytes": record_bytes,
-                "results": [_bench_json(one) for one in results.parts],
+                "results": [_bench_json(one) for one in results.rows],
             }
         )
     else:

@@ -34,8 +34,9 @@ compare the ratios."""
 _ABOUT_FIGURES: Final = """\
 Every append waits until it is on disk. The last three columns divide a figure by that of the first row, a
 write + fdatasync of one record without a log: a rate above 1 is faster than the disk alone, a latency above 1
-is slower. A call of <code>append_many</code> appends all of its records. Catching up reads, so it is not
-compared."""
+is slower. A log reserves the blocks of its segments, as the first row does; with retention it goes on in
+blocks that were written before. A call of <code>append_many</code> appends all of its records. Catching up
+reads, so it is not compared."""
 
 
 def bench_page(plan: MeasurePlan, results: BenchResults, machine: Mapping[str, str]) -> str:
@@ -74,7 +75,7 @@ def result_rows(plan: MeasurePlan, results: BenchResults) -> list[tuple[str, ...
             _milliseconds(one.p50_ms),
             _milliseconds(one.p99_ms),
         )
-        for one in results.parts
+        for one in results.rows
     ]
 
 
@@ -84,7 +85,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _rows_with_ratios(plan: MeasurePlan, results: BenchResults) -> Iterator[tuple[str, ...]]:
     raw = results.parts[0]
-    for one, row in zip(results.parts, result_rows(plan, results), strict=True):
+    for one, row in zip(results.rows, result_rows(plan, results), strict=True):
         rate = one.per_second if one.latency_ms else None
         pairs = ((rate, raw.per_second), (one.p50_ms, raw.p50_ms), (one.p99_ms, raw.p99_ms))
         yield (*row, *(_ratio(value, base) for value, base in pairs))

@@ -6,18 +6,27 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from walstore import Wal
 from walstore.files.posix import PosixFileSystem
+from walstore.ports import File
 
 GROUP_RECORDS: Final = 1000
 """Records of each ``append_many``."""
 _READ_RECORDS: Final = 200_000
 _RAW_BYTES: Final = 64 << 20
+RAW: Final = "write + fdatasync"
+GROWING: Final = "the same, growing file"
+WRITTEN: Final = "the same, blocks written before"
+_RAW_KINDS: Final = (RAW, GROWING, WRITTEN)
+"""A log reserves the blocks of a segment; with retention it uses those of a deleted one."""
+_RAW_SYNCS: Final = 16
+"""Of one kind, before the next one has its turn: what else the machine does meets them all."""
 PRODUCER_STEPS: Final = (1, 4, 16, 64, 256)
 SIZE_STEPS: Final = (100, 1_000, 10_000, 100_000)
 """Bytes of a record."""
@@ -107,12 +116,20 @@ class BenchResults:
     """In this order: the disk alone, one producer, many, groups, catching up."""
     appends: dict[tuple[int, int], Measured]
     """Durable appends by producers and record size: the second and third part, and the steps."""
+    other_blocks: list[Measured] = field(default_factory=list)
+    """The disk alone where it does not write to reserved blocks, as the first part does."""
+
+    @property
+    def rows(self) -> list[Measured]:
+        """All parts, in the order in which they are shown."""
+        return [self.parts[0], *self.other_blocks, *self.parts[1:]]
 
 
 async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> BenchResults:
     """Run all parts one after another. ``on_part`` is called with the name of each before it begins."""
-    on_part("write + fdatasync")
-    parts = [await asyncio.to_thread(_raw, plan)]
+    on_part(RAW)
+    raw, *other_blocks = await asyncio.to_thread(_raw, plan)
+    parts = [raw]
     appends: dict[tuple[int, int], Measured] = {}
     value = bytes(plan.record_bytes)
     for name, producers in (("1 producer", 1), (f"{plan.producers} producers", plan.producers)):
@@ -135,7 +152,7 @@ async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> Benc
             path, plan.step_seconds, name, producers, bytes(record_bytes)
         )
         await asyncio.to_thread(shutil.rmtree, path)
-    return BenchResults(parts, appends)
+    return BenchResults(parts, appends, other_blocks)
 
 
 async def _append(path: Path, seconds: float, name: str, producers: int, value: bytes) -> Measured:
@@ -145,24 +162,37 @@ async def _append(path: Path, seconds: float, name: str, producers: int, value: 
         return await _produce(seconds, name, producers, append)
 
 
-def _raw(plan: MeasurePlan) -> Measured:
+def _raw(plan: MeasurePlan) -> list[Measured]:
     """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
-    file = PosixFileSystem().open(plan.place / "raw", "x")
-    samples: list[float] = []
-    data = bytes(max(plan.record_bytes, 1))
-    try:
+    with ExitStack() as stack:
+        files = [stack.enter_context(closing(_raw_file(plan.place, kind))) for kind in _RAW_KINDS]
+        samples: list[list[float]] = [[] for _ in files]
+        data = bytes(max(plan.record_bytes, 1))
+        ends = time.monotonic() + plan.part_seconds
+        while not samples[-1] or time.monotonic() < ends:
+            for file, seen in zip(files, samples, strict=True):
+                for _ in range(_RAW_SYNCS):
+                    began = time.monotonic()
+                    file.pwrite([data], len(seen) * len(data) % (_RAW_BYTES - len(data)))
+                    file.datasync()
+                    seen.append(time.monotonic() - began)
+    return [
+        _measured(kind, len(seen), sum(seen), seen)
+        for kind, seen in zip(_RAW_KINDS, samples, strict=True)
+    ]
+
+
+def _raw_file(place: Path, kind: str) -> File:
+    """Return a new file whose blocks are reserved, written, or not there yet."""
+    file = PosixFileSystem().open(place / f"raw-{_RAW_KINDS.index(kind)}", "x")
+    if kind == RAW:
         file.allocate(_RAW_BYTES)
-        file.datasync()
-        begin = now = time.monotonic()
-        while not samples or now < begin + plan.part_seconds:
-            file.pwrite([data], len(samples) * len(data) % (_RAW_BYTES - len(data)))
-            file.datasync()
-            after = time.monotonic()
-            samples.append(after - now)
-            now = after
-    finally:
-        file.close()
-    return _measured("write + fdatasync", len(samples), now - begin, samples)
+    elif kind == WRITTEN:
+        zeros = bytes(1 << 20)
+        for at in range(0, _RAW_BYTES, len(zeros)):
+            file.pwrite([zeros], at)
+    file.datasync()
+    return file
 
 
 async def _produce(

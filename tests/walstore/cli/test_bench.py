@@ -15,6 +15,8 @@ from walstore.cli.measurement import MeasurePlan, measure_all
 
 PARTS = [
     "write + fdatasync",
+    "the same, growing file",
+    "the same, blocks written before",
     "1 producer",
     "8 producers",
     "append_many, 1000 records",
