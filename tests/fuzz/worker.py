@@ -25,9 +25,10 @@ from tests.fuzz import bucket_doors, doors, inputs
 from tests.fuzz.bases import Base, make_bases, read_files, write_files
 from tests.fuzz.buckets import make_buckets
 
-MEMORY_BYTES: Final = 2 << 30
-"""Address space that one input may take beyond what the process had. Any file may become 256 MiB and some,
-twice that while Arrow makes it longer, and Arrow's allocator takes address space by the GiB."""
+MEMORY_BYTES: Final = 3 << 30
+"""Address space that one input may take beyond what the process had. The files that are made become up to
+300 MiB, three times that while Arrow makes a column longer, and its allocator takes address space by the GiB:
+with two GiB one input in some hundred lacked memory, and passed when it was tried again."""
 HANG_SECONDS: Final = 60
 """Time on the clock after which an input counts as hanging; the machine may be busy."""
 _STACK_BYTES: Final = 256 << 10

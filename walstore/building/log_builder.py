@@ -36,6 +36,7 @@ from walstore.format import claims as claims_file
 from walstore.format.checkpoint import Checkpoint
 from walstore.format.claims import Claims
 from walstore.format.ledger import Ledger, Marks, StreamInfo
+from walstore.format.packed import MOST_START, MOST_TIMESTAMP_US
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentIndex, SegmentSummary
 from walstore.ports import Clock, FileSystem
@@ -270,6 +271,12 @@ class LogBuilder:
                 self._add(framed)
 
     def _add(self, framed: FramedRecords) -> None:
+        if framed.last_timestamp_us > MOST_TIMESTAMP_US or self._chain.next_offset > MOST_START:
+            raise CorruptionError(
+                f"no log on disk can have the records from offset {self._chain.next_offset} on, up to the "
+                f"time {framed.last_timestamp_us} µs",
+                path=str(self._directory),
+            )
         compress = self._settings.compression is not None
         encoded = encode_frame(framed, self._chain.next_offset, self._ledger, compress=compress)
         writer = self._writer

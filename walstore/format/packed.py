@@ -15,6 +15,8 @@ import msgpack
 
 MOST_OFFSET: Final = (1 << 62) - 1
 """No offset, position or epoch in a file is higher; sums of two still fit 64 bits."""
+MOST_START: Final = MOST_OFFSET >> 1
+"""No log is made on disk that begins behind it, so that offsets do not run out."""
 MOST_TIMESTAMP_US: Final = (1 << 63) - 1
 """Latest time of a record, in microseconds since 1970 UTC."""
 MOST_SEQUENCE: Final = (1 << 63) - 1

@@ -14,6 +14,7 @@ from walstore.files.directory import PROMISE_NAME, peek_log_id
 from walstore.files.locks import this_process
 from walstore.format import codec
 from walstore.format.claims import Claims
+from walstore.format.packed import MOST_START, MOST_TIMESTAMP_US
 from walstore.log.engine import Engine
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
@@ -145,8 +146,7 @@ async def _enter_and_recover(
         known, claims = await lane.run(entered.peek)
         log_id = known or tier.log_id or os.urandom(16)
         if known is None:
-            await tier.claim(log_id, None, remember)
-            timestamp_us = await _last_timestamp_us(tier)
+            timestamp_us = await _claim_new(log_id, tier, remember)
     except BaseException:
         await lane.run_through(entered.release)
         raise
@@ -172,12 +172,32 @@ async def _claim_for_new(
     log_id = None if tier is None else tier.log_id
     if tier is None or known is not None or log_id is None:
         return None, 0
-    await tier.claim(log_id, None, remember, is_replicated=True)
-    return log_id, await _last_timestamp_us(tier)
+    return log_id, await _claim_new(log_id, tier, remember, is_replicated=True)
+
+
+async def _claim_new(
+    log_id: bytes,
+    tier: Tier,
+    remember: Callable[[Claims], Awaitable[None]],
+    *,
+    is_replicated: bool = False,
+) -> int:
+    """Claim a tier whose log begins here, behind its records; return the time of the last of these.
+
+    CorruptionError if no log on disk can begin there: nobody could read what it wrote.
+    """
+    if tier.limit > MOST_START:
+        raise CorruptionError(
+            f"the log ends at offset {tier.limit}; a log on disk cannot begin behind {MOST_START}; nothing "
+            "was changed there",
+            path=tier.url,
+        )
+    await tier.claim(log_id, None, remember, is_replicated=is_replicated)
+    return await _last_timestamp_us(tier)
 
 
 async def _last_timestamp_us(tier: Tier) -> int:
-    """Return the time of a tier's last record; 0 if it has none, or none that can be read."""
+    """Return the time of a tier's last record; 0 if it has none, or none that is possible."""
     if tier.limit <= tier.head:
         return 0
     try:
@@ -185,7 +205,15 @@ async def _last_timestamp_us(tier: Tier) -> int:
     except (CorruptionError, OffsetError) as error:
         logger.warning("times may go back in the log at %s: %s", tier.url, error)
         return 0
-    return max(batches[-1].timestamps_us)
+    newest_us = max(batches[-1].timestamps_us)
+    if newest_us > MOST_TIMESTAMP_US:  # no batch here could be as late
+        logger.warning(
+            "times may go back in the log at %s: its last record has the impossible time %d µs",
+            tier.url,
+            newest_us,
+        )
+        return 0
+    return newest_us
 
 
 def _check_entered(entered: Entered, *, is_replicated: bool) -> None:
