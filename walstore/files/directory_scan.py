@@ -13,6 +13,7 @@ from pathlib import Path
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments
+from walstore.files.frame_stream import unreadable_is_damage
 from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import (
     read_footer,
@@ -109,11 +110,11 @@ def find_log(
 def find_damaged(
     fs: FileSystem, directory: Path, names: Iterable[str], hint: Checkpoint | None
 ) -> list[int]:
-    """Return which segments before the last one are missing, or have a damaged header or footer.
+    """Return which segments before the last one are missing, or have a header or footer that is not whole.
 
-    Each by its first offset, of several in a row that are missing the first one. :func:`find_log` refuses a
-    log with one of them. Footers that the checkpoint ``hint`` knows are not read. CorruptionError for whole
-    files that contradict each other; FormatVersionError, OSError.
+    What the disk does not read is not whole. Each by its first offset, of several in a row that are missing
+    the first one. :func:`find_log` refuses a log with one of them. Footers that the checkpoint ``hint`` knows
+    are not read. CorruptionError for whole files that contradict each other; FormatVersionError, OSError.
     """
     starts = pick_segments(directory, names)
     summaries = {s.start: s for s in hint.sealed} if hint else {}
@@ -123,10 +124,10 @@ def find_damaged(
             found.append(scan.sealed[-1].limit)
             scan.sealed.clear()
         scan.check_adjacent(start)
+        is_last = start == starts[-1]
         try:
-            header, summary = scan.read_ends(
-                start, summaries.get(start), is_last=start == starts[-1]
-            )
+            with contextlib.nullcontext() if is_last else unreadable_is_damage(directory):
+                header, summary = scan.read_ends(start, summaries.get(start), is_last=is_last)
         except CorruptionError:
             found.append(start)
             scan.sealed.clear()
@@ -148,7 +149,8 @@ def look_again(
     others = [one for one in damaged if one != start]
     scan = _Scan(fs, directory, None, last.log_id)
     try:
-        header, summary = scan.read_ends(start)
+        with unreadable_is_damage(directory):
+            header, summary = scan.read_ends(start)
         scan.check_header(header, start)
     except FileNotFoundError:  # it is not complete
         return list(damaged)

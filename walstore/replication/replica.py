@@ -44,7 +44,12 @@ from walstore.files.directory import (
 )
 from walstore.files.directory_scan import has_segment, look_again
 from walstore.files.floor import NOTHING_NOTED, limit_at, load_note, two_histories
-from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
+from walstore.files.frame_stream import (
+    CheckedReads,
+    FrameStream,
+    check_segment,
+    unreadable_is_damage,
+)
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
 from walstore.files.mended_segment import drop_unfinished, mend_segment, segment_salt
@@ -178,7 +183,7 @@ class Replica:
         *inner, last = pick_segments(self._directory, self._fs.list(self._directory)) or [0]
         found = []
         for start in inner:
-            with contextlib.suppress(CorruptionError):
+            with contextlib.suppress(CorruptionError), unreadable_is_damage(self._directory):
                 extent = self._extent(start)
                 if extent.is_sealed and start not in self.damaged:
                     found.append(extent)
@@ -386,7 +391,8 @@ class Replica:
         """
         path = self._path(start)
         try:
-            extent = self._extent(start)
+            with unreadable_is_damage(path):
+                extent = self._extent(start)
         except FileNotFoundError:
             if not self._is_lost(start):
                 raise

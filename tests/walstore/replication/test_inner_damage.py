@@ -17,6 +17,7 @@ from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import Cluster, values
 from tests.walstore.replication.test_damage import fill, segments, start, stop
 from tests.walstore.replication.test_healing import filled, flip, sealed_files
+from tests.walstore.replication.test_lost_segments import break_sector
 from tests.walstore.replication.test_replica import copy, worker
 from tests.walstore.replication.test_replica import fill as fill_log
 from tests.walstore.replication.test_replication import caught_up
@@ -57,7 +58,11 @@ def cut_all(path: Path) -> None:
     path.write_bytes(b"")
 
 
-DAMAGES = [Path.unlink, flip_header, flip_footer, cut_a_frame, cut_the_seal, cut_all]
+def add_bytes(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"behind the footer")
+
+
+DAMAGES = [Path.unlink, flip_header, flip_footer, cut_a_frame, cut_the_seal, cut_all, add_bytes]
 
 
 def forget_checkpoint(cluster: Cluster, number: int) -> None:
@@ -296,6 +301,8 @@ async def test_a_process_that_ends_meanwhile_leaves_a_copy(
     is_made = damage is Path.unlink
     if not is_made and kind in {"replace", "sync_directory"}:
         return  # no file gets another name
+    if damage is add_bytes and kind == "pwrite":
+        kind = "truncate"
     name = {"replace": "*", "sync_directory": "*"}.get(
         kind, "mended.tmp" if is_made else damaged.name
     )
@@ -403,6 +410,25 @@ async def test_a_copy_is_never_made_with_a_gap(tmp_path: Path, worker: Worker) -
     assert {path.name: path.read_bytes() for path in (tmp_path / "b").glob("*.wal")} == {
         name: data for name, data in sound.items() if name < lost
     }
+
+
+async def test_a_header_that_cannot_be_read_is_damage_as_another(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy counts, and the header is written again. What its node logs says no other thing."""
+    before, sound = await filled(cluster, 300)
+    damaged = segments(cluster, 1)[1]
+    disk = cluster.machines[1].fs = FaultyFileSystem()
+    break_sector(disk, damaged, 0.0005)
+    await start(cluster)
+    wal = await cluster.primary(0, scrub_seconds=0.01)
+    await until(lambda: wal.statistics().mended_bytes > 0)
+    await caught_up(cluster, wal, 1)
+    assert await values(wal) == before
+    await wal.aclose()
+    assert sealed_files(cluster, 1, sound) == sound
+    assert "lacks whole segments: " in caplog.text
+    assert "the copy of orders here does not count" not in caplog.text
 
 
 def mend_counting(directory: Path, source: Path, gone: list[Path]) -> list[int]:
