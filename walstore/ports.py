@@ -235,6 +235,12 @@ class Replicator(Protocol):
         May be called on any thread.
         """
 
+    async def reach(self) -> None:
+        """Return once another copy's machine answers, or if there is no other copy; nothing is asked of it.
+
+        StorageUnavailableError if none does in time.
+        """
+
     async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
         """Become the primary of the log in a locked directory, and return its epoch.
 

@@ -21,6 +21,7 @@ from walstore.cli.serving import (
     serve_copies,
     serve_logs,
 )
+from walstore.cluster.joining import check_host
 from walstore.files.locks import COPIES_NAME, STORE_NAME
 from walstore.http import HttpSettings
 from walstore.runtime.memory import collect_rarely, return_large_blocks
@@ -200,7 +201,9 @@ def serve(
     is_safe = bool(shared["tls"] and shared["token"])
     _check_listens({"--tcp": tcp, "--http": http}, is_safe=is_safe)
     if advertise is not None:
-        parse_address(advertise)
+        check_host(parse_address(advertise).host)
+    elif cluster is not None and tcp is not None:
+        check_host(parse_listen(tcp)[0])
     places: dict[str, Any] = {
         **shared,
         "unix": str(directory / SOCKET_NAME) if unix is None and tcp is None else unix,

@@ -69,12 +69,17 @@ def home_of(directory: Path) -> str:
     return f"{socket.gethostname()}:{directory.absolute()}"
 
 
+def check_host(host: str) -> None:
+    """InvalidSettingsError for a host of which every machine thinks that it is itself."""
+    if is_unspecified(host):
+        raise InvalidSettingsError(
+            f"no other machine reaches this one at {host}; give its own address (--advertise)"
+        )
+
+
 async def check_reached(member: ClusterMember, place: Address, settings: Replication) -> None:
     """InvalidSettingsError if the server at an address is not the one of a member; a warning if none is."""
-    if is_unspecified(place.host):
-        raise InvalidSettingsError(
-            f"no other machine reaches this one at {place}; give its own address (--advertise)"
-        )
+    check_host(place.host)
     client = client_of(place, settings, clock=member.clock, make_tag=member.make_tag)
     try:
         await client.connect()

@@ -19,6 +19,7 @@ from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog, has_copy
 from walstore.cluster.joining import check_directory, check_reached, home_of
+from walstore.cluster.machine_looks import MachineQuestions
 from walstore.cluster.stored_logs import SourceLog, StoredLog, StoredLogs
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import (
@@ -175,6 +176,8 @@ class ClusterMember(MustClose):
         """As given to :meth:`open`."""
         self._zone = zone
         self._replication = replication
+        reached = Replication(nodes=[], replicas=1, **replication)
+        self._questions = MachineQuestions(keys, view, reached, clock)
         self._settings = settings
         self._tier = tier
         self.stored: Final = stored
@@ -257,7 +260,9 @@ class ClusterMember(MustClose):
         to, ``settings`` are fields of :class:`walstore.Settings` that it has of its own. Machines are chosen
         by the cluster; :meth:`find`, and clients, wait for them.
 
-        InvalidSettingsError, and what the store raises; after OutcomeUnknownError call again.
+        All machines are asked first, for at most some seconds, unless the cluster has the log:
+        InvalidSettingsError if one has records of that name, as after the store lost what it knew. What the
+        store raises; after OutcomeUnknownError call again.
         """
         old = await removed_spec(self.keys, check_log_name(name), self.view.prefix) or LogSpec()
         spec = old._replace(
@@ -267,7 +272,7 @@ class ClusterMember(MustClose):
             tier=tier or old.tier,
             settings=dict(settings or {}),
         ).check()
-        return await self._make(name, spec)
+        return await self._make(name, old, spec)
 
     async def make_log_here(self, name: str) -> bool:
         """Make a log that this machine leads at first, with up to three copies; else as :meth:`make_log`.
@@ -276,14 +281,22 @@ class ClusterMember(MustClose):
         """
         old = await removed_spec(self.keys, check_log_name(name), self.view.prefix)
         if old is not None:
-            return await self._make(name, old)
+            return await self._make(name, old, old)
         copies = choose_copies(self.address, self.view.members, self.view.specs)
         if len(copies) < 2:  # one copy is for those who ask for it
             raise StorageUnavailableError("the cluster has no second machine for a copy now")
-        return await self._make(name, LogSpec(len(copies)).with_copies(copies))
+        return await self._make(name, LogSpec(), LogSpec(len(copies)).with_copies(copies))
 
-    async def _make(self, name: str, spec: LogSpec) -> bool:
-        swap = await self.keys.swap(self.view.key(LOGS, name), spec.encode(), expected=0)
+    async def _make(self, name: str, before: LogSpec, spec: LogSpec) -> bool:
+        """Make a log unless there is one; ``before`` is what it had when it was taken out of the cluster."""
+        key = self.view.key(LOGS, name)
+        if await self.keys.get(key) is None:
+            try:
+                await self._questions.check_made(name, before, spec._replace(copies=before.copies))
+            except InvalidSettingsError:
+                if await self.keys.get(key) is None:  # else it was made meanwhile
+                    raise
+        swap = await self.keys.swap(key, spec.encode(), expected=0)
         await self.view.wait(lambda: self.view.revision >= swap.revision)
         return swap.happened
 

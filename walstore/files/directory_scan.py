@@ -7,12 +7,13 @@ CorruptionError and are not changed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments
+from walstore.files.frame_stream import unreadable_is_damage
 from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import (
     read_footer,
@@ -109,11 +110,11 @@ def find_log(
 def find_damaged(
     fs: FileSystem, directory: Path, names: Iterable[str], hint: Checkpoint | None
 ) -> list[int]:
-    """Return which segments before the last one are missing, or have a damaged header or footer.
+    """Return which segments before the last one are missing, or have a header or footer that is not whole.
 
-    Each by its first offset, of several in a row that are missing the first one. :func:`find_log` refuses a
-    log with one of them. Footers that the checkpoint ``hint`` knows are not read. CorruptionError for whole
-    files that contradict each other; FormatVersionError, OSError.
+    What the disk does not read is not whole. Each by its first offset, of several in a row that are missing
+    the first one. :func:`find_log` refuses a log with one of them. Footers that the checkpoint ``hint`` knows
+    are not read. CorruptionError for whole files that contradict each other; FormatVersionError, OSError.
     """
     starts = pick_segments(directory, names)
     summaries = {s.start: s for s in hint.sealed} if hint else {}
@@ -123,10 +124,10 @@ def find_damaged(
             found.append(scan.sealed[-1].limit)
             scan.sealed.clear()
         scan.check_adjacent(start)
+        is_last = start == starts[-1]
         try:
-            header, summary = scan.read_ends(
-                start, summaries.get(start), is_last=start == starts[-1]
-            )
+            with contextlib.nullcontext() if is_last else unreadable_is_damage(directory):
+                header, summary = scan.read_ends(start, summaries.get(start), is_last=is_last)
         except CorruptionError:
             found.append(start)
             scan.sealed.clear()
@@ -137,14 +138,54 @@ def find_damaged(
     return found
 
 
+def look_again(
+    fs: FileSystem, directory: Path, damaged: Sequence[int], start: int, last: SegmentHeader
+) -> list[int]:
+    """Return what :func:`find_damaged` does, of a copy in which one segment was changed since.
+
+    ``damaged`` is what it returned before, ``last`` the header of the last segment. Reads the one that
+    begins at ``start``, and looks for the one behind it. FormatVersionError, OSError.
+    """
+    others = [one for one in damaged if one != start]
+    scan = _Scan(fs, directory, None, last.log_id)
+    try:
+        with unreadable_is_damage(directory):
+            header, summary = scan.read_ends(start)
+        scan.check_header(header, start)
+    except FileNotFoundError:  # it is not complete
+        return list(damaged)
+    except CorruptionError:
+        return sorted([*others, start])
+    assert summary is not None
+    limit = summary.limit
+    if limit < last.start and limit not in others and not has_segment(fs, directory, limit):
+        others = sorted([*others, limit])  # of several in a row only the first was known
+    return others
+
+
+def has_segment(fs: FileSystem, directory: Path, start: int) -> bool:
+    """Return whether there is a file of the segment that begins at ``start``. OSError."""
+    try:
+        fs.open(directory / segment.file_name(start), "r").close()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class _Scan:
     """The segments that were looked at, in order."""
 
-    def __init__(self, fs: FileSystem, directory: Path, hint: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: Path,
+        hint: Checkpoint | None,
+        log_id: bytes | None = None,
+    ) -> None:
         self._fs = fs
         self._directory = directory
         self._hint = hint
-        self._log_id = hint.log_id if hint else None
+        self._log_id = hint.log_id if hint else log_id
         self.sealed: list[SegmentSummary] = []
 
     def missing(self, message: str, expected: int, found: int) -> CorruptionError:

@@ -176,7 +176,7 @@ class CheckedReads:
         frames.
         """
         with (
-            _unreadable_is_damage(path) as place,
+            unreadable_is_damage(path) as place,
             contextlib.closing(self._fs.open(path, "r")) as file,
         ):
             header = check_same(file, path, created_us)
@@ -218,7 +218,7 @@ def check_segment(
     also if it is not the segment that was made at that time.
     """
     end = size if most_bytes is None else min(size, begin + most_bytes)
-    with _unreadable_is_damage(path) as place, contextlib.closing(fs.open(path, "r")) as file:
+    with unreadable_is_damage(path) as place, contextlib.closing(fs.open(path, "r")) as file:
         if begin:
             header = check_same(file, path, created_us)
             stream = FrameStream.behind(path, start, header.salt, begin)
@@ -245,7 +245,7 @@ class _ReadPlace:
 
 
 @contextlib.contextmanager
-def _unreadable_is_damage(path: Path) -> Iterator[_ReadPlace]:
+def unreadable_is_damage(path: Path) -> Iterator[_ReadPlace]:
     """Raise CorruptionError, behind the last whole frame, for an error of the disk in the block."""
     place = _ReadPlace()
     try:

@@ -1,7 +1,8 @@
 """mend_segment: puts whole frames of another copy where a segment is damaged, or makes it again. Blocking.
 
-Of a file that is there only bytes that differ are written, so a crash in between leaves what was there, or
-what should be. One that is missing is made under another name, and gets its own once it is complete.
+Of a file that is there only bytes that differ are written, and what is behind its footer is cut off, so a
+crash in between leaves what was there, or what should be. One that is missing is made under another name, and
+gets its own once it is complete.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ def mend_segment(fs: FileSystem, path: Path, created_us: int, position: int, dat
     """Write what a segment should contain at a byte, durably; return how many bytes were different.
 
     ``data`` are whole frames, with the segment's header if ``position`` is 0. Of a file that is missing they
-    come in order, from 0 on; with the footer, which the last of them end with, it is there again.
-    OSError, also if it is not the segment that was made at that time.
+    come in order, from 0 on; with the footer, which the last of them end with, it is there again. What a file
+    has behind the footer is cut off, and counts as different. OSError, also if it is not the segment that was
+    made at that time.
     """
     try:
         file = fs.open(path, "r+")
@@ -44,6 +46,11 @@ def mend_segment(fs: FileSystem, path: Path, created_us: int, position: int, dat
         begin, end, count = _difference(wanted, found)
         if count:
             file.pwrite([wanted[begin:end]], position + begin)
+        extra = file.size() - position - len(wanted) if _ends_segment(wanted) else 0
+        if extra > 0:
+            file.truncate(position + len(wanted))
+            count += extra
+        if count:
             file.datasync()
         return count
 
@@ -77,12 +84,17 @@ def _make_part(fs: FileSystem, path: Path, created_us: int, position: int, data:
         ):
             raise OSError(errno.ESTALE, "another segment is made again")
         file.pwrite([data], position)
-        if segment.parse_seal(bytes(data[-segment.SEAL.size :])) is None:
+        if not _ends_segment(data):
             return len(data)
         file.datasync()
     fs.replace(unfinished, path)
     fs.sync_directory(path.parent)
     return len(data)
+
+
+def _ends_segment(data: Buffer) -> bool:
+    """Return whether whole frames end with the footer of their segment."""
+    return segment.parse_seal(bytes(data[-segment.SEAL.size :])) is not None
 
 
 def _difference(wanted: memoryview, found: Buffer) -> tuple[int, int, int]:

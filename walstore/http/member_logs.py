@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from walstore.cluster.member import ClusterMember
-from walstore.errors import StorageUnavailableError
+from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
+from walstore.topology.documents import check_log_name
 
 _LATER: Final = {"Retry-After": "1"}
 
@@ -50,9 +51,16 @@ class MemberLogs:
         return name in self.member.view.specs
 
     async def wal(self, name: str) -> Wal:
-        """Return a log, made if there is none; RefusedError with 503 if it is led elsewhere."""
+        """Return a log, made if there is none.
+
+        RefusedError with 503 if it is led elsewhere, with 409 if a machine has records of a log of that name.
+        """
         if not await self.exists(name):
-            await self.member.make_log_here(name)
+            check_log_name(name)  # InvalidSettingsError, as it is
+            try:
+                await self.member.make_log_here(name)
+            except InvalidSettingsError as error:
+                raise RefusedError(409, str(error)) from None
         found = await self.member.find(name)
         if not isinstance(found, Wal):
             raise RefusedError(503, f"the log is led at {found} now; send it again", _LATER)

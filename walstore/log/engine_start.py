@@ -17,7 +17,14 @@ from walstore.format.claims import Claims
 from walstore.format.packed import MOST_START, MOST_TIMESTAMP_US
 from walstore.log.engine import Engine
 from walstore.log.log_resources import LogResources
-from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
+from walstore.log.opening import (
+    Entered,
+    Opened,
+    close_log,
+    enter_log,
+    has_been_entered,
+    recover_log,
+)
 from walstore.log.replicated import begin_to_replicate, restore_cursors
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
 from walstore.ports import Clock, FileSystem, ReplicationPlan, Replicator, Tier
@@ -53,6 +60,8 @@ async def open_engine(
             await tier.open(None, is_replicated=True)
         elif tier is not None:
             await tier.open(await resources.writing.run(peek_log_id, fs, path))
+        if replicator is not None and not await resources.writing.run(has_been_entered, fs, path):
+            await replicator.reach()
         opened = await _enter_and_recover(path, settings, tier, fs, clock, resources, replicator)
     except BaseException as error:
         resources.close()

@@ -29,6 +29,7 @@ from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
 from walstore.errors import ContentionError, CorruptionError
 from walstore.files.directory import (
+    LOCK_NAME,
     REMAKE,
     evidence_of,
     evidence_of_copy,
@@ -159,6 +160,14 @@ def enter_log(
             sync_entry(fs, directory)  # before any file in it implies that this was done
         stack.pop_all()
     return Entered(directory, fs, lock, names)
+
+
+def has_been_entered(fs: FileSystem, directory: Path) -> bool:
+    """Return whether somebody has locked a directory once: :func:`enter_log` leaves the lock's file there."""
+    try:
+        return LOCK_NAME in fs.list(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 class RecoveredEnd(NamedTuple):

@@ -97,18 +97,23 @@ class CopyTroubles:
         self._known: dict[str, CopyTrouble] = {}
 
     def note(self, name: str, error: WalError, *, is_look: bool = False) -> None:
-        """Note why a call failed, if that is wrong with the copy.
+        """Note why a call of a primary failed, and log it if it changes: the copy does not count then.
 
-        ``is_look``: the call opens the copy, or looks at all of it. Nobody repairs what it finds, so this
-        notes, and raises, an error that says what to do.
+        Only what is wrong with the copy itself is noted, such as damage, its disk, or another program that
+        has it open; what concerns its primary is left out. ``is_look``: the call opens the copy, or looks at
+        all of it. Nobody repairs what it finds, so this notes, and raises in place of ``error``, one that
+        says what to do.
         """
         if not isinstance(error, _OF_A_LOOK if is_look else _OF_THE_COPY):
             return
         told = _with_advice(error) if is_look else error
-        which = f"the copy of {name} here"
-        self._known.setdefault(name, CopyTrouble(which)).note(told)
+        self._of(name).note(told)
         if told is not error:
             raise told from error.__cause__
+
+    def warn(self, name: str, error: WalError) -> None:
+        """Log what a copy that counts lacks, unless that was logged last: its primary puts it back."""
+        self._of(name).warn("whole segments", error)
 
     def end(self, name: str) -> None:
         """Take note that a copy takes part."""
@@ -118,6 +123,9 @@ class CopyTroubles:
     def forget(self, name: str) -> None:
         """Forget what was noted of a copy."""
         self._known.pop(name, None)
+
+    def _of(self, name: str) -> CopyTrouble:
+        return self._known.setdefault(name, CopyTrouble(f"the copy of {name} here"))
 
 
 def _with_advice(error: WalError) -> WalError:

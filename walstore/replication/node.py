@@ -163,7 +163,10 @@ class ReplicaNode(MustClose):
         try:
             answer = await call()
         except WalError as error:
-            self._troubles.note(name, error, is_look=handler in (_obey, _extents, _frames))
+            if handler in (_check, _read) and isinstance(error, CorruptionError):
+                self._troubles.warn(name, error)  # it counts, and is repaired
+            else:
+                self._troubles.note(name, error, is_look=handler in (_obey, _extents, _frames))
             raise
         if handler is _show:
             self._troubles.end(name)

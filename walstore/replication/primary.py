@@ -36,7 +36,7 @@ from walstore.replication.position import quorum_value
 from walstore.replication.remote_copy import RemoteCopy, client_of
 from walstore.replication.scrub import Scrub
 from walstore.replication.settings import Replication
-from walstore.replication.takeover import take_over
+from walstore.replication.takeover import reach_copies, take_over
 from walstore.replication.written import WrittenBytes
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import ScrubRound
@@ -122,6 +122,10 @@ class Primary:
     def tee(self) -> WrittenBytes:
         """As of :class:`walstore.ports.Replicator`."""
         return self.written
+
+    async def reach(self) -> None:
+        """As of :class:`walstore.ports.Replicator`."""
+        await reach_copies(self)
 
     async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
         """As of :class:`walstore.ports.Replicator`."""

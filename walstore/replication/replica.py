@@ -42,9 +42,14 @@ from walstore.files.directory import (
     read_segment_header,
     write_hint,
 )
-from walstore.files.directory_scan import find_damaged
+from walstore.files.directory_scan import has_segment, look_again
 from walstore.files.floor import NOTHING_NOTED, limit_at, load_note, two_histories
-from walstore.files.frame_stream import CheckedReads, FrameStream, check_segment
+from walstore.files.frame_stream import (
+    CheckedReads,
+    FrameStream,
+    check_segment,
+    unreadable_is_damage,
+)
 from walstore.files.frame_walk import frames_of
 from walstore.files.locks import this_process
 from walstore.files.mended_segment import drop_unfinished, mend_segment, segment_salt
@@ -178,7 +183,7 @@ class Replica:
         *inner, last = pick_segments(self._directory, self._fs.list(self._directory)) or [0]
         found = []
         for start in inner:
-            with contextlib.suppress(CorruptionError):
+            with contextlib.suppress(CorruptionError), unreadable_is_damage(self._directory):
                 extent = self._extent(start)
                 if extent.is_sealed and start not in self.damaged:
                     found.append(extent)
@@ -386,7 +391,8 @@ class Replica:
         """
         path = self._path(start)
         try:
-            extent = self._extent(start)
+            with unreadable_is_damage(path):
+                extent = self._extent(start)
         except FileNotFoundError:
             if not self._is_lost(start):
                 raise
@@ -433,7 +439,7 @@ class Replica:
         stream.feed(data)
         if stream.is_inside:
             stream.finish()
-        if path.name not in self._fs.list(self._directory) and not self._is_lost(start):
+        if not self._is_lost(start) and path.name not in self._fs.list(self._directory):
             raise ContentionError(f"segment {start} was removed")
         self._sound.pop(start, None)
         is_complete = start < self.end.first and self._completes(place, data)
@@ -442,10 +448,12 @@ class Replica:
         try:
             count = mend_segment(self._fs, path, created_us, position, data)
         finally:
-            if is_complete:  # also after an error: it may be there all the same
-                self.end = self.end._replace(first=self._first())
-        if self.damaged and (not position or segment.parse_seal(data[-segment.SEAL.size :])):
-            self.damaged = self._find_damaged()
+            # Also after an error: it may be there all the same.
+            if is_complete and has_segment(self._fs, self._directory, start):
+                self.end = self.end._replace(first=start)
+        is_end = not position or segment.parse_seal(data[-segment.SEAL.size :]) is not None
+        if self.damaged and is_end and self._header is not None and start < self._header.start:
+            self.damaged = look_again(self._fs, self._directory, self.damaged, start, self._header)
         return count
 
     def check_inside(self) -> None:
@@ -569,9 +577,6 @@ class Replica:
             header.log_id,
             self.end.first or header.start,
         )
-
-    def _find_damaged(self) -> Sequence[int]:
-        return find_damaged(self._fs, self._directory, self._fs.list(self._directory), None)
 
     def _first(self) -> int:
         return pick_segments(self._directory, self._fs.list(self._directory))[0]

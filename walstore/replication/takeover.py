@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from walstore.errors import CorruptionError, FencedError, StorageUnavailableError, WalError
 from walstore.ports import Clock, FileSystem
+from walstore.remote.client import Client
 from walstore.replication.copies import LocalCopy, catch_up
 from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.position import CopyEnd
@@ -83,6 +84,37 @@ class _Promised(NamedTuple):
         """Return what a copy has answered."""
         has_log = bool(end.log_id)
         return cls(end, is_whole and has_log, copy, is_whole and not has_log)
+
+
+async def reach_copies(primary: Primary) -> None:
+    """Return once a node is connected, or if there is none; else as the takeover ends that nobody answers.
+
+    A vote is durable before any node is asked for its own, and is not taken back then: a node may have
+    answered. So a directory that is new waits for this, and a start in vain leaves nothing there.
+    """
+    clients = [primary.client_of(address) for address in primary.settings.addresses]
+    errors: list[WalError] = []
+
+    async def connect(client: Client) -> None:
+        try:
+            await client.connect()
+        except WalError as error:
+            errors.append(error)
+
+    def is_reached() -> bool:
+        return any(client.is_connected for client in clients)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            connecting = {tasks.create_task(connect(client)) for client in clients}
+            await _until(is_reached, connecting, primary.settings.patience_seconds)
+            for task in connecting:
+                task.cancel()
+        if clients and not is_reached():
+            raise _too_few(primary, [], errors)
+    finally:
+        for client in clients:
+            await client.aclose()
 
 
 async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lane) -> int:

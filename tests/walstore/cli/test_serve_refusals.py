@@ -38,6 +38,12 @@ REFUSALS = {
     "no etcd": (CLUSTER, 1, "no node of etcd does it"),
     "no etcd, after a socket": (f"{CLUSTER} --unix {{at}}/s", 1, "no node of etcd does it"),
     "bad address to advertise": (f"{CLUSTER} --advertise x", 1, "not an address"),
+    "every machine's address to advertise": (
+        f"{CLUSTER} --advertise tcp://0.0.0.0:7430", 1, "no other machine reaches this one at 0.0.0.0",
+    ),
+    "every machine's address with TLS": (
+        f"{CLUSTER} --tcp [::]:0 {{tls}}", 1, "no other machine reaches this one at ::",
+    ),
 }  # fmt: skip
 
 

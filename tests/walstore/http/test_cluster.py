@@ -402,6 +402,20 @@ async def test_a_machine_alone_makes_no_stream(
         assert "no second machine" in await answer.text()
 
 
+async def test_a_stream_is_not_made_over_records_that_a_machine_has(
+    tmp_path: Path, client: aiohttp.ClientSession
+) -> None:
+    """Etcd lost what it knew of the log."""
+    async with Machines(tmp_path, web={}) as machines:
+        await until(lambda: all(len(one.member.view.members) == 3 for one in machines.all))  # type: ignore[union-attr]
+        await create(machines, client)
+    async with Machines(tmp_path, web={}) as machines:
+        await until(lambda: all(len(one.member.view.members) == 3 for one in machines.all))  # type: ignore[union-attr]
+        async with client.put(at(machines.all[0]), headers=TEXT) as answer:
+            assert (answer.status, "--adopt" in await answer.text()) == (409, True)
+        assert machines.store.get("walstore/logs/orders") is None
+
+
 async def test_arguments(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettingsError, match="logs, or cluster="):
         await HttpServer.open(None, "127.0.0.1:0")

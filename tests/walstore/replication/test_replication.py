@@ -28,7 +28,7 @@ from walstore import (
     WalError,
 )
 from walstore.files import unlinked_file
-from walstore.files.directory import PROMISE_NAME
+from walstore.files.directory import LOCK_NAME, PROMISE_NAME
 from walstore.files.posix import PosixFileSystem
 from walstore.replication.replica import Replica
 from walstore.runtime.statistics import unpack_statistics
@@ -278,6 +278,29 @@ async def test_too_few_copies_to_take_over(cluster: Cluster) -> None:
     await wal.aclose()
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_start_where_nobody_answers_leaves_nothing(tmp_path: Path, is_there: bool) -> None:
+    """No file, and no promise, is made in a directory that never had a log."""
+    path = tmp_path / "parent" / "orders"
+    if is_there:
+        path.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    nodes = [f"unix://{tmp_path}/none.sock", f"unix://{tmp_path}/nobody.sock"]
+    replication = Replication(nodes=nodes, patience_seconds=RUNS_OUT_SECONDS)
+    with pytest.raises(StorageUnavailableError, match="0 of 3 copies of 'orders' answer"):
+        await Wal.open(path, replication=replication)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+async def test_a_start_where_one_of_two_answers_keeps_its_promise(cluster: Cluster) -> None:
+    """The other machine knows of it."""
+    await cluster.machines[2].stop()
+    with pytest.raises(StorageUnavailableError, match="a new log needs all of them once"):
+        await cluster.primary(0, patience_seconds=RUNS_OUT_SECONDS)
+    for machine in cluster.machines[:2]:
+        assert (machine.path / "orders" / PROMISE_NAME).exists()
+
+
 async def test_a_copy_of_another_log_is_not_touched(cluster: Cluster) -> None:
     await (await cluster.primary(0)).aclose()
     await cluster.machines[1].stop()
@@ -399,6 +422,9 @@ async def test_an_opening_that_is_cancelled_while_its_own_copy_promises_ends(
     """Nobody else answers, and it does not wait for them."""
     for number in (1, 2):
         await cluster.machines[number].stop()
+    used = cluster.machines[0].path / "orders"
+    used.mkdir()
+    (used / LOCK_NAME).touch()  # else it waits for one of them before it promises
     fs = cluster.machines[0].fs = FaultyFileSystem()
     with fs.hold("replace") as promising:
         opening = asyncio.ensure_future(cluster.primary(0, patience_seconds=10))
