@@ -216,6 +216,7 @@ class Channel:
     def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest builders: at least one if there are any, at most about
         ``max_bytes``."""
+        self._poked = False  # the caller has done what it was woken for, or does it next
         builder = self._builder
         has_some = builder.values or not builder.is_empty
         if has_some and len(self._ready) * self._batch_bytes < max_bytes:

@@ -178,8 +178,8 @@ class LogState:
 
     # -- from the writer ---------------------------------------------------------------------
 
-    def on_commit(self, commit: Commit) -> None:
-        """Adopt a commit, then wake its waiters."""
+    def on_commit(self, commit: Commit) -> list[asyncio.Future[None]]:
+        """Adopt a commit and return its waiters; see :class:`walstore.append.writer.Listener`."""
         for sealed in commit.sealed:
             self._seal(sealed)
         if commit.active is not self._active:
@@ -199,10 +199,10 @@ class LogState:
         if self._shows_written:
             self.visible.advance(commit.limit)
         if commit.is_synced:
-            self.on_sync(commit.limit)
-        else:
-            self.durable.advance(commit.durable_limit)
-            self._show_replicated()
+            return self._adopt_sync(commit.limit)
+        self.durable.advance(commit.durable_limit)
+        self._show_replicated()
+        return []
 
     def on_replicated(self, limit: int) -> None:
         """Adopt that enough machines have everything below ``limit``.
@@ -219,16 +219,22 @@ class LogState:
 
     def on_sync(self, durable_limit: int) -> None:
         """Adopt a sync: everything written so far is durable, up to this limit."""
+        for waiter in self._adopt_sync(durable_limit):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _adopt_sync(self, durable_limit: int) -> list[asyncio.Future[None]]:
         self.head = max(self.head, self._head_to_come)
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
-        self.durable.advance(durable_limit)
+        waiters = self.durable.reach(durable_limit)
         if self.replicated is not None:
             self._show_replicated()
         if self._unsettled > self.settled.value:
             self.settled.advance(self._unsettled)
         if self._due is not None and self.appended_bytes >= self._due_bytes:
             self._wake_shipping()
+        return waiters
 
     @property
     def wants_disk(self) -> bool:

@@ -194,7 +194,7 @@ class Tail:
     @property
     def wants_checkpoint(self) -> bool:
         """Whether enough was written since the last checkpoint."""
-        return self._upkeep.is_checkpoint_due(is_replicated=self.tee is not None)
+        return self._upkeep.is_checkpoint_due
 
     @_failing
     def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
@@ -447,7 +447,7 @@ class Tail:
                 self._note_written(serial)
             raise
         self._reached.note_written(self._chain.next_offset, serial)
-        self._upkeep.note_write(size)
+        self._upkeep.note_write(size, is_replicated=self.tee is not None)
         if size:
             self._is_epoch_written = True
             if self.tee is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 logger = logging.getLogger("walstore")
@@ -25,6 +25,30 @@ def start_task(work: Coroutine[Any, Any, _T], *, name: str | None = None) -> asy
     """
     loop = asyncio.get_running_loop()
     return loop.create_task(work if loop.get_task_factory() is None else _later(work), name=name)
+
+
+def wake(futures: Iterable[asyncio.Future[_T]], result: _T) -> None:
+    """Resolve futures that are not done; what waits for each runs before this returns, up to its next wait.
+
+    Only for callbacks of the event loop, once they have nothing else to do: never within a task, and not
+    with state that the woken tasks must not see. ``set_result`` alone schedules a callback for each, which
+    takes as long as all that an append does itself, and one more turn of the event loop.
+    """
+    left = iter(futures)
+    try:
+        for future in left:
+            if future.done():
+                continue  # cancelled, maybe by one that was woken just now
+            callbacks = future._callbacks or ()  # noqa: SLF001 - asyncio has no public name for it
+            for callback, _ in callbacks:
+                future.remove_done_callback(callback)
+            future.set_result(result)
+            for callback, context in callbacks:
+                context.run(callback, future)
+    finally:
+        for future in left:  # a task that was woken ends the program
+            if not future.done():
+                future.set_result(result)
 
 
 async def wait_ended(*work: asyncio.Future[Any]) -> bool:

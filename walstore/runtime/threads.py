@@ -25,7 +25,7 @@ from weakref import WeakSet, finalize
 from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children
-from walstore.runtime.tasks import wait_ended
+from walstore.runtime.tasks import wait_ended, wake
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
@@ -242,10 +242,10 @@ class Lane:
         disk would leave out that it is to end. With ``on_cancel`` that is called instead, and the caller gets
         the result or the error: it has to see to its end itself.
 
-        ``then(result)`` is called on the event loop one turn before the caller continues; its errors
+        ``then(result)`` is called on the event loop just before the caller continues; its errors
         are raised here. For tasks whose work must not be left half done.
         """
-        job = self._start(call, args, then, _Uncancellable)
+        job = self.begin_through(call, *args, then=then)
         try:
             return await job
         except asyncio.CancelledError:
@@ -371,15 +371,17 @@ def _resolve(
     result: object,
     error: BaseException | None,
 ) -> None:
-    if then is not None and error is None:
-        try:
+    try:
+        if then is not None and error is None:
             then(result)
-        except Exception as raised:  # noqa: BLE001 - the caller gets it
-            error = raised
-    if future.done():
-        return  # cancelled meanwhile
+    except Exception as raised:  # noqa: BLE001 - the caller gets it
+        error = raised
+    except BaseException:  # a task that was woken ends the program
+        if not future.done():
+            future.set_result(result)
+        raise
     if error is None:
-        future.set_result(result)
-    else:
+        wake((future,), result)
+    elif not future.done():  # else it was cancelled meanwhile
         future.set_exception(error)
         future.exception()  # a caller cancelled at this moment never retrieves it
