@@ -49,6 +49,8 @@ class Commit(NamedTuple):
     """All registers, if some changed."""
     sync_seconds: float | None = None
     """Duration of the final sync; None if there was none."""
+    wants_checkpoint: bool = False
+    """Whether enough was written since the last checkpoint, or a segment was sealed."""
 
 
 @dataclass(slots=True)
@@ -73,11 +75,6 @@ class Reached:
     attempted_serial: int
     registers: Mapping[str, str] | None = None
     """The durable state of all registers, if it is known after a failure."""
-
-    def note_attempt(self, limit: int, serial: int) -> None:
-        """Record that records below ``limit`` and changes up to ``serial`` were handed over."""
-        self.attempted_limit = limit
-        self.attempted_serial = max(self.attempted_serial, serial)
 
     def note_written(self, limit: int, serial: int) -> None:
         """Record that frames up to ``limit`` and ``serial`` may be on disk."""

@@ -339,20 +339,17 @@ class Writer:
         self.rotations += len(commit.sealed)
         waiters = self._listener.on_commit(commit)
         try:
-            self._note_commit(builders, began, commit)
+            self._channel.release(builders)
+            if commit.wants_checkpoint:
+                self._is_checkpoint_due = True
+            if self.observer is not UNOBSERVED:
+                self._observe(builders, commit, began)
+            if self._age_seconds is not None:
+                self._note_age(commit)
+            if not self._syncs_always:
+                self._note_unsynced(builders, commit)
         finally:
             wake(waiters, None)
-
-    def _note_commit(self, builders: list[BatchBuilder], began: float, commit: Commit) -> None:
-        self._channel.release(builders)
-        if commit.sealed or self._tail.wants_checkpoint:
-            self._is_checkpoint_due = True
-        if self.observer is not UNOBSERVED:
-            self._observe(builders, commit, began)
-        if self._age_seconds is not None:
-            self._note_age(commit)
-        if not self._syncs_always:
-            self._note_unsynced(builders, commit)
 
     def _note_age(self, commit: Commit) -> None:
         if commit.sealed or not self._has_records.is_set():

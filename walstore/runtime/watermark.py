@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -38,7 +39,7 @@ class Watermark:
 
     def waiter(self, target: int) -> asyncio.Future[None]:
         """Return a future that resolves when the limit reaches ``target``. It may be cancelled."""
-        future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
+        future: asyncio.Future[None] = Future(loop=self._loop)
         queue = self._queue
         if self.value >= target:
             future.set_result(None)

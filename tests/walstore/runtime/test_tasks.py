@@ -131,6 +131,7 @@ async def test_a_future_that_nobody_waits_for_is_resolved() -> None:
 
 def test_a_task_that_ends_the_program_leaves_nobody_waiting() -> None:
     seen: list[object] = []
+    ended: list[asyncio.Task[None]] = []
 
     async def end(future: asyncio.Future[int]) -> None:
         await future
@@ -143,6 +144,7 @@ def test_a_task_that_ends_the_program_leaves_nobody_waiting() -> None:
             asyncio.create_task(end(futures[0])),
             asyncio.create_task(waiting(futures[1], seen, "b")),
         ]
+        ended.append(tasks[0])
         await turns()
         woken_in_a_callback(futures, seen)
         await asyncio.wait(tasks)
@@ -150,3 +152,4 @@ def test_a_task_that_ends_the_program_leaves_nobody_waiting() -> None:
     with pytest.raises(SystemExit):
         asyncio.run(main())
     assert seen == ["end", ("b", "cancelled")]  # by asyncio.run
+    assert isinstance(ended[0].exception(), SystemExit)
