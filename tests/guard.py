@@ -28,6 +28,8 @@ PACKAGES: Final = [module_from_spec(find_spec(name)) for name in ("walstore", "u
 They are found, not imported, for the second one needs an extra.
 """
 HELPERS: Final = ["walstore.testing"]
+WAKING: Final = ("walstore/runtime/tasks.py", "wake")
+"""What runs tasks as the event loop does: what is below it has not called them."""
 
 WATCHED_EVERYWHERE: Final = (
     (os, "copy_file_range"),
@@ -93,7 +95,7 @@ class _Callers:
         self._excluded_modules = tuple(excluded_modules)
         self._can_block_functions = can_block_functions
         # By id: the hash of code is made of all its constants and names at each use.
-        self._known: dict[int, tuple[CodeType, bool | None]] = {}
+        self._known: dict[int, tuple[CodeType, bool | None, bool]] = {}
 
     def is_refused(self, frame: FrameType) -> bool:
         """Return whether the function may not block when it is called from ``frame``."""
@@ -113,11 +115,14 @@ class _Callers:
         while frame and frame.f_code is not end:
             code = frame.f_code
             if (known := self._known.get(id(code))) is None:
-                known = self._known[id(code)] = code, self._classify(code)
+                wakes = code.co_name == WAKING[1] and code.co_filename.endswith(WAKING[0])
+                known = self._known[id(code)] = code, self._classify(code), wakes
             if known[1] is None:
                 return None, None
-            watched = watched or known[1]
+            watched = watched or (known[1] and not known[2])
             frame = frame.f_back
+            while known[2] and frame and frame.f_code is not _run_forever.__code__:
+                frame = frame.f_back
         return watched, frame
 
     def _classify(self, code: CodeType) -> bool | None:

@@ -6,15 +6,11 @@ A thousand logs need no more threads than one that is busy. Each has a lane of i
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 from weakref import WeakValueDictionary
 
 from walstore.runtime.threads import Lane, Pool, Worker
-
-_T = TypeVar("_T")
 
 Purpose = Literal["cloud", "store", "lock"]
 """``cloud``: hashing, compressing and decoding, which take a processor. ``store``: waiting for a disk.
@@ -40,10 +36,6 @@ class SharedWorker(Worker):
     def close(self) -> None:
         """Accept no more calls; earlier ones still run. Others' threads stay. Idempotent."""
         Lane.close(self)
-
-    def begin(self, call: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Run ``call()`` on a thread; return the future of its result. WalClosedError if it is closed."""
-        return self._start(call, ())
 
 
 def _pool(purpose: Purpose) -> Pool:

@@ -95,7 +95,7 @@ class ActiveSegment:
         index = SegmentIndex(SegmentStreams())
         if not ledger.is_empty:
             at = frame.place(header.salt, segment.HEADER_BYTES)
-            pieces.append(self._framer.frame_ledger(Spot(at, chain.next_offset, 0)))
+            pieces.append(self._framer.frame_ledger((at, chain.next_offset, 0)))
             index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
         path = self._directory / segment.file_name(chain.next_offset)
         self.file = ActiveFile.create(self._fs, path, pieces, self._segment_bytes, recycled)
@@ -123,7 +123,7 @@ class ActiveSegment:
     def spot(self, position: int, durable_limit: int) -> Spot:
         """Return where a frame at ``position`` stands."""
         place = frame.place(self.header.salt, position)
-        return Spot(place, durable_limit, self.file.durable_position)
+        return place, durable_limit, self.file.durable_position
 
     def summary(self) -> SegmentSummary:
         """Return what its footer would say now."""

@@ -78,6 +78,7 @@ class Channel:
         "_sleeper",
         "_taken",
         "_used_bytes",
+        "_watchers",
         "accepted",
         "append_value",
         "is_alert",
@@ -114,6 +115,7 @@ class Channel:
         """Counts appends that change the ledger; callers await their commit by this number."""
         self.accepted = Watermark(next_offset, loop)
         """Follows ``tail`` while there are waiters; otherwise it may lag."""
+        self._watchers = 0  # callers in wait_accepted()
         self._bytes_budget = settings.channel_bytes
         self._records_budget = settings.channel_records
         # Batches stay well below a segment, so that segments stay near their size.
@@ -149,7 +151,10 @@ class Channel:
 
     def put_alert(self, value: bytes) -> int:
         """As the fast path, for a record that has to call note_record(); raises in a wrong thread."""
-        self.check_loop()
+        if self._guard.is_home:
+            self.thread = get_ident()
+        else:
+            self.check_loop()
         room = self.room - len(value) - RECORD_ROOM_BYTES
         if room < 0:
             return self.put(make_record(value, None, None, None, None))
@@ -216,6 +221,7 @@ class Channel:
     def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest builders: at least one if there are any, at most about
         ``max_bytes``."""
+        self._poked = False  # the caller has done what it was woken for, or does it next
         builder = self._builder
         has_some = builder.values or not builder.is_empty
         if has_some and len(self._ready) * self._batch_bytes < max_bytes:
@@ -244,7 +250,11 @@ class Channel:
             self._released = builders[-1].limit
         if self._share is not None:
             self._share.give(released_bytes)
-        self.admit()
+            self.admit()
+        elif self._admissions.waiting:
+            self._admissions.admit()
+        else:
+            self._set_room()
 
     def admit(self) -> None:
         """Admit the callers that wait, as far as there is room and credit."""
@@ -367,10 +377,12 @@ class Channel:
         """Return when the tail has reached ``limit``; raises when the log closes."""
         self.accepted.advance(self.tail)
         waiter = self.accepted.waiter(limit)
+        self._watchers += 1
         self._set_room()  # leave the fast path, which wakes no waiters
         try:
             await waiter
         finally:
+            self._watchers -= 1
             self._set_room()
 
     # -- inside ------------------------------------------------------------------------------
@@ -476,7 +488,7 @@ class Channel:
         if request.spill is not None:
             self._close_builder()
             self._begin_builder()
-        if self.accepted.has_waiters:
+        if self._watchers:
             self.accepted.advance(self.tail)
         self._set_room()
         self.note_record()
@@ -541,7 +553,7 @@ class Channel:
         self._folded = 0
         self.is_alert = True
         self.room = self._room_given = 0
-        self._give_room()
+        self._set_room()
 
     def _close_builder(self) -> None:
         self._fold_room()
@@ -573,10 +585,8 @@ class Channel:
             self._rate.take(paid_bytes)
 
     def _set_room(self) -> None:
-        self._fold_room()
-        self._give_room()
-
-    def _give_room(self) -> None:
+        if self._room_given != self.room:
+            self._fold_room()
         share = self._share
         if share is not None and self._builder.is_empty:
             # Leased only while records are being accepted, so that idle logs hold nothing.
@@ -596,7 +606,7 @@ class Channel:
         room = min(room, records * RECORD_ROOM_BYTES, largest)
         if self._rate is not None:
             room = min(room, int(self._rate.credit_bytes))
-        is_watched = self._admissions.waiting or self.accepted.has_waiters
+        is_watched = self._admissions.waiting or self._watchers
         if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
         if share is not None:

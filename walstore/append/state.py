@@ -49,6 +49,8 @@ class Commit(NamedTuple):
     """All registers, if some changed."""
     sync_seconds: float | None = None
     """Duration of the final sync; None if there was none."""
+    wants_checkpoint: bool = False
+    """Whether enough was written since the last checkpoint, or a segment was sealed."""
 
 
 @dataclass(slots=True)
@@ -73,11 +75,6 @@ class Reached:
     attempted_serial: int
     registers: Mapping[str, str] | None = None
     """The durable state of all registers, if it is known after a failure."""
-
-    def note_attempt(self, limit: int, serial: int) -> None:
-        """Record that records below ``limit`` and changes up to ``serial`` were handed over."""
-        self.attempted_limit = limit
-        self.attempted_serial = max(self.attempted_serial, serial)
 
     def note_written(self, limit: int, serial: int) -> None:
         """Record that frames up to ``limit`` and ``serial`` may be on disk."""
@@ -178,8 +175,8 @@ class LogState:
 
     # -- from the writer ---------------------------------------------------------------------
 
-    def on_commit(self, commit: Commit) -> None:
-        """Adopt a commit, then wake its waiters."""
+    def on_commit(self, commit: Commit) -> list[asyncio.Future[None]]:
+        """Adopt a commit and return its waiters; see :class:`walstore.append.writer.Listener`."""
         for sealed in commit.sealed:
             self._seal(sealed)
         if commit.active is not self._active:
@@ -199,10 +196,10 @@ class LogState:
         if self._shows_written:
             self.visible.advance(commit.limit)
         if commit.is_synced:
-            self.on_sync(commit.limit)
-        else:
-            self.durable.advance(commit.durable_limit)
-            self._show_replicated()
+            return self._adopt_sync(commit.limit)
+        self.durable.advance(commit.durable_limit)
+        self._show_replicated()
+        return []
 
     def on_replicated(self, limit: int) -> None:
         """Adopt that enough machines have everything below ``limit``.
@@ -219,16 +216,22 @@ class LogState:
 
     def on_sync(self, durable_limit: int) -> None:
         """Adopt a sync: everything written so far is durable, up to this limit."""
+        for waiter in self._adopt_sync(durable_limit):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _adopt_sync(self, durable_limit: int) -> list[asyncio.Future[None]]:
         self.head = max(self.head, self._head_to_come)
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
-        self.durable.advance(durable_limit)
+        waiters = self.durable.reach(durable_limit)
         if self.replicated is not None:
             self._show_replicated()
         if self._unsettled > self.settled.value:
             self.settled.advance(self._unsettled)
         if self._due is not None and self.appended_bytes >= self._due_bytes:
             self._wake_shipping()
+        return waiters
 
     @property
     def wants_disk(self) -> bool:

@@ -194,7 +194,7 @@ class Tail:
     @property
     def wants_checkpoint(self) -> bool:
         """Whether enough was written since the last checkpoint."""
-        return self._upkeep.is_checkpoint_due(is_replicated=self.tee is not None)
+        return self._upkeep.is_checkpoint_due
 
     @_failing
     def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
@@ -203,15 +203,45 @@ class Tail:
         A builder with a spill comes alone and is always durable. TailError on any failure, after which
         only close is allowed.
         """
-        serial = builders[0].serial
+        last_serial = builders[0].serial
         for builder in builders:
-            serial = max(serial, builder.serial)
-        self._reached.note_attempt(builders[-1].limit, serial)
+            last_serial = max(last_serial, builder.serial)
+        reached = self._reached
+        reached.attempted_limit = builders[-1].limit
+        reached.attempted_serial = max(reached.attempted_serial, last_serial)
         if not self._is_announced:
             self._announce()
         if builders[0].spill is not None:
             return self._place(builders[0])
-        return self._append(builders, serial, sync=sync)
+        frames: list[bytearray] = []
+        with_records: list[Framed] = []
+        sealed: list[Segment] = []
+        now_us = self._clock.now_us()
+        written = pending = serial = 0
+        has_new_registers = False
+        for builder in builders:
+            if self._segment.is_full(builder.size_bytes, pending):
+                written += self._write(frames, serial)
+                if self.is_empty:
+                    self._renew_segment()
+                else:
+                    sealed.append(self._rotate())
+                frames, pending = [], 0
+            framed = self._frame(builder, now_us, self._segment.file.position + pending)
+            frames.append(framed.data)
+            pending += len(framed.data)
+            serial = max(serial, builder.serial)
+            if framed.limit > framed.start:
+                with_records.append(framed)
+            if builder.marks is not None and builder.marks.registers:
+                has_new_registers = True
+        written += self._write(frames, serial)
+        seconds = None
+        if sync:
+            seconds = self._sync()
+        elif self._shows_written:
+            self._store_cell()
+        return self._commit(last_serial, with_records, sealed, written, has_new_registers, seconds)
 
     @_failing
     def sync(self) -> float:
@@ -323,37 +353,6 @@ class Tail:
 
     # -- committing --------------------------------------------------------------------------
 
-    def _append(self, builders: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
-        frames: list[bytearray] = []
-        with_records: list[Framed] = []
-        sealed: list[Segment] = []
-        now_us = self._clock.now_us()
-        written = pending = serial = 0
-        has_new_registers = False
-        for builder in builders:
-            if self._segment.is_full(builder.size_bytes, pending):
-                written += self._write(frames, serial)
-                if self.is_empty:
-                    self._renew_segment()
-                else:
-                    sealed.append(self._rotate())
-                frames, pending = [], 0
-            framed = self._frame(builder, now_us, self._segment.file.position + pending)
-            frames.append(framed.data)
-            pending += len(framed.data)
-            serial = max(serial, builder.serial)
-            if framed.limit > framed.start:
-                with_records.append(framed)
-            if builder.marks is not None and builder.marks.registers:
-                has_new_registers = True
-        written += self._write(frames, serial)
-        seconds = None
-        if sync:
-            seconds = self._sync()
-        elif self._shows_written:
-            self._store_cell()
-        return self._commit(last_serial, with_records, sealed, written, has_new_registers, seconds)
-
     def _place(self, builder: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
         spill = builder.spill
@@ -408,16 +407,18 @@ class Tail:
         has_new_registers: bool,  # noqa: FBT001
         sync_seconds: float | None,
     ) -> Commit:
+        file = self._segment.file
         return Commit(
             frames=frames,
             limit=self._chain.next_offset,
             durable_limit=self._reached.durable_limit,
-            is_synced=not self._segment.file.has_unsynced,
+            is_synced=file.position <= file.durable_position,
             serial=serial,
             sealed=sealed,
             active=self._segment.found,
             size_bytes=size_bytes,
             sync_seconds=sync_seconds,
+            wants_checkpoint=bool(sealed) or self._upkeep.is_checkpoint_due,
             head=self.head,
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
@@ -447,7 +448,7 @@ class Tail:
                 self._note_written(serial)
             raise
         self._reached.note_written(self._chain.next_offset, serial)
-        self._upkeep.note_write(size)
+        self._upkeep.note_write(size, is_replicated=self.tee is not None)
         if size:
             self._is_epoch_written = True
             if self.tee is not None:

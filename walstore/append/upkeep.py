@@ -59,6 +59,8 @@ class Upkeep:
             min_free_bytes=settings.min_free_bytes,
         )
         self._written_bytes = self._writes = 0  # since the last checkpoint
+        self.is_checkpoint_due = False
+        """Whether enough was written since the last checkpoint."""
         self._noted_state: tuple[int, ...] = ()
         self._is_noted_closed = False
         self._given_up = list(given_up)
@@ -70,21 +72,16 @@ class Upkeep:
 
     # -- checkpoints -------------------------------------------------------------------------
 
-    def note_write(self, size: int) -> None:
-        """Count a write."""
+    def note_write(self, size: int, *, is_replicated: bool) -> None:
+        """Count a write: of a replicated log less is enough, since a takeover, which everybody waits for,
+        reads what follows the checkpoint."""
         self._written_bytes += size
         self._writes += 1
-
-    def is_checkpoint_due(self, *, is_replicated: bool) -> bool:
-        """Whether enough was written since the last checkpoint.
-
-        Of a replicated log less is enough: a takeover, which everybody waits for, reads what follows it.
-        """
-        if not is_replicated:
-            return self._written_bytes >= self._checkpoint_bytes
-        if self._written_bytes >= self._enough_bytes(is_replicated=True):
-            return True
-        return self._writes >= _REPLICATED_CHECKPOINT_WRITES
+        is_due = self._written_bytes >= self._checkpoint_bytes
+        if is_replicated and not is_due:
+            is_due = self._written_bytes >= self._enough_bytes(is_replicated=True)
+            is_due = is_due or self._writes >= _REPLICATED_CHECKPOINT_WRITES
+        self.is_checkpoint_due = is_due
 
     def write_checkpoint(self, found: Checkpoint, state: tuple[int, ...]) -> bytes:
         """Write a checkpoint durably, and return it encoded; OSError. Everything written is synced already.
@@ -94,6 +91,7 @@ class Upkeep:
         data = checkpoint.encode_checkpoint(found)
         write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
         self._written_bytes = self._writes = 0
+        self.is_checkpoint_due = False
         self.note_checkpoint(state, is_closed=found.is_closed)
         return data
 
@@ -110,6 +108,7 @@ class Upkeep:
         logger.warning("the checkpoint in %s is postponed: %s", self._directory, error)
         enough = self._enough_bytes(is_replicated=is_replicated)
         self._written_bytes = enough - enough // _RETRY_SHARE
+        self.is_checkpoint_due = False
         writes_left = _REPLICATED_CHECKPOINT_WRITES // _RETRY_SHARE
         self._writes = _REPLICATED_CHECKPOINT_WRITES - writes_left
 

@@ -30,6 +30,7 @@ from walstore.files.unlinked_file import UnlinkedFile, free_at_once, free_blocks
 from walstore.ports import Clock, SegmentTee
 from walstore.runtime.error_mapping import copy_error, to_wal_error
 from walstore.runtime.statistics import UNOBSERVED, LogObserver
+from walstore.runtime.tasks import wait_ended, wake
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings
 
@@ -47,8 +48,8 @@ class Listener(Protocol):
     def wants_disk(self) -> bool:
         """Whether a caller waits for a sync."""
 
-    def on_commit(self, commit: Commit) -> None:
-        """Records were written, and synced if the commit says so."""
+    def on_commit(self, commit: Commit) -> list[asyncio.Future[None]]:
+        """Records were written, and synced if the commit says so; returns its waiters, to be woken last."""
 
     def on_sync(self, durable_limit: int) -> None:
         """Everything written became durable."""
@@ -102,7 +103,7 @@ class Writer:
         self._removing = asyncio.Lock()
         self._trimming = 0
         """How many callers wait in :meth:`advance_head`: each frees what is deleted meanwhile."""
-        self._stopping = False
+        self._is_checkpoint_due = self._stopping = False
         self._ended = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once :meth:`run` has begun; before that, cancelling its task ends it."""
@@ -131,7 +132,7 @@ class Writer:
             self.started.set_result(None)
         try:
             while self.failure is None and not (self._stopping and self._is_done):
-                await self._guarded(self._turn)
+                await self._guarded(self._serve)
         finally:
             self._ended = True
             self._refuse_requests()
@@ -143,22 +144,29 @@ class Writer:
             return False
         return self._channel.is_empty and not self._tail.has_unsynced
 
-    async def _turn(self) -> None:
-        """Wait for something to do, and do it."""
-        try:
-            if not self._stopping:
-                await self._channel.wait_ready()
-            if self._linger_seconds and not self._stopping and not self._channel.is_empty:
-                await self._channel.wait_full(self._linger_seconds)
-        except asyncio.CancelledError:
-            self.on_cancel()
-        if self._requests:
-            await self._serve_requests()
-        builders = self._channel.take(COMMIT_BYTES)
-        if builders:
-            await self._commit(builders)
-        elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
-            await self._sync()
+    async def _serve(self) -> None:
+        """Do what there is to do until the log closes or has failed; raises as an action does."""
+        while self.failure is None and not (self._stopping and self._is_done):
+            commit: asyncio.Future[Commit] | None = None
+            if self._is_checkpoint_due:
+                await self._checkpoint()
+            try:
+                if self._linger_seconds and not self._stopping and not self._channel.is_empty:
+                    await self._channel.wait_full(self._linger_seconds)
+                if self._requests:
+                    await self._serve_requests()
+                builders = self._channel.take(COMMIT_BYTES)
+                if builders:
+                    commit = self._begin_commit(builders)
+                    await commit
+                elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
+                    await self._sync()
+                elif not self._stopping:
+                    await self._channel.wait_ready()
+            except asyncio.CancelledError:
+                self.on_cancel()
+                if commit is not None:  # done, as it refuses to be cancelled
+                    commit.result()
 
     async def run_age_limit(self) -> None:
         """Seal segments that reach the age limit; started only if there is one, cancelled at the end.
@@ -314,34 +322,34 @@ class Writer:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _run(
-        self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
-    ) -> Awaitable[_T]:
+    def _run(self, call: Callable[..., _T], *args: object) -> Awaitable[_T]:
         """Run a call on the tail to its end, even if this task is cancelled."""
-        return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
+        return self._worker.run_through(call, *args, on_cancel=self.on_cancel)
 
-    async def _commit(self, builders: list[BatchBuilder]) -> None:
+    def _begin_commit(self, builders: list[BatchBuilder]) -> asyncio.Future[Commit]:
         sync = self._syncs_always or self._listener.wants_disk
-        began = self._clock.monotonic()
-        commit = await self._run(
-            partial(self._tail.commit, builders, sync=sync),
-            then=partial(self._committed, builders, began),
+        then = partial(self._committed, builders, self._clock.monotonic())
+        return self._worker.begin_through(
+            partial(self._tail.commit, builders, sync=sync), then=then
         )
-        if self._tail.wants_checkpoint or commit.sealed:
-            await self._checkpoint()
 
     def _committed(self, builders: list[BatchBuilder], began: float, commit: Commit) -> None:
-        """Publish a commit. Its waiters continue when this returns."""
+        """Publish a commit. Its waiters run when all else is done here, up to their next wait."""
         self.commits += 1
         self.rotations += len(commit.sealed)
-        self._listener.on_commit(commit)
-        self._channel.release(builders)
-        if self.observer is not UNOBSERVED:
-            self._observe(builders, commit, began)
-        if self._age_seconds is not None:
-            self._note_age(commit)
-        if not self._syncs_always:
-            self._note_unsynced(builders, commit)
+        waiters = self._listener.on_commit(commit)
+        try:
+            self._channel.release(builders)
+            if commit.wants_checkpoint:
+                self._is_checkpoint_due = True
+            if self.observer is not UNOBSERVED:
+                self._observe(builders, commit, began)
+            if self._age_seconds is not None:
+                self._note_age(commit)
+            if not self._syncs_always:
+                self._note_unsynced(builders, commit)
+        finally:
+            wake(waiters, None)
 
     def _note_age(self, commit: Commit) -> None:
         if commit.sealed or not self._has_records.is_set():
@@ -383,12 +391,16 @@ class Writer:
         self._listener.on_sync(self._tail.durable_limit)
 
     async def _checkpoint(self) -> None:
+        self._is_checkpoint_due = False
         await self._run(self._tail.checkpoint)
         self._note_synced()
 
     async def _rotate(self, limit: int) -> None:
         while self._tail.written_limit < limit:
-            await self._commit(self._channel.take(COMMIT_BYTES))
+            commit = self._begin_commit(self._channel.take(COMMIT_BYTES))
+            if await wait_ended(commit):
+                self.on_cancel()
+            commit.result()
         if self._tail.is_empty:
             return
         sealed = await self._run(self._tail.rotate)

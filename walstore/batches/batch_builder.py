@@ -52,6 +52,8 @@ class BatchBuilder:
     """The records, if they are in a file of their own."""
     accepted_at: float | None = None
     """When the first of its records was accepted, by the monotonic clock; None if it is empty."""
+    only_value: bytes | None = field(default=None, compare=False)
+    """The only value, if a builder that is padded has one record with nothing but a value."""
 
     @property
     def limit(self) -> int:
@@ -62,21 +64,6 @@ class BatchBuilder:
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
         return not self.values and self.marks is None and self.spill is None
-
-    @property
-    def only_value(self) -> bytes | None:
-        """The only value, if the builder has one record with nothing but a value."""
-        values = self.values
-        if (
-            len(values) == 1
-            and self.keys is None
-            and self.streams is None
-            and self.headers is None
-            and self.timestamps_us is None
-            and self.marks is None
-        ):
-            return values[0]
-        return None
 
     def extend(self, request: AppendRequest) -> None:
         """Append the records of a request."""
@@ -91,10 +78,12 @@ class BatchBuilder:
 
     def pad(self) -> None:
         """Fill optional columns up to the length of the values, after plain values were added."""
-        rows = len(self.values)
+        rows, is_plain = len(self.values), self.marks is None
         for column in (self.keys, self.streams, self.headers, self.timestamps_us):
-            if column is not None and len(column) < rows:
+            if column is not None:
+                is_plain = False
                 column.extend([None] * (rows - len(column)))
+        self.only_value = self.values[0] if is_plain and rows == 1 else None
 
     def part(self, low: int, high: int) -> BatchBuilder:
         """Return a new builder with the records ``[low, high)``, counted from 0, padded.

@@ -12,15 +12,9 @@ from walstore.batches.batch_builder import BatchBuilder, marks_column
 from walstore.format import codec, frame
 from walstore.format.recovery import Chain
 
-
-class Spot(NamedTuple):
-    """Where a frame will be, and what is synced by then."""
-
-    place: bytes
-    """See :func:`walstore.format.frame.place`."""
-    synced_limit: int
-    synced_position: int
-    """In the segment of the frame."""
+Spot = tuple[bytes, int, int]
+"""Where a frame will be (see :func:`walstore.format.frame.place`), and what is synced by then: the limit, and
+the position in the segment of the frame."""
 
 
 class Framed(NamedTuple):
@@ -63,9 +57,9 @@ class Framer:
             max_timestamp_us=last_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=spot.synced_limit,
-            synced_position=spot.synced_position,
-            at=spot.place,
+            synced_limit=spot[1],
+            synced_position=spot[2],
+            at=spot[0],
         )
         data, crc = encode(compress=self._compress)
         plain = encode()[0] if self._compress and frame.is_compressed(data) else data
@@ -87,9 +81,9 @@ class Framer:
             max_timestamp_us=chain.timestamp_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=spot.synced_limit,
-            synced_position=spot.synced_position,
-            at=spot.place,
+            synced_limit=spot[1],
+            synced_position=spot[2],
+            at=spot[0],
         )
         return data
 
@@ -102,9 +96,9 @@ class Framer:
             timestamp_us=timestamp_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=spot.synced_limit,
-            synced_position=spot.synced_position,
-            at=spot.place,
+            synced_limit=spot[1],
+            synced_position=spot[2],
+            at=spot[0],
         )
         chain.next_offset = start + 1
         chain.timestamp_us = timestamp_us

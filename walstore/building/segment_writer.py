@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from walstore.batches.batch_builder import BATCH_RECORDS, marks_column
 from walstore.batches.conditions import MAX_STREAMS
-from walstore.batches.framer import Framer, Spot
+from walstore.batches.framer import Framer
 from walstore.format import frame, segment
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, StreamInfo
@@ -259,7 +259,7 @@ class SegmentWriter:
         self._waiting_bytes = self._written_bytes = 0
         if not self._ledger.is_empty:
             self.index.add(self._start, self.size_bytes, chain.timestamp_us)
-            spot = Spot(frame.place(self.salt, self.size_bytes), self._start, 0)
+            spot = frame.place(self.salt, self.size_bytes), self._start, 0
             self._take(Framer(chain, compress=False).frame_ledger(spot))
 
     @property

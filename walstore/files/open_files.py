@@ -250,11 +250,22 @@ class ActiveCell:
         """Replace the content and return whether others see it; never raises. Not once it is closed."""
         if self._is_closed:
             return False
-        error = self._try(data) and self._try(data)
-        if error is not None and not self._has_failed:
+        error: OSError | None = None
+        for _ in range(2):
+            try:
+                if self._cell is None:
+                    self._cell = self._fs.cell(self._path, self._size)
+                self._cell.store(data)
+            except OSError as raised:
+                error = raised
+                self._remove()
+            else:
+                self._has_failed = False
+                return True
+        if not self._has_failed:
             logger.warning("%s cannot be stored to, the log continues: %s", self._path, error)
-        self._has_failed = error is not None
-        return error is None
+        self._has_failed = True
+        return False
 
     def settle(self, data: bytes) -> None:
         """Replace the content so that a power failure brings no older one back; OSError.
@@ -284,20 +295,13 @@ class ActiveCell:
         self._is_closed = True
         self.park()
 
-    def _try(self, data: bytes) -> OSError | None:
-        """Store; if that fails, remove the file and return why."""
-        try:
-            if self._cell is None:
-                self._cell = self._fs.cell(self._path, self._size)
-            self._cell.store(data)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self.park()
-            self._has_durable_name = False
-            with contextlib.suppress(OSError):
-                self._fs.remove(self._path)
-            return error
-        return None
+    def _remove(self) -> None:
+        """Remove what cannot be stored to."""
+        with contextlib.suppress(OSError):
+            self.park()
+        self._has_durable_name = False
+        with contextlib.suppress(OSError):
+            self._fs.remove(self._path)
 
 
 class FileSlot:

@@ -104,9 +104,13 @@ class PosixFile(_Writable):
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         """Write all pieces; short writes are continued, so only an error leaves some out."""
-        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        descriptor = self._fd
+        views = []
+        for piece in pieces:
+            if len(piece):
+                views.append(memoryview(piece).cast("B"))
         while views:
-            written = os.pwritev(self._fd, views[:_IOV_MAX], position)
+            written = os.pwritev(descriptor, views[:_IOV_MAX], position)
             position += written
             while views and written >= len(views[0]):
                 written -= len(views.pop(0))

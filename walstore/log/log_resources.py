@@ -78,14 +78,17 @@ class FileLane(Lane):
         super().close()
         self.slot.close()
 
-    def _start(
+    def begin_through(
         self,
         call: Callable[..., _T],
-        args: tuple[object, ...],
+        *args: object,
         then: Callable[[_T], object] | None = None,
-        make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
+        make_future: Callable[..., asyncio.Future[_T]] | None = None,
     ) -> asyncio.Future[_T]:
-        return super()._start(self._hold_and_call, (call, *args), then, make_future)
+        """As of every lane; the call holds the files."""
+        return super().begin_through(
+            self._hold_and_call, call, *args, then=then, make_future=make_future
+        )
 
     def _hold_and_call(self, call: Callable[..., _T], *args: object) -> _T:
         with self.slot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 logger = logging.getLogger("walstore")
@@ -25,6 +25,39 @@ def start_task(work: Coroutine[Any, Any, _T], *, name: str | None = None) -> asy
     """
     loop = asyncio.get_running_loop()
     return loop.create_task(work if loop.get_task_factory() is None else _later(work), name=name)
+
+
+def wake(futures: Iterable[asyncio.Future[_T]], result: _T) -> None:
+    """Resolve futures that are not done; what waits for each runs before this returns, up to its next wait.
+
+    Only for callbacks of the event loop, once they have nothing else to do: never within a task, and not
+    with state that the woken tasks must not see. ``set_result`` alone schedules a callback for each, which
+    takes as long as all that an append does itself, and one more turn of the event loop. Where a future does
+    not tell its callbacks, that is what happens.
+    """
+    left = iter(futures)
+    try:
+        for future in left:
+            if future.done():
+                continue  # cancelled, maybe by one that was woken just now
+            callbacks = getattr(future, "_callbacks", None) or ()  # there is no public name for it
+            for callback, _ in callbacks:
+                future.remove_done_callback(callback)
+            future.set_result(result)
+            for callback, context in callbacks:
+                try:
+                    context.run(callback, future)
+                except Exception as error:  # noqa: BLE001 - it is no task's: the event loop reports it
+                    _report(future, callback, error)
+    finally:
+        for future in left:  # a task that was woken ends the program
+            if not future.done():
+                future.set_result(result)
+
+
+def _report(future: asyncio.Future[Any], callback: object, error: Exception) -> None:
+    context = {"message": f"Exception in callback {callback!r}", "exception": error}
+    future.get_loop().call_exception_handler(context)
 
 
 async def wait_ended(*work: asyncio.Future[Any]) -> bool:

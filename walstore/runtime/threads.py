@@ -25,7 +25,7 @@ from weakref import WeakSet, finalize
 from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children
-from walstore.runtime.tasks import wait_ended
+from walstore.runtime.tasks import wait_ended, wake
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
@@ -208,7 +208,7 @@ class Lane:
         Cancelling the caller does not interrupt the call; it finishes unobserved. WalClosedError after
         :meth:`close`.
         """
-        return await self._start(call, args)
+        return await self.begin(call, *args)
 
     async def run_owned(self, call: Callable[[], _T], discard: Callable[[_T], object]) -> _T:
         """Run ``call`` for a result that must be released, even if the caller is cancelled.
@@ -217,11 +217,11 @@ class Lane:
         raises, however often it is cancelled. For lanes of width 1.
         """
         made: list[_T] = []
-        calling = self._start(lambda: made.append(call()), ())
+        calling = self.begin(lambda: made.append(call()))
         try:
             await asyncio.shield(calling)
         except asyncio.CancelledError:
-            discarding = self._start(lambda: [discard(found) for found in made], ())
+            discarding = self.begin(lambda: [discard(found) for found in made])
             await wait_ended(calling, discarding)
             for future in (calling, discarding):
                 if not future.cancelled():
@@ -242,10 +242,10 @@ class Lane:
         disk would leave out that it is to end. With ``on_cancel`` that is called instead, and the caller gets
         the result or the error: it has to see to its end itself.
 
-        ``then(result)`` is called on the event loop one turn before the caller continues; its errors
+        ``then(result)`` is called on the event loop just before the caller continues; its errors
         are raised here. For tasks whose work must not be left half done.
         """
-        job = self._start(call, args, then, _Uncancellable)
+        job = self.begin_through(call, *args, then=then)
         try:
             return await job
         except asyncio.CancelledError:
@@ -255,40 +255,27 @@ class Lane:
             on_cancel()
             return job.result()
 
+    def begin(self, call: Callable[..., _T], *args: object) -> asyncio.Future[_T]:
+        """As :meth:`run`, for callers that do not wait: the call is queued when this returns."""
+        return self.begin_through(call, *args, make_future=asyncio.Future)
+
     def begin_through(
-        self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
+        self,
+        call: Callable[..., _T],
+        *args: object,
+        then: Callable[[_T], object] | None = None,
+        make_future: Callable[..., asyncio.Future[_T]] | None = None,
     ) -> asyncio.Future[_T]:
         """As :meth:`run_through`, for callers that do not wait: the call is queued when this returns.
 
-        The future cannot be cancelled.
+        The future cannot be cancelled, unless ``make_future`` makes another kind.
         """
-        return self._start(call, args, then, _Uncancellable)
-
-    def close(self) -> None:
-        """Accept no more calls; those made before still run. Twice is allowed."""
-        self._closed = True
-
-    async def close_through(self) -> None:
-        """As :meth:`close`, and return when the calls made before are done, even if the caller is cancelled
-        meanwhile. For lanes of width 1."""
-        last = self._start(_nothing, (), None, _Uncancellable)
-        self.close()
-        with contextlib.suppress(asyncio.CancelledError):  # delivered once the call is done
-            await last
-
-    def _start(
-        self,
-        call: Callable[..., _T],
-        args: tuple[object, ...],
-        then: Callable[[_T], object] | None = None,
-        make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
-    ) -> asyncio.Future[_T]:
         if self._pool.refusal is not None:
             raise copy_error(self._pool.refusal)
         if self._closed:  # for example while a reader was between two calls
             raise WalClosedError("the log is closed")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = make_future(loop=loop)
+        future: asyncio.Future[_T] = (make_future or _Uncancellable)(loop=loop)
 
         def job() -> None:
             if future.cancelled():
@@ -321,6 +308,18 @@ class Lane:
                 raise
             raise WalClosedError("the log is closed") from None
         return future
+
+    def close(self) -> None:
+        """Accept no more calls; those made before still run. Twice is allowed."""
+        self._closed = True
+
+    async def close_through(self) -> None:
+        """As :meth:`close`, and return when the calls made before are done, even if the caller is cancelled
+        meanwhile. For lanes of width 1."""
+        last = self.begin_through(_nothing)
+        self.close()
+        with contextlib.suppress(asyncio.CancelledError):  # delivered once the call is done
+            await last
 
     def _turn(self, job: Callable[[], None]) -> None:
         """Do one call, then queue behind the other lanes for the next."""
@@ -371,15 +370,17 @@ def _resolve(
     result: object,
     error: BaseException | None,
 ) -> None:
-    if then is not None and error is None:
-        try:
+    try:
+        if then is not None and error is None:
             then(result)
-        except Exception as raised:  # noqa: BLE001 - the caller gets it
-            error = raised
-    if future.done():
-        return  # cancelled meanwhile
+    except Exception as raised:  # noqa: BLE001 - the caller gets it
+        error = raised
+    except BaseException:  # a task that was woken ends the program
+        if not future.done():
+            future.set_result(result)
+        raise
     if error is None:
-        future.set_result(result)
-    else:
+        wake((future,), result)
+    elif not future.done():  # else it was cancelled meanwhile
         future.set_exception(error)
         future.exception()  # a caller cancelled at this moment never retrieves it

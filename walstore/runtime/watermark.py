@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from itertools import count
@@ -38,7 +39,7 @@ class Watermark:
 
     def waiter(self, target: int) -> asyncio.Future[None]:
         """Return a future that resolves when the limit reaches ``target``. It may be cancelled."""
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = Future(loop=self._loop)
         queue = self._queue
         if self.value >= target:
             future.set_result(None)
@@ -65,19 +66,24 @@ class Watermark:
 
     def advance(self, value: int) -> None:
         """Raise the limit and wake the waiters up to it, in order; a lower value is ignored."""
+        for future in self.reach(value):
+            if not future.done():
+                future.set_result(None)
+
+    def reach(self, value: int) -> list[asyncio.Future[None]]:
+        """Raise the limit and return the waiters up to it, in order, for the caller to wake; a lower value is
+        ignored."""
+        reached: list[asyncio.Future[None]] = []
         if value <= self.value:
-            return
+            return reached
         self.value = value
         queue = self._queue
         while queue and queue[0][0] <= value:
-            future = queue.popleft()[1]
-            if not future.done():
-                future.set_result(None)
+            reached.append(queue.popleft()[1])
         others = self._others
         while others and others[0][0] <= value:
-            future = heapq.heappop(others)[2]
-            if not future.done():
-                future.set_result(None)
+            reached.append(heapq.heappop(others)[2])
+        return reached
 
     def fail(self, failure: Callable[[int], BaseException]) -> None:
         """Fail all waiters, now and later, with ``failure(target)``."""

@@ -251,12 +251,12 @@ class WalStore(Owned, MustClose):
         """Remove a log that was just made; False if it stays, as it may have records or registers."""
         async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
-            if found is not None and found is not wal:
-                return False
+            if (found is not None and found is not wal) or _is_used(wal):
+                return False  # others go on with it
             if found is not None:
                 await self._close(directory, found)
-            if wal is not None and (wal.tail > wal.head or wal.registers):
-                return False
+                if _is_used(wal):
+                    return False  # what others appended before it was closed
             delete = partial(delete_log, self._fs, self.path, directory)
             try:
                 await self._lane.run_owned(delete, lambda _: None)
@@ -499,3 +499,8 @@ class WalStore(Owned, MustClose):
         async with asyncio.TaskGroup() as group:
             for _ in range(self.store_settings.max_concurrent_opens):
                 group.create_task(close_some())
+
+
+def _is_used(wal: Wal | None) -> bool:
+    """Whether a log that was just made may have records or registers."""
+    return wal is not None and (wal.tail > wal.head or bool(wal.registers))

@@ -54,8 +54,7 @@ async def state():
 
 async def test_a_commit_moves_limit_cache_and_counters_together(state) -> None:
     waiter = state.durable.waiter(4)
-    state.on_commit(commit(1, 3))
-    assert waiter.done()
+    assert state.on_commit(commit(1, 3)) == [waiter]  # for the caller to wake
     assert state.durable.value == 4
     assert state.appended_records == 3
     assert 0 < state.appended_bytes < state.cache.size_bytes

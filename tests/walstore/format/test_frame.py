@@ -199,6 +199,7 @@ def test_which_drafts_are_a_record_by_itself(changes: dict[str, object], is_alon
     draft = BatchBuilder(7, [b"a"])
     for name, value in changes.items():
         setattr(draft, name, value)
+    draft.pad()
     assert (draft.only_value == b"a") is is_alone
 
 

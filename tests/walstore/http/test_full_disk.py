@@ -77,3 +77,17 @@ async def test_a_log_that_somebody_uses_stays(tmp_path: Path) -> None:
         assert await served.store.logs() == ["s"]
         wal = await served.store.wal("s")
         assert wal.tail == 2
+
+
+async def test_who_uses_it_already_goes_on_with_it(tmp_path: Path) -> None:
+    """The log is not closed to find out that it is used."""
+    others: list[Wal] = []
+
+    async def use_and_fail(wal: Wal) -> None:
+        others.append(wal)
+        await append_and_fail(wal)
+
+    async with serving(tmp_path, FaultyFileSystem()) as served:
+        with pytest.raises(DiskFullError):
+            await served.store.make("s", use_and_fail)
+        assert await others[0].append(b"w") == 2

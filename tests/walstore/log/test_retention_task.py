@@ -94,8 +94,10 @@ async def test_a_segment_goes_when_its_newest_record_expires(log_directory, cloc
         clock.advance(600)
         await fill(wal, 1)
         clock.advance(1)
+        before = wal._engine.retention.plan
         await fill(wal, 1)  # in the next segment: it goes later
         ((_, limit),) = spans(wal)
+        await until(lambda: wal._engine.retention.plan is not before)
         await clock.wait_for_sleepers()
         assert clock.sleepers == 1
         clock.advance(HOUR - 1 - 1e-6)

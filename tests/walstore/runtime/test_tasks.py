@@ -1,13 +1,14 @@
-"""run_to_end: work of several steps ends, however often its caller is cancelled."""
+"""run_to_end: work of several steps ends, however often its caller is cancelled. wake: tasks run at once."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 
 import pytest
 
 from tests.local import turns
-from walstore.runtime.tasks import run_to_end
+from walstore.runtime.tasks import run_to_end, wake
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -45,3 +46,126 @@ async def test_without_a_cancellation_the_caller_gets_what_comes_of_it() -> None
     assert await run_to_end(divide(2)) == 3
     with pytest.raises(ZeroDivisionError):
         await run_to_end(divide(0))
+
+
+# -- wake ------------------------------------------------------------------------------------------
+
+
+def woken_in_a_callback(futures: list[asyncio.Future[int]], seen: list[object]) -> None:
+    """Wake them in a callback of the event loop, and note when it ends."""
+
+    def callback() -> None:
+        try:
+            wake(futures, 7)
+        finally:
+            seen.append("end")
+
+    asyncio.get_running_loop().call_soon(callback)
+
+
+async def waiting(future: asyncio.Future[int], seen: list[object], name: str) -> None:
+    try:
+        seen.append((name, await future))
+    except asyncio.CancelledError:
+        seen.append((name, "cancelled"))
+
+
+async def test_what_is_woken_runs_in_order_before_the_callback_ends() -> None:
+    loop, seen = asyncio.get_running_loop(), list[object]()
+    futures = [loop.create_future() for _ in range(3)]
+    tasks = [asyncio.create_task(waiting(f, seen, n)) for f, n in zip(futures, "abc", strict=True)]
+    await turns()
+    woken_in_a_callback(futures, seen)
+    await asyncio.gather(*tasks)
+    assert seen == [("a", 7), ("b", 7), ("c", 7), "end"]
+
+
+async def test_one_that_is_cancelled_keeps_nobody_else() -> None:
+    loop, seen = asyncio.get_running_loop(), list[object]()
+    futures = [loop.create_future() for _ in range(2)]
+    tasks = [asyncio.create_task(waiting(f, seen, n)) for f, n in zip(futures, "ab", strict=True)]
+    await turns()
+    tasks[0].cancel()
+    woken_in_a_callback(futures, seen)
+    await asyncio.gather(*tasks)
+    assert seen == [("a", "cancelled"), ("b", 7), "end"]
+
+
+async def test_a_task_cancelled_by_one_that_was_woken_before_it_is_cancelled() -> None:
+    loop, seen = asyncio.get_running_loop(), list[object]()
+    first, second = loop.create_future(), loop.create_future()
+    other = asyncio.create_task(waiting(second, seen, "b"))
+
+    async def cancel_other() -> None:
+        seen.append(await first)
+        other.cancel()
+
+    task = asyncio.create_task(cancel_other())
+    await turns()
+    woken_in_a_callback([first, second], seen)
+    await asyncio.gather(task, other)
+    assert seen == [7, "end", ("b", "cancelled")]
+
+
+async def test_a_woken_task_has_its_own_context() -> None:
+    number = contextvars.ContextVar("number", default=0)
+    future = asyncio.get_running_loop().create_future()
+
+    async def read() -> int:
+        number.set(3)
+        await future
+        return number.get()
+
+    task = asyncio.create_task(read())
+    await turns()
+    woken_in_a_callback([future], [])
+    assert await task == 3
+    assert number.get() == 0
+
+
+async def test_a_future_that_nobody_waits_for_is_resolved() -> None:
+    future = asyncio.get_running_loop().create_future()
+    wake([future], 7)
+    assert await future == 7
+
+
+def test_a_task_that_ends_the_program_leaves_nobody_waiting() -> None:
+    seen: list[object] = []
+    ended: list[asyncio.Task[None]] = []
+
+    async def end(future: asyncio.Future[int]) -> None:
+        await future
+        raise SystemExit(3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(2)]
+        tasks = [
+            asyncio.create_task(end(futures[0])),
+            asyncio.create_task(waiting(futures[1], seen, "b")),
+        ]
+        ended.append(tasks[0])
+        await turns()
+        woken_in_a_callback(futures, seen)
+        await asyncio.wait(tasks)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert seen == ["end", ("b", "cancelled")]  # by asyncio.run
+    assert isinstance(ended[0].exception(), SystemExit)
+
+
+async def test_a_callback_that_fails_keeps_nobody_else() -> None:
+    """As in the event loop: its handler is told, and the others are woken."""
+    loop, seen = asyncio.get_running_loop(), list[object]()
+    told = list[object]()
+    loop.set_exception_handler(lambda _, found: told.append(found["exception"]))
+    first, second = loop.create_future(), loop.create_future()
+    first.add_done_callback(lambda _: 1 / 0)
+    tasks = [asyncio.create_task(waiting(f, seen, n)) for f, n in ((first, "a"), (second, "b"))]
+    await turns()
+    woken_in_a_callback([first, second], seen)
+    await asyncio.gather(*tasks)
+    loop.set_exception_handler(None)
+    assert seen == [("a", 7), ("b", 7), "end"]
+    assert [type(one) for one in told] == [ZeroDivisionError]
