@@ -69,7 +69,9 @@ def conform(
         effect = _own(table, DIFF, pa.int64(), default=1)
         removed = None
     else:
-        effect = removed = _own(table, DELETED, pa.bool_(), default=False)
+        effect = _own(table, DELETED, pa.bool_(), default=False)
+        removed = effect if pc.any(effect).as_py() else None
+    if removed is not None:
         columns = {
             name: column
             if name in schema.key
@@ -147,6 +149,8 @@ def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, also an empty one."""
+    if column.num_chunks == 1:
+        return column.chunk(0)  # combine_chunks() would copy it
     found = column.combine_chunks()
     if isinstance(found, pa.ChunkedArray):
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
