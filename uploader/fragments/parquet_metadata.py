@@ -44,6 +44,8 @@ _INT64: Final = 2
 _REQUIRED: Final = 0
 _CODECS: Final = ("", "snappy", "gzip", "lzo", "brotli", "lz4_raw", "zstd", "lz4_raw")
 _MOST_DEPTH: Final = 12
+_HEADER_BYTES: Final = 512
+"""So much is looked at for the header of a page; more if it is longer."""
 _MALFORMED: Final = (KeyError, IndexError, ValueError, TypeError, AttributeError)
 
 
@@ -113,6 +115,16 @@ class PageKind(IntEnum):
     DATA_V2 = 3
 
 
+_PAGE_KINDS: Final = {int(kind): kind for kind in PageKind}
+_OWN_FIELDS: Final = {
+    PageKind.DATA: 5,
+    PageKind.INDEX: 6,
+    PageKind.DICTIONARY: 7,
+    PageKind.DATA_V2: 8,
+}
+"""Where the header of a page has what only its kind has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """A page by its header."""
@@ -149,7 +161,7 @@ def read_metadata(end: bytes | bytearray, size_bytes: int, *, path: str) -> Meta
     if length > len(end):
         raise CorruptionError("not a Parquet file (its footer is cut)", path=path)
     try:
-        fields = _Thrift(end, len(end) - length, len(end) - END_BYTES).struct(0)
+        fields, _ = _struct(bytes(end[len(end) - length : len(end) - END_BYTES]), 0)
         leaves = tuple(_leaves(fields[2]))
         groups = tuple(_group(group, leaves, size_bytes) for group in fields.get(4, ()))
         entries = {pair[1]: pair.get(2, b"") for pair in fields.get(5, ())}
@@ -239,16 +251,26 @@ def _bounds(statistics: dict[int, Any]) -> tuple[int, int] | None:
 
 
 def _page(data: bytes | bytearray, at: int, limit: int) -> Page:
-    thrift = _Thrift(data, at, limit)
-    fields = thrift.struct(0)
-    kind = PageKind(fields[1])
-    own = fields[{PageKind.DATA: 5, PageKind.DICTIONARY: 7, PageKind.DATA_V2: 8}.get(kind, 6)]
-    start = thrift.position
+    fields, length = _header(data, at, limit)
+    kind = _PAGE_KINDS[fields[1]]
+    own = fields[_OWN_FIELDS[kind]]
+    start = at + length
     end = start + _count(fields[3])
     if end > limit:
         raise ValueError("a page ends outside of its column")
     encoding = own.get(4 if kind is PageKind.DATA_V2 else 2, 0)
     return Page(kind, start, end, _count(fields[2]), _count(own.get(1, 0)), encoding)
+
+
+def _header(data: bytes | bytearray, at: int, limit: int) -> tuple[dict[int, Any], int]:
+    """Return the struct at the beginning of a part of the data, and its length."""
+    size = _HEADER_BYTES
+    while at + size < limit:
+        try:
+            return _struct(bytes(data[at : at + size]), 0)
+        except IndexError:
+            size *= 8
+    return _struct(bytes(data[at:limit]), 0)
 
 
 def _count(number: int) -> int:
@@ -257,99 +279,113 @@ def _count(number: int) -> int:
     return number
 
 
-class _Thrift:
-    """Structs in Thrift's compact form. IndexError where one ends too early, ValueError where it is none."""
+def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """Return the fields of a struct in Thrift's compact form by their numbers, and where it ends.
 
-    __slots__ = ("_data", "_limit", "position")
-
-    def __init__(self, data: bytes | bytearray, position: int, limit: int) -> None:
-        self._data = data
-        self._limit = limit
-        self.position = position
-
-    def struct(self, depth: int) -> dict[int, Any]:
-        """Return the fields of a struct by their numbers."""
-        if depth > _MOST_DEPTH:
-            raise ValueError("too deep")
-        fields: dict[int, Any] = {}
-        data, limit, number = self._data, self._limit, 0
-        while (at := self.position) < limit:
-            head = data[at]
-            self.position = at + 1
-            if not head:
-                return fields
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            kind = head & 15
-            if 4 <= kind <= 6 and self.position == at + 1 < limit and data[at + 1] < 128:
-                found = data[at + 1]
-                fields[number] = (found >> 1) ^ -(found & 1)
-                self.position = at + 2
-            else:
-                fields[number] = self._value(kind, depth)
-        raise IndexError
-
-    def _value(self, kind: int, depth: int) -> Any:
+    IndexError if the data ends too early, ValueError where it is no struct. Written for speed: a footer has
+    hundreds of fields.
+    """
+    if depth > _MOST_DEPTH:
+        raise ValueError("too deep")
+    fields: dict[int, Any] = {}
+    number = 0
+    while True:
+        head = data[at]
+        at += 1
+        if not head:
+            return fields, at
+        kind = head & 15
+        if head > 15:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at)
         if 4 <= kind <= 6:
-            return self._integer()
-        if kind == 8:
-            return self._bytes(self._varint())
+            found = data[at]
+            at += 1
+            if found > 127:
+                found, at = _varint(data, at - 1)
+            fields[number] = (found >> 1) ^ -(found & 1)
+        elif kind == 8:
+            fields[number], at = _text(data, at)
+        elif kind == 12:
+            fields[number], at = _struct(data, at, depth + 1)
+        elif kind == 9:
+            fields[number], at = _list(data, at, depth + 1)
+        elif kind in {1, 2}:
+            fields[number] = kind == 1
+        else:
+            fields[number], at = _rare(kind, data, at)
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    if depth > _MOST_DEPTH:
+        raise ValueError("too deep")
+    head = data[at]
+    at += 1
+    count, kind = head >> 4, head & 15
+    if count == 15:
+        count, at = _varint(data, at)
+    if count > len(data) - at:
+        raise IndexError
+    items: list[Any] = []
+    for _ in range(count):
+        item: Any
         if kind == 12:
-            return self.struct(depth + 1)
-        if kind == 9:
-            return self._list(depth + 1)
-        if kind in {1, 2}:
-            return kind == 1
-        if kind == 3:
-            return self._byte()
-        if kind == 7:
-            return self._bytes(8)
-        raise ValueError("a field of a kind that Parquet has not")
+            item, at = _struct(data, at, depth + 1)
+        elif 4 <= kind <= 6:
+            item, at = _integer(data, at)
+        elif kind == 8:
+            item, at = _text(data, at)
+        elif kind == 9:
+            item, at = _list(data, at, depth + 1)
+        elif kind in {1, 2}:  # in a list each has a byte of its own
+            item, at = data[at] == 1, at + 1
+        else:
+            item, at = _rare(kind, data, at)
+        items.append(item)
+    return items, at
 
-    def _list(self, depth: int) -> list[Any]:
-        if depth > _MOST_DEPTH:
-            raise ValueError("too deep")
-        head = self._byte()
-        count, kind = head >> 4, head & 15
-        if count == 15:
-            count = self._varint()
-        if count > self._limit - self.position:
-            raise IndexError
-        if kind in {1, 2}:  # in a list each has a byte of its own
-            return [self._byte() == 1 for _ in range(count)]
-        return [self._value(kind, depth) for _ in range(count)]
 
-    def _bytes(self, count: int) -> bytes:
-        at = self.position
-        self.position = limit = at + count
-        if limit > self._limit:
-            raise IndexError
-        return bytes(self._data[at:limit])
+def _rare(kind: int, data: bytes, at: int) -> tuple[Any, int]:
+    """Return a byte, or the bytes of a float, and where it ends."""
+    if kind == 3:
+        return data[at], at + 1
+    if kind == 7:
+        return _bytes(data, at, 8)
+    raise ValueError("a field of a kind that Parquet has not")
 
-    def _byte(self) -> int:
-        at = self.position
-        if at >= self._limit:
-            raise IndexError
-        self.position = at + 1
-        return self._data[at]
 
-    def _integer(self) -> int:
-        found = self._varint()
-        return (found >> 1) ^ -(found & 1)
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
+    count = data[at]
+    at += 1
+    if count > 127:
+        count, at = _varint(data, at - 1)
+    return _bytes(data, at, count)
 
-    def _varint(self) -> int:
-        found = self._byte()
-        if found < 128:
-            return found
-        found &= 127
-        shift = 7
-        while True:
-            byte = self._byte()
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-            shift += 7
-            if shift > 63:
-                raise ValueError("too long a number")
+
+def _bytes(data: bytes, at: int, count: int) -> tuple[bytes, int]:
+    limit = at + count
+    if limit > len(data):
+        raise IndexError
+    return data[at:limit], limit
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    found, at = _varint(data, at)
+    return (found >> 1) ^ -(found & 1), at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("too long a number")
 
 
 FREE_BYTES: Final = 256 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from walstore.ports import Clock
 from walstore.runtime.tasks import start_task
 
 _E = TypeVar("_E", bound=BaseException)
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 _KEEPS_COUNT: Final = sys.version_info < (3, 13)
@@ -114,6 +115,24 @@ async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     async with task_group() as tasks:
         begun = [tasks.create_task(call) for call in calls]
     return [task.result() for task in begun]
+
+
+async def map_all(
+    call: Callable[[_S], Coroutine[Any, Any, _T]], items: Iterable[_S], *, at_once: int
+) -> list[_T]:
+    """Return what ``call`` returns for all items, in their order; as :func:`gather_all`, a few at a time.
+
+    No item is taken before its call begins.
+    """
+    numbered = enumerate(items)
+    results: dict[int, _T] = {}
+
+    async def run() -> None:
+        for number, item in numbered:
+            results[number] = await call(item)
+
+    await gather_all(run() for _ in range(at_once))
+    return [results[number] for number in range(len(results))]
 
 
 async def settle_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -164,8 +164,9 @@ def merge(
     CorruptionError if a digest changes. Takes a processor for some time: belongs on a thread.
     """
     table = updates.consolidate(tables, schema, since=plan.since, is_oldest=plan.is_oldest)
-    starts = range(0, table.num_rows, MOST_OBJECT_ROWS)
-    return [table.slice(start, MOST_OBJECT_ROWS) for start in starts]
+    objects = -(-table.num_rows // MOST_OBJECT_ROWS)
+    rows = -(-table.num_rows // max(objects, 1))  # of one length: they are encoded side by side
+    return [table.slice(number * rows, rows) for number in range(objects)]
 
 
 def merged_file(

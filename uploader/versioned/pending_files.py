@@ -10,11 +10,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from uploader.runtime.task_groups import gather_all
+from uploader.runtime.task_groups import map_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import TAIL_BYTES, BatchFooter
@@ -37,7 +38,16 @@ _TABLE_BYTES: Final = 4096
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_Decoded = tuple[BatchFooter, pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A decoded batch."""
+
+    footer: BatchFooter
+    table: pa.Table
+    held_bytes: int
+    """How much memory it takes."""
 
 
 class PendingFiles:
@@ -50,9 +60,10 @@ class PendingFiles:
         self._store = store
         self._worker = worker
         self._most_bytes = kept_bytes
-        self._kept: OrderedDict[str, _Decoded] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._decoding = asyncio.Semaphore(_DECODED_AT_ONCE)
+        self._decoding_short = asyncio.Lock()
 
     async def footers(self, files: Sequence[tuple[str, int]]) -> list[BatchFooter | None]:
         """Return the footers of files by key and length.
@@ -62,12 +73,12 @@ class PendingFiles:
 
         async def some(group: list[tuple[str, int]]) -> list[BatchFooter | None]:
             async with self._decoding:
-                ends = await gather_all(self._end(key, size) for key, size in group)
-                found = await self._worker.run(_decode_ends, group, ends)
-            for (key, _), (footer, table) in zip(group, found, strict=True):
-                if footer is not None and table is not None:
-                    self._keep(key, (footer, table))
-            return [footer for footer, _ in found]
+                ends = await map_all(self._end, group, at_once=_READ_AT_ONCE)
+                found = await self._decode(_decode_ends, group, ends)
+            for (key, _), one in zip(group, found, strict=True):
+                if isinstance(one, _Kept):
+                    self._keep(key, one)
+            return [one.footer if isinstance(one, _Kept) else one for one in found]
 
         return await _in_groups(files, lambda file: min(file[1], TAIL_BYTES), some)
 
@@ -82,18 +93,30 @@ class PendingFiles:
 
         async def some(group: list[PendingPart]) -> list[pa.Table]:
             async with self._decoding:
-                sources = await gather_all(self._source(part) for part in group)
-                return await self._worker.run(_decode_parts, group, sources, schema)
+                sources = await map_all(self._source, group, at_once=_READ_AT_ONCE)
+                return await self._decode(_decode_parts, group, sources, schema)
 
         return await _in_groups(parts, lambda part: part.batch.size_bytes, some)
+
+    async def _decode(self, call: Callable[..., _R], group: list[_T], *given: object) -> _R:
+        """Run ``call`` for a group on a thread.
+
+        Of short files one group at a time: two threads would wait for the interpreter's lock more than they
+        work.
+        """
+        if len(group) == 1:
+            return await self._worker.run(call, group, *given)
+        async with self._decoding_short:
+            return await self._worker.run(call, group, *given)
 
     def forget(self, is_there: Callable[[str], bool]) -> None:
         """Drop the updates of files that are not there any more."""
         for key in [key for key in self._kept if not is_there(key)]:
             self._drop(key)
 
-    async def _end(self, key: str, size_bytes: int) -> bytes | None:
+    async def _end(self, file: tuple[str, int]) -> bytes | None:
         """Return the end of a file with its footer; None if it was removed, or marks a deleted collection."""
+        key, size_bytes = file
 
         async def read(start: int, limit: int) -> bytes:
             return await self._store.get_range(key, start, max(limit, 1))
@@ -105,11 +128,11 @@ class PendingFiles:
                 return await batch_file.read_end(read, size_bytes, path=key)
         return None
 
-    async def _source(self, part: PendingPart) -> bytes | _Decoded:
+    async def _source(self, part: PendingPart) -> bytes | _Kept:
         """Return the updates of a batch, or its file; ObjectNotFoundError if it was removed."""
         batch = part.batch
         kept = self._kept.get(batch.key)
-        if kept is not None and kept[0] == batch.footer:
+        if kept is not None and kept.footer == batch.footer:
             self._kept.move_to_end(batch.key)
             return kept
         # One byte more, to see whether something longer came late in its place.
@@ -119,21 +142,17 @@ class PendingFiles:
             raise _removed(batch.key)
         return data
 
-    def _keep(self, key: str, decoded: _Decoded) -> None:
+    def _keep(self, key: str, decoded: _Kept) -> None:
         self._drop(key)
         self._kept[key] = decoded
-        self.held_bytes += _memory(decoded)
+        self.held_bytes += decoded.held_bytes
         while self.held_bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, key: str) -> None:
         decoded = self._kept.pop(key, None)
         if decoded is not None:
-            self.held_bytes -= _memory(decoded)
-
-
-def _memory(decoded: _Decoded) -> int:
-    return int(decoded[1].nbytes) + _TABLE_BYTES
+            self.held_bytes -= decoded.held_bytes
 
 
 async def _in_groups(
@@ -142,7 +161,7 @@ async def _in_groups(
     read: Callable[[list[_T]], Coroutine[Any, Any, list[_R]]],
 ) -> list[_R]:
     """Return what ``read`` returns for all items, in their order; it gets some of them at a time."""
-    found = await gather_all(read(group) for group in _groups(items, size_of))
+    found = await map_all(read, _groups(items, size_of), at_once=_DECODED_AT_ONCE)
     return [one for some in found for one in some]
 
 
@@ -163,33 +182,51 @@ def _groups(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[
 
 def _decode_ends(
     files: list[tuple[str, int]], ends: list[bytes | None]
-) -> list[tuple[BatchFooter | None, pa.Table | None]]:
-    return [
-        (None, None) if end is None else _decode_end(end, key, size)
+) -> list[_Kept | BatchFooter | None]:
+    """Return the footers of files by their ends, and the updates of those that are there in whole."""
+    whole = [
+        (end, key)
         for (key, size), end in zip(files, ends, strict=True)
+        if end is not None and len(end) == size
     ]
-
-
-def _decode_end(end: bytes, key: str, size_bytes: int) -> tuple[BatchFooter, pa.Table | None]:
-    if len(end) == size_bytes:
-        with suppress(CorruptionError):  # raised for a reader of its updates
-            return batch_file.decode(end, path=key)
-    return batch_file.read_footer(end, size_bytes=size_bytes, path=key), None
+    decoded = dict(zip((key for _, key in whole), batch_file.decode_all(whole), strict=True))
+    found: list[_Kept | BatchFooter | None] = []
+    for (key, size), end in zip(files, ends, strict=True):
+        one = decoded.get(key)
+        if isinstance(one, tuple):
+            found.append(_Kept(*one, one[1].nbytes + _TABLE_BYTES))
+        elif end is not None:  # damage to its updates is reported to a reader of them
+            found.append(batch_file.read_footer(end, size_bytes=size, path=key))
+        else:
+            found.append(None)
+    return found
 
 
 def _decode_parts(
-    parts: list[PendingPart], sources: list[bytes | _Decoded], schema: CollectionSchema
+    parts: list[PendingPart], sources: list[bytes | _Kept], schema: CollectionSchema
 ) -> list[pa.Table]:
+    read = [
+        (source, part.batch.key)
+        for part, source in zip(parts, sources, strict=True)
+        if isinstance(source, bytes)
+    ]
+    decoded = iter(batch_file.decode_all(read))
+    stored = schema.stored
     found = []
     for part, source in zip(parts, sources, strict=True):
         key = part.batch.key
-        decoded = source if isinstance(source, tuple) else batch_file.decode(source, path=key)
-        footer, table = decoded
+        one = (source.footer, source.table) if isinstance(source, _Kept) else next(decoded)
+        if isinstance(one, CorruptionError):
+            raise one
+        footer, table = one
         if footer != part.batch.footer:  # in its place, something that came late
             raise _removed(key)
         check_schema(footer, schema, key)
-        table = updates.upgrade(table, schema, path=key)
-        found.append(updates.between(table, part.start, part.limit))
+        if not table.schema.equals(stored):
+            table = updates.upgrade(table, schema, path=key)
+        if (part.start, part.limit) != (footer.lower, footer.upper):
+            table = updates.between(table, part.start, part.limit)
+        found.append(table)
     return found
 
 

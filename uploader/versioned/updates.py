@@ -69,7 +69,9 @@ def conform(
         effect = _own(table, DIFF, pa.int64(), default=1)
         removed = None
     else:
-        effect = removed = _own(table, DELETED, pa.bool_(), default=False)
+        effect = _own(table, DELETED, pa.bool_(), default=False)
+        removed = effect if pc.any(effect).as_py() else None
+    if removed is not None:
         columns = {
             name: column
             if name in schema.key
@@ -147,6 +149,8 @@ def _own(table: pa.Table, name: str, kind: pa.DataType, *, default: int | bool) 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, also an empty one."""
+    if column.num_chunks == 1:
+        return column.chunk(0)  # combine_chunks() would copy it
     found = column.combine_chunks()
     if isinstance(found, pa.ChunkedArray):
         found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
@@ -175,11 +179,23 @@ def digest(table: pa.Table) -> int:
 
     In a ``diff`` collection neither consolidation nor the advancing of times changes it.
     """
+    total = pc.sum(_weighted_hashes(table)).as_py()
+    return int(total or 0) % _MODULUS
+
+
+def digests(table: pa.Table, limits: pa.Array) -> list[int]:
+    """Return the :func:`digest` of each part of a table; ``limits`` has where each begins, and the end."""
+    reached = pc.cumulative_sum(_weighted_hashes(table)).combine_chunks()  # modulo 2**64
+    sums = pa.concat_arrays([pa.array([0], _U64), reached]).take(limits)
+    found: list[int] = pc.subtract(sums[1:], sums[:-1]).to_pylist()
+    return found
+
+
+def _weighted_hashes(table: pa.Table) -> pa.ChunkedArray:
     hashes = table.column(HASH)
     if DIFF in table.column_names:
         hashes = pc.multiply(hashes, table.column(DIFF).combine_chunks().view(_U64))
-    total = pc.sum(hashes).as_py()
-    return int(total or 0) % _MODULUS
+    return hashes
 
 
 def consolidate(
@@ -293,9 +309,7 @@ def snapshot(tables: Sequence[pa.Table], schema: CollectionSchema, *, as_of: int
 
     ``diff``: the columns and the count ``_d``. ``upsert``: the columns of the live keys.
     """
-    table = pa.concat_tables(
-        [schema.stored.empty_table(), *(between(one, 0, as_of + 1) for one in tables)]
-    )
+    table = between(pa.concat_tables([schema.stored.empty_table(), *tables]), 0, as_of + 1)
     table = _replaced(table, TIME, pa.repeat(pa.scalar(0, _U64), table.num_rows))
     if schema.kind == "diff":
         return _consolidated(table, schema).drop_columns([TIME, HASH])
@@ -342,12 +356,14 @@ def _visible(schema: CollectionSchema) -> pa.Schema:
 
 def _consolidated(table: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Add up, or keep the last of, the updates of one row or key at one time; sort."""
-    is_sorted, are_distinct = _rise(table, [*schema.order, TIME])
-    if not are_distinct or (
-        schema.kind == "diff" and pc.any(pc.equal(table.column(DIFF), 0)).as_py()
+    tied = _ties(table, [*schema.order, TIME])
+    if (
+        tied is None
+        or pc.any(tied).as_py()
+        or (schema.kind == "diff" and pc.any(pc.equal(table.column(DIFF), 0)).as_py())
     ):
         add_up = _added_up if schema.kind == "diff" else _last_of_each
-        table = add_up(table, schema, is_sorted=is_sorted)
+        table = add_up(table, schema, None if tied is None else _ends(tied))
     return table
 
 
@@ -355,26 +371,24 @@ def _order(schema: CollectionSchema) -> list[tuple[str, str]]:
     return [*((name, "ascending") for name in schema.order), (TIME, "ascending")]
 
 
-def _rise(table: pa.Table, by: Sequence[str]) -> tuple[bool, bool]:
-    """Return whether the rows are sorted by these columns, and whether no two of them are equal there.
+def _ties(table: pa.Table, by: Sequence[str]) -> pa.ChunkedArray | None:
+    """Return for each row but the last whether it equals the next one in these columns; None if unsorted.
 
-    Each row is compared with the next one, which takes far less than to sort or to group. False where it is
-    not easy to tell, as of NaN. Nulls come last, and are equal to each other.
+    To compare each row with the next one takes far less than to sort or to group. None where it is not easy
+    to tell, as of NaN. Nulls come last, and are equal to each other.
     """
-    if table.num_rows < 2:
-        return True, True
-    tied = pa.chunked_array([pa.repeat(pa.scalar(value=True), table.num_rows - 1)])
+    tied = pa.chunked_array([pa.repeat(pa.scalar(value=True), max(table.num_rows - 1, 0))])
     for name in by:
         try:
             below, equal = _compared(table.column(name))
         except pa.ArrowNotImplementedError:
-            return False, False
+            return None
         if pc.any(pc.and_not(tied, pc.or_(below, equal))).as_py():
-            return False, False
+            return None
         tied = pc.and_(tied, equal)
         if not pc.any(tied).as_py():
-            return True, True
-    return True, False
+            break
+    return tied
 
 
 def _compared(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -389,21 +403,25 @@ def _compared(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray
     return below, pc.or_(equal, pc.and_(is_null, next_is_null))
 
 
-def _added_up(table: pa.Table, schema: CollectionSchema, *, is_sorted: bool) -> pa.Table:
+def _added_up(
+    table: pa.Table, schema: CollectionSchema, is_last: pa.ChunkedArray | None
+) -> pa.Table:
     """Return the sum of each row's counts at each time, sorted, without those that are 0.
+
+    ``is_last``: of sorted updates, whether the next one is of another row or time.
 
     LimitExceededError if one is more than 64 bits hold; sums on the way there may be.
     """
     by = [HASH, *schema.order, TIME]
     counts = pc.cast(table.column(DIFF), pa.float64(), safe=False)
     is_large = (pc.sum(pc.abs(counts)).as_py() or 0.0) >= _SAFE_SUM
-    if not is_sorted:
+    if is_last is None:
         if not is_large and _repeats(table, by):
             sums = table.group_by(by).aggregate([(DIFF, "sum")]).rename_columns([*by, DIFF])
             table = sums.select(schema.stored.names).cast(schema.stored)
         table = table.take(_sorted(table, _order(schema)))
-    if table.num_rows:
         is_last = _ends_of_runs(table.select(by))
+    if table.num_rows:
         if is_large:
             _check_sums(table, is_last)
         counts = _sums_of_runs(table.column(DIFF), is_last)
@@ -436,16 +454,22 @@ def _sums_of_runs(numbers: pa.ChunkedArray, is_last: pa.ChunkedArray) -> pa.Arra
     return pc.subtract(reached, pa.concat_arrays([pa.array([0], pa.int64()), reached[:-1]]))
 
 
-def _last_of_each(table: pa.Table, schema: CollectionSchema, *, is_sorted: bool) -> pa.Table:
-    """Return the last update of each key at each time, sorted: sorting leaves equal ones in their order."""
+def _last_of_each(
+    table: pa.Table, schema: CollectionSchema, is_last: pa.ChunkedArray | None
+) -> pa.Table:
+    """Return the last update of each key at each time, sorted: sorting leaves equal ones in their order.
+
+    ``is_last``: of sorted updates, whether the next one is of another key or time.
+    """
     by = [*schema.key, TIME]
-    if not is_sorted:
+    if is_last is None:
         if _repeats(table, by):
             numbered = table.select(by).append_column(_INDEX, _numbers(table.num_rows))
             last = numbered.group_by(by).aggregate([(_INDEX, "max")])
             table = table.take(last.column(f"{_INDEX}_max").combine_chunks())
         table = table.take(_sorted(table, _order(schema)))
-    return _filtered(table, _ends_of_runs(table.select(by))) if table.num_rows else table
+        is_last = _ends_of_runs(table.select(by))
+    return _filtered(table, is_last) if table.num_rows else table
 
 
 def _repeats(table: pa.Table, by: Sequence[str]) -> bool:
@@ -460,7 +484,7 @@ def _repeats(table: pa.Table, by: Sequence[str]) -> bool:
 def _ends_of_runs(table: pa.Table) -> pa.ChunkedArray:
     """Return for each row whether the next one differs; true for the last. Nulls are equal to each other."""
     is_same: pa.ChunkedArray = pa.chunked_array(
-        [pa.repeat(pa.scalar(value=True), table.num_rows - 1)]
+        [pa.repeat(pa.scalar(value=True), max(table.num_rows - 1, 0))]
     )
     for column in _bits(table).columns:
         this, following = column[:-1], column[1:]
@@ -469,7 +493,12 @@ def _ends_of_runs(table: pa.Table) -> pa.ChunkedArray:
             both = pc.and_(pc.is_null(this), pc.is_null(following))
             equal = pc.or_(pc.fill_null(equal, fill_value=False), both)
         is_same = pc.and_(is_same, equal)
-    return pa.chunked_array([*pc.invert(is_same).chunks, pa.array([True])])
+    return _ends(is_same)
+
+
+def _ends(tied: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return for each row whether the next one differs; true for the last."""
+    return pa.chunked_array([*pc.invert(tied).chunks, pa.array([True])])
 
 
 def _numbers(count: int) -> pa.Array:

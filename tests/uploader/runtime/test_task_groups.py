@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from uploader.runtime.task_groups import (
     first_of,
     gather_all,
     main_error,
+    map_all,
     task_group,
 )
 from uploader.stores import MemoryStore
@@ -25,6 +26,12 @@ from walstore.errors import ContentionError, CorruptionError, StorageUnavailable
 
 async def fail(error: BaseException) -> None:
     raise error
+
+
+async def after(turns: int) -> int:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return turns
 
 
 async def test_all_end_before_the_block_does() -> None:
@@ -124,13 +131,45 @@ async def test_a_cancellation_in_the_turn_of_an_error_is_found_again() -> None:
 
 
 async def test_results_come_in_order() -> None:
-    async def after(turns: int) -> int:
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        return turns
-
     assert await gather_all(after(turns) for turns in (3, 1, 2)) == [3, 1, 2]
     assert await gather_all([]) == []
+
+
+async def test_map_all_has_a_few_calls_under_way_and_takes_no_item_before() -> None:
+    taken: list[int] = []
+    under_way: list[int] = []
+    most = 0
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            taken.append(item)
+            yield item
+
+    async def call(item: int) -> int:
+        nonlocal most
+        under_way.append(item)
+        most = max(most, len(under_way))
+        assert len(taken) - item <= 3
+        await after(item % 3)
+        under_way.remove(item)
+        return -item
+
+    assert await map_all(call, items(), at_once=3) == [-item for item in range(20)]
+    assert most == 3
+    assert await map_all(call, [], at_once=3) == []
+
+
+async def test_map_all_ends_with_the_first_error() -> None:
+    begun: list[int] = []
+
+    async def call(item: int) -> int:
+        begun.append(item)
+        await after(1)
+        raise CorruptionError("damaged", path=f"{item}")
+
+    with pytest.raises(CorruptionError, match="damaged"):
+        await map_all(call, range(20), at_once=3)
+    assert begun == [0, 1, 2]
 
 
 class OneShardFails(MemoryStore):

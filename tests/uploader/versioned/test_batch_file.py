@@ -225,6 +225,51 @@ def test_a_dictionary_is_made_only_for_columns_whose_values_repeat() -> None:
     assert found.select(["k", "v", "w"]).equals(table)
 
 
+def chunks_of(data: bytes) -> dict[str, pq.ColumnChunkMetaData]:
+    group = pq.read_metadata(pa.BufferReader(data)).row_group(0)
+    found = [group.column(at) for at in range(group.num_columns)]
+    return {chunk.path_in_schema: chunk for chunk in found}
+
+
+def test_short_columns_are_encoded_so_that_they_are_soon_read() -> None:
+    long = pa.table({"k": list(range(100)), "v": [f"{'value' * 100} {row}" for row in range(100)]})
+    codecs = {name: chunk.compression for name, chunk in chunks_of(made(long, DIFF)).items()}
+    assert codecs == {
+        "k": "SNAPPY", "v": "ZSTD", "_t": "SNAPPY", "_d": "SNAPPY", "_h": "UNCOMPRESSED"
+    }  # fmt: skip
+    same = pa.table({"k": [1] * 100, "v": ["same"] * 100, "_t": pa.array([5] * 100, pa.uint64())})
+    for chunk in chunks_of(made(same, DIFF)).values():
+        assert "RLE_DICTIONARY" not in chunk.encodings
+        assert not chunk.has_dictionary_page
+
+
+def test_files_that_are_decoded_together_are_what_they_are_alone() -> None:
+    good = [made(some(rows), DIFF) for rows in (20, 0, 3, 100)]
+    files = [(data, f"p{number}") for number, data in enumerate(good)]
+    for (footer, table), (data, path) in zip(batch_file.decode_all(files), files, strict=True):
+        alone = batch_file.decode(data, path=path)
+        assert (footer, table.to_pylist()) == (alone[0], alone[1].to_pylist())
+        assert table.schema.equals(alone[1].schema)
+    assert batch_file.decode_all([]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"digest": 7}, "digest"), ({"lower": 5}, "outside"), ({"rows": 21}, "updates")],
+)
+def test_a_damaged_file_among_others_is_told_apart(changes: dict[str, int], message: str) -> None:
+    stored = updates.conform(some(), DIFF, lower=0, upper=10)
+    forged_footer = dataclasses.replace(footer_of(stored, DIFF), **changes)
+    damaged = batch_file.encode(stored, forged_footer, schema=DIFF)
+    good = made(some(7), DIFF)
+    other = made(pa.table({"k": [1], "v": ["a"]}), UPSERT)
+    for beside in (good, other):
+        found = batch_file.decode_all([(good, "a"), (damaged, "b"), (b"PAR1", "c"), (beside, "d")])
+        errors = [str(one) for one in found if isinstance(one, CorruptionError)]
+        assert [isinstance(one, CorruptionError) for one in found] == [False, True, True, False]
+        assert message in errors[0]
+
+
 def test_a_file_with_a_dictionary_for_each_column_is_read() -> None:
     """As files were made before dictionaries were chosen."""
     stored = updates.conform(some(3000), UPSERT, lower=0, upper=10)

@@ -55,7 +55,8 @@ def grouped(
         digest=updates.digest(stored), schema_id=0,
     )  # fmt: skip
     data = batch_file.encode(stored, footer, schema=schema)
-    return GroupedFile.read(data, size_bytes=len(data), schema=schema, path="f"), data
+    end = data[-batch_file.footer_bytes(data[-8:], path="f") :]  # without any row group
+    return GroupedFile.read(end, size_bytes=len(data), schema=schema, path="f"), data
 
 
 def decoded(file: GroupedFile, group: RowGroup, data: bytes, schema: CollectionSchema) -> pa.Table:

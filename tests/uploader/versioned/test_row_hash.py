@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
@@ -18,6 +18,24 @@ from uploader.versioned import row_hash
 from uploader.versioned.row_hash import hash_rows
 
 _MASK = (1 << 64) - 1
+_KNOWN = [
+    (pa.int8(), -7, 0xEADC102712F9CF73),
+    (pa.int64(), -7, 0xEADC102712F9CF73),
+    (pa.uint64(), (1 << 64) - 1, 0xEE47C0020782A7DF),
+    (pa.float32(), 1.5, 0xBBCB5EBD23884401),
+    (pa.float64(), 1.5, 0xBBCB5EBD23884401),
+    (pa.bool_(), True, 0xCD6B76A4822039FF),
+    (pa.string(), "Köln", 0x31ABC729ADA673A0),
+    (pa.large_string(), "Köln", 0x31ABC729ADA673A0),
+    (pa.binary(), b"\0\xff", 0xBD241FA4F1F49F85),
+    (pa.binary(3), b"abc", 0x1F2C38003E46E51F),
+    (pa.decimal128(9, 2), Decimal("5.26"), 0x6ADE5D490031E6E3),
+    (pa.date32(), date(2026, 11, 30), 0x85BB3FAEB4858885),
+    (pa.time64("us"), time(1, 2, 3), 0xF901552E0A1257CF),
+    (pa.timestamp("us"), datetime(2026, 11, 30, 1), 0x638C6F25DBED2BB8),
+    (pa.string(), None, 0xE220A8397B1DCDAF),
+]
+"""The stored hash of a row whose only column has the name ``column``."""
 _COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "small": (pa.int8(), st.integers(-128, 127)),
     "whole": (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
@@ -81,6 +99,23 @@ def test_hashes_are_those_of_the_definition(data: Any) -> None:
     assert found == [
         _defined(row, is_removed=gone) for row, gone in zip(given_rows, removed, strict=True)
     ]
+
+
+@pytest.mark.parametrize(("kind", "value", "expected"), _KNOWN)
+def test_a_hash_is_the_one_that_files_have(kind: pa.DataType, value: Any, expected: int) -> None:
+    assert hash_rows({"column": pa.array([value], kind)}, 1, None).to_pylist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_removed", "expected"),
+    [("a", False, 0xA49E3BA0C32F11FF), (None, True, 0x1431267749FAF533)],
+)
+def test_a_removal_has_the_hash_that_files_have(
+    name: str | None, is_removed: bool, expected: int
+) -> None:
+    columns = {"id": pa.array([1], pa.int64()), "name": pa.array([name], pa.string())}
+    found = hash_rows(columns, 1, pa.array([is_removed]))
+    assert found.to_pylist() == [expected]
 
 
 def test_the_steps_of_a_long_table_join_without_a_seam() -> None:
