@@ -25,6 +25,7 @@ from uploader.stores.probe import Proof
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.tasks import shield
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -125,7 +126,7 @@ class LocalStore:
         running = self._workers[purpose].begin(call)
         self._under_way.add(running)
         running.add_done_callback(self._note_done)
-        return await asyncio.shield(running)
+        return await shield(running)
 
     def _note_done(self, call: asyncio.Future[Any]) -> None:
         self._under_way.discard(call)

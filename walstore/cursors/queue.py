@@ -25,7 +25,7 @@ from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLo
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children, wait_closed
-from walstore.runtime.tasks import start_task
+from walstore.runtime.tasks import shield, start_task
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -119,7 +119,7 @@ class RequestQueue:
     async def wait(self, request: CursorRequest[_T]) -> _T:
         """Return the outcome of a request, or raise it. Cancelling does not affect the request."""
         try:
-            return await asyncio.shield(request.done)
+            return await shield(request.done)
         except WalError as error:
             raise copy_error(error) from error.__cause__
 

@@ -30,7 +30,7 @@ from walstore.remote.server_connection import ServerConnection, check_version, c
 from walstore.remote.server_search import FoundServer, epoch_of, find_server
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
-from walstore.runtime.tasks import start_task
+from walstore.runtime.tasks import shield, start_task
 from walstore.wire.address import Address
 from walstore.wire.errors import unpack_error
 from walstore.wire.message import (
@@ -306,7 +306,7 @@ class Client:
         """
         request = self.send(Kind.CALL, [name, arguments], payload, fate=fate, is_write=is_write)
         if is_write:
-            return (await asyncio.shield(request.future))[0]
+            return (await shield(request.future))[0]
         return (await self.wait(request))[0]
 
     def forget(self, request: PendingRequest) -> None:

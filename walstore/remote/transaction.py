@@ -27,6 +27,7 @@ from walstore.records import AnyDurability
 from walstore.remote.client import Answer, Fate
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.owned import Owned
+from walstore.runtime.tasks import shield
 from walstore.settings import parse_durability
 from walstore.wire.message import Kind
 from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
@@ -184,7 +185,7 @@ class RemoteTransaction(Owned):
         call = ["commit", [self._number, self._update]]
         request = self._log.client.send(Kind.CALL, call, fate=Fate.UNKNOWN, is_write=True)
         try:
-            answer = await self._same_server(asyncio.shield(request.future))
+            answer = await self._same_server(shield(request.future))
         except RegisterMismatchError as error:
             raise self._refused(error) from None
         except asyncio.CancelledError:

@@ -23,7 +23,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from walstore.errors import WalClosedError, WrongLoopError
-from walstore.runtime.tasks import log_failure
+from walstore.runtime.tasks import log_failure, shield
 
 logger = logging.getLogger("walstore")
 
@@ -105,7 +105,7 @@ async def wait_closed(closing: asyncio.Future[None]) -> None:
     Cancelling does not stop it. If it fails then, the error is logged: the caller cannot get it any more.
     """
     try:
-        await asyncio.shield(closing)
+        await shield(closing)
     except asyncio.CancelledError:
         log_failure(closing)
         raise

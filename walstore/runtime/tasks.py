@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextvars import Context
+from itertools import chain
 from typing import Any, TypeVar
 
 logger = logging.getLogger("walstore")
@@ -36,23 +38,30 @@ def wake(futures: Iterable[asyncio.Future[_T]], result: _T) -> None:
     not tell its callbacks, that is what happens.
     """
     left = iter(futures)
+    uncalled: list[tuple[Callable[[asyncio.Future[_T]], object], Context]] = []
     try:
         for future in left:
             if future.done():
                 continue  # cancelled, maybe by one that was woken just now
-            callbacks = getattr(future, "_callbacks", None) or ()  # there is no public name for it
-            for callback, _ in callbacks:
+            uncalled = list(
+                getattr(future, "_callbacks", None) or ()
+            )  # there is no public name for it
+            for callback, _ in uncalled:
                 future.remove_done_callback(callback)
             future.set_result(result)
-            for callback, context in callbacks:
+            while uncalled:
+                callback, context = uncalled.pop(0)
                 try:
                     context.run(callback, future)
                 except Exception as error:  # noqa: BLE001 - it is no task's: the event loop reports it
                     _report(future, callback, error)
-    finally:
-        for future in left:  # a task that was woken ends the program
-            if not future.done():
-                future.set_result(result)
+    finally:  # there is more to do only if a task that was woken, or a signal, ends the program
+        for callback, context in uncalled:
+            future.remove_done_callback(callback)
+            future.get_loop().call_soon(callback, future, context=context)
+        for other in chain((future,) if uncalled else (), left):
+            if not other.done():
+                other.set_result(result)
 
 
 def _report(future: asyncio.Future[Any], callback: object, error: Exception) -> None:
@@ -72,6 +81,31 @@ async def wait_ended(*work: asyncio.Future[Any]) -> bool:
         except asyncio.CancelledError:
             is_cancelled = True
     return is_cancelled
+
+
+def shield(work: asyncio.Future[_T]) -> asyncio.Future[_T]:
+    """Return a future with the outcome of ``work``; cancelling it leaves ``work`` alone.
+
+    Unlike with ``asyncio.shield`` nobody is told when ``work`` fails once its caller was cancelled: from
+    Python 3.14 on that tells the event loop's exception handler, which logs it as an error of the program.
+    """
+    if work.done():
+        return work
+    outer: asyncio.Future[_T] = work.get_loop().create_future()
+
+    def copy(ended: asyncio.Future[_T]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if outer.done():
+            return
+        if ended.cancelled():
+            outer.cancel()
+        elif error is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(ended.result())
+
+    work.add_done_callback(copy)
+    return outer
 
 
 async def run_to_end(work: Coroutine[Any, Any, _T]) -> _T:

@@ -25,7 +25,7 @@ from weakref import WeakSet, finalize
 from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children
-from walstore.runtime.tasks import wait_ended, wake
+from walstore.runtime.tasks import shield, wait_ended, wake
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
@@ -219,7 +219,7 @@ class Lane:
         made: list[_T] = []
         calling = self.begin(lambda: made.append(call()))
         try:
-            await asyncio.shield(calling)
+            await shield(calling)
         except asyncio.CancelledError:
             discarding = self.begin(lambda: [discard(found) for found in made])
             await wait_ended(calling, discarding)

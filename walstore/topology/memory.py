@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
+from walstore.runtime.tasks import shield
 from walstore.topology.key_values import (
     Event,
     Events,
@@ -176,11 +177,11 @@ class MemoryKeyValues:
         changed = self._changed
         ends = [lease.ends_at for lease in self._leases.values()]
         if not ends:
-            await asyncio.shield(changed)
+            await shield(changed)
             return
         async with asyncio.TaskGroup() as group:
             alarm = group.create_task(self._wake_in(min(ends) - self.clock.monotonic()))
-            await asyncio.shield(changed)
+            await shield(changed)
             alarm.cancel()
 
     def wake(self) -> None:

@@ -77,7 +77,9 @@ async def test_a_primary_that_was_passed_over_says_nothing_of_the_present(
     await new.append_many([b"w"], update={"r": "new"})
     with pytest.raises(OVER) as caught:
         await CLAIMS[claim](old)
-    assert caught.value.outcome == ("unknown" if "open already" in claim else "not_written")
+    # The old one may have written the opening of the stream, or have noticed the new one before.
+    possible = {"not_written", "unknown"} if "open already" in claim else {"not_written"}
+    assert caught.value.outcome in possible
     await new.aclose()
     with pytest.raises(WalClosedError):
         await old.aclose()

@@ -1,14 +1,15 @@
-"""run_to_end: work of several steps ends, however often its caller is cancelled. wake: tasks run at once."""
+"""run_to_end: work ends, whatever is cancelled. shield: no report. wake: tasks run at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 
 import pytest
 
 from tests.local import turns
-from walstore.runtime.tasks import run_to_end, wake
+from walstore.runtime.tasks import run_to_end, shield, wake
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -46,6 +47,49 @@ async def test_without_a_cancellation_the_caller_gets_what_comes_of_it() -> None
     assert await run_to_end(divide(2)) == 3
     with pytest.raises(ZeroDivisionError):
         await run_to_end(divide(0))
+
+
+# -- shield ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_what_is_shielded_has_the_outcome_of_the_work(is_done: bool) -> None:
+    loop = asyncio.get_running_loop()
+    works = [loop.create_future() for _ in range(3)]
+    shields = [] if is_done else [shield(work) for work in works]
+    works[0].set_result(3)
+    works[1].set_exception(KeyError("x"))
+    works[2].cancel()
+    shields = shields or [shield(work) for work in works]
+    assert await shields[0] == 3
+    with pytest.raises(KeyError):
+        await shields[1]
+    with pytest.raises(asyncio.CancelledError):
+        await shields[2]
+
+
+async def test_a_failure_behind_a_cancelled_caller_is_told_to_nobody() -> None:
+    """From Python 3.14 on asyncio's own calls the event loop's exception handler."""
+    loop, told = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, found: told.append(found))
+    work = loop.create_future()
+
+    async def wait(work: asyncio.Future[object]) -> None:
+        await shield(work)
+
+    task = asyncio.create_task(wait(work))
+    await turns()
+    task.cancel()
+    await turns()
+    assert task.cancelled()
+    assert not work.done()
+    work.set_exception(OSError("too late"))
+    await turns()
+    del work
+    gc.collect()
+    await turns()
+    loop.set_exception_handler(None)
+    assert told == []
 
 
 # -- wake ------------------------------------------------------------------------------------------
@@ -169,3 +213,52 @@ async def test_a_callback_that_fails_keeps_nobody_else() -> None:
     loop.set_exception_handler(None)
     assert seen == [("a", 7), ("b", 7), "end"]
     assert [type(one) for one in told] == [ZeroDivisionError]
+
+
+async def test_callbacks_of_one_future_run_in_order() -> None:
+    future, seen = asyncio.get_running_loop().create_future(), list[object]()
+    for name in "abc":
+        future.add_done_callback(lambda _, name=name: seen.append(name))
+    woken_in_a_callback([future], seen)
+    await turns()
+    assert seen == ["a", "b", "c", "end"]
+
+
+async def test_futures_in_python_are_woken_too() -> None:
+    """Of these asyncio gives its own list of callbacks away, not a copy."""
+    loop, seen = asyncio.get_running_loop(), list[object]()
+    futures = [asyncio.futures._PyFuture(loop=loop) for _ in range(2)]
+    tasks = [asyncio.create_task(waiting(f, seen, n)) for f, n in zip(futures, "ab", strict=True)]
+    await turns()
+    woken_in_a_callback(futures, seen)
+    await asyncio.gather(*tasks)
+    assert seen == [("a", 7), ("b", 7), "end"]
+
+
+def test_a_callback_that_ends_the_program_drops_no_other_one() -> None:
+    seen: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(2)]
+
+        def interrupt(_: object) -> None:
+            raise KeyboardInterrupt
+
+        futures[0].add_done_callback(interrupt)
+        futures[0].add_done_callback(lambda _: seen.append("b"))
+        futures[1].add_done_callback(lambda _: seen.append("c"))
+        woken_in_a_callback(futures, seen)
+        await asyncio.Event().wait()
+
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(main())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(task)
+    finally:
+        loop.close()
+    assert seen == ["end", "b", "c"]
