@@ -198,7 +198,7 @@ class LogState:
         if commit.is_synced:
             return self._adopt_sync(commit.limit)
         self.durable.advance(commit.durable_limit)
-        self._show_replicated()
+        self._show_replicated(self.durable.value)
         return []
 
     def on_replicated(self, limit: int) -> None:
@@ -208,11 +208,11 @@ class LogState:
         it is adopted: nothing is shown or acknowledged before.
         """
         self._replicated_to_come = max(self._replicated_to_come, limit)
-        self._show_replicated()
+        self._show_replicated(self.durable.value)
 
-    def _show_replicated(self) -> None:
+    def _show_replicated(self, durable_limit: int) -> None:
         if self.replicated is not None:
-            self.replicated.advance(min(self._replicated_to_come, self.durable.value))
+            self.replicated.advance(min(self._replicated_to_come, durable_limit))
 
     def on_sync(self, durable_limit: int) -> None:
         """Adopt a sync: everything written so far is durable, up to this limit."""
@@ -224,14 +224,13 @@ class LogState:
         self.head = max(self.head, self._head_to_come)
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
-        waiters = self.durable.reach(durable_limit)
         if self.replicated is not None:
-            self._show_replicated()
+            self._show_replicated(durable_limit)
         if self._unsettled > self.settled.value:
             self.settled.advance(self._unsettled)
         if self._due is not None and self.appended_bytes >= self._due_bytes:
             self._wake_shipping()
-        return waiters
+        return self.durable.reach(durable_limit)  # last: who is not returned would wait for ever
 
     @property
     def wants_disk(self) -> bool:
