@@ -57,8 +57,8 @@ PRIVATE = {
     "an optional library or a bound of the module under test": """
         _MAGIC _Package _Standard _VALUE_AT _endpoint_url _fold _from_lanes _library _may_plan""",
     "asyncio, the interpreter, pytest, blockbuster and PySpark have no public name for it": """
-        _args _callback _cancelled _context _current_frames _exit _gateway _get_running_loop _getframe _id
-        _jdf _jsc _jvm _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
+        _PyFuture _args _callback _cancelled _context _current_frames _exit _gateway _get_running_loop
+        _getframe _id _jdf _jsc _jvm _log_destroy_pending _ready _run _scheduled _when _wrap_blocking""",
     "tests share it among themselves": "_world",
 }
 """Private attributes that tests use, by the reason."""

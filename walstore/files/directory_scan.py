@@ -19,7 +19,6 @@ from walstore.files.segment_file import (
     read_footer,
     read_header,
     read_last_footer,
-    seal_of,
     trailer_length,
 )
 from walstore.format import frame, segment
@@ -107,18 +106,16 @@ def find_log(
     return scan.find_tail(last, known_head or starts[0], given_up, ledger)
 
 
-def find_damaged(
-    fs: FileSystem, directory: Path, names: Iterable[str], hint: Checkpoint | None
-) -> list[int]:
+def find_damaged(fs: FileSystem, directory: Path, names: Iterable[str], log_id: bytes) -> list[int]:
     """Return which segments before the last one are missing, or have a header or footer that is not whole.
 
     What the disk does not read is not whole. Each by its first offset, of several in a row that are missing
-    the first one. :func:`find_log` refuses a log with one of them. Footers that the checkpoint ``hint`` knows
-    are not read. CorruptionError for whole files that contradict each other; FormatVersionError, OSError.
+    the first one. :func:`find_log` refuses a log with one of them. All footers are read, also those that a
+    checkpoint knows: it may be gone once the segments were repaired. CorruptionError for whole files that
+    contradict each other; FormatVersionError, OSError.
     """
     starts = pick_segments(directory, names)
-    summaries = {s.start: s for s in hint.sealed} if hint else {}
-    scan, found = _Scan(fs, directory, hint), []
+    scan, found = _Scan(fs, directory, None, log_id), []
     for start in starts:
         if scan.sealed and scan.sealed[-1].limit < start:
             found.append(scan.sealed[-1].limit)
@@ -127,7 +124,7 @@ def find_damaged(
         is_last = start == starts[-1]
         try:
             with contextlib.nullcontext() if is_last else unreadable_is_damage(directory):
-                header, summary = scan.read_ends(start, summaries.get(start), is_last=is_last)
+                header, summary = scan.read_ends(start, is_last=is_last)
         except CorruptionError:
             found.append(start)
             scan.sealed.clear()
@@ -210,17 +207,14 @@ class _Scan:
         return summary
 
     def read_ends(
-        self, start: int, known: SegmentSummary | None = None, *, is_last: bool = False
+        self, start: int, *, is_last: bool = False
     ) -> tuple[SegmentHeader, SegmentSummary | None]:
-        """Read header and footer of a segment; only the header of the last one.
-
-        ``known`` is what the checkpoint says of the footer, which is not read if it is where that says.
-        """
+        """Read header and footer of a segment; only the header of the last one."""
         path = self._directory / segment.file_name(start)
         with contextlib.closing(self._fs.open(path, "r")) as file:
             header = read_header(file, path)
-            if is_last or (known is not None and seal_of(file) == known.data_bytes):
-                return header, known
+            if is_last:
+                return header, None
             footer = read_footer(file, start, path)
         if footer is None:
             raise CorruptionError(

@@ -206,7 +206,7 @@ def recover_end(fs: FileSystem, directory: Path) -> RecoveredEnd | None:
     found = find_log(fs, directory, last, known, headless, Ledger())
     if found is None:
         return None
-    damaged = find_damaged(fs, directory, names, known)
+    damaged = find_damaged(fs, directory, names, found.log_id)
     evidence = evidence_of_copy(directory, found.header, hint, cell, synced)
     copies = TornCopies(fs, directory, names)
     start = _recover(fs, directory, found, hint, evidence, copies)

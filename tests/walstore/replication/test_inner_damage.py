@@ -24,6 +24,7 @@ from tests.walstore.replication.test_replication import caught_up
 from walstore import CorruptionError, StorageUnavailableError, Wal, WalError
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import CELL_FILE_NAME
+from walstore.format.segment import FOOTER_MAGIC
 from walstore.format.segment import file_name as segment_name
 from walstore.replication.position import Place
 from walstore.replication.replica import Replica
@@ -46,6 +47,13 @@ def flip_footer(path: Path) -> None:
     flip(path, 0.9999)
 
 
+def flip_footer_body(path: Path) -> None:
+    """A checkpoint knows this footer by its seal, which is whole."""
+    data = bytearray(path.read_bytes())
+    data[data.rindex(FOOTER_MAGIC) + 9] ^= 1
+    path.write_bytes(data)
+
+
 def cut_a_frame(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -62,7 +70,16 @@ def add_bytes(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"behind the footer")
 
 
-DAMAGES = [Path.unlink, flip_header, flip_footer, cut_a_frame, cut_the_seal, cut_all, add_bytes]
+DAMAGES = [
+    Path.unlink,
+    flip_header,
+    flip_footer,
+    flip_footer_body,
+    cut_a_frame,
+    cut_the_seal,
+    cut_all,
+    add_bytes,
+]
 
 
 def forget_checkpoint(cluster: Cluster, number: int) -> None:
@@ -118,6 +135,22 @@ async def test_a_copy_that_is_to_lead_gets_them_first(
         assert await wal._engine.replicator.heal(int(path.stem))  # type: ignore[union-attr]
     assert sealed_files(cluster, 1, sound) == sound
     await wal.aclose()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_it_gets_all_of_them_whatever_else_is_missing(
+    cluster: Cluster, damage: Damage
+) -> None:
+    """What is put back makes the checkpoint one of another state, so it is not used again."""
+    before, sound = await filled(cluster, 300)
+    oldest, _, other = segments(cluster, 1)[:3]
+    oldest.unlink()
+    damage(other)
+    await start(cluster)
+    wal = await cluster.primary(1)
+    assert await values(wal) == before
+    await wal.aclose()
+    assert sealed_files(cluster, 1, sound) == sound
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
