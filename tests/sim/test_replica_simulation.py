@@ -188,17 +188,17 @@ async def _does_not_help(*_: Any, **__: Any) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("owner", "name", "broken"),
+    ("owner", "name", "broken", "rule"),
     [
-        (Replica, "_is_lost", _is_between),  # its oldest segments do not come again
-        (healing.Healer, "heal", _does_not_help),
+        (Replica, "_is_lost", _is_between, "heals"),  # its oldest segments do not come again
+        (healing.Healer, "heal", _does_not_help, "whole"),
     ],
 )
 def test_a_defect_of_repairs_is_found(
-    owner: Any, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, broken: Any, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    assert_found(range(40), rule="whole", **_DAMAGED)
+    assert_found(range(40), rule=rule, **_DAMAGED)
 
 
 @pytest.mark.slow
