@@ -129,7 +129,11 @@ def test_a_record_that_is_too_large_takes_no_other_with_it(
     for text in ("a", "x" * 2000, "b"):
         logger.info(text)
     handler.close()
-    assert [value["message"] for value in values(tmp_path / "log")] == ["a", "b"]
+    told = "1 records were dropped before this one"  # unless all were written at once
+    assert [one["message"] for one in values(tmp_path / "log") if one["message"] != told] == [
+        "a",
+        "b",
+    ]
     assert handler.dropped == 1
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.cases import case
+from tests.waiting import until
 from uploader import CloudTier, Collection
 from walstore import Wal, WalStore
 from walstore.http import HttpServer
@@ -96,11 +97,14 @@ async def test_a_store_names_its_logs_and_opens_only_what_is_looked_at(tmp_path:
     async with WalStore.open(tmp_path) as store:
         for name in ("a", "b/c"):
             await (await store.wal(name)).append(b"v")
-        await store.close_log("a")
+            await store.close_log(name)
         async with (
             HttpServer.open(store, "127.0.0.1:0") as server,
             aiohttp.ClientSession(server.addresses[0]) as client,
         ):
+            # A server looks at every stream once, for those whose time is over.
+            await until(lambda: set(store.opened()) == {"a", "b/c"})
+            await store.close_log("a")
             found = await ask(client, "/v1/look")
             assert [(one["name"], one["open"]) for one in found["logs"]] == [
                 ("a", False),
