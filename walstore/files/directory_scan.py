@@ -7,13 +7,13 @@ CorruptionError and are not changed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments
-from walstore.files.frame_stream import unreadable_is_damage
+from walstore.files.frame_stream import UNREADABLE
 from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import (
     read_footer,
@@ -106,27 +106,29 @@ def find_log(
     return scan.find_tail(last, known_head or starts[0], given_up, ledger)
 
 
-def find_damaged(fs: FileSystem, directory: Path, names: Iterable[str], log_id: bytes) -> list[int]:
+def find_damaged(
+    fs: FileSystem, directory: Path, names: Iterable[str], log_id: bytes
+) -> dict[int, str]:
     """Return which segments before the last one are missing, or have a header or footer that is not whole.
 
-    What the disk does not read is not whole. Each by its first offset, of several in a row that are missing
-    the first one. :func:`find_log` refuses a log with one of them. All footers are read, also those that a
-    checkpoint knows: it may be gone once the segments were repaired. CorruptionError for whole files that
-    contradict each other; FormatVersionError, OSError.
+    By their first offsets, of several in a row that are missing the first one; each with what the disk said
+    if it does not read it, which may be otherwise the next time, else with no text. :func:`find_log` refuses
+    a log with one of them. All footers are read, also those that a checkpoint knows: it may be gone once the
+    segments were repaired. CorruptionError for whole files that contradict each other; FormatVersionError,
+    OSError.
     """
     starts = pick_segments(directory, names)
-    scan, found = _Scan(fs, directory, None, log_id), []
+    scan, found = _Scan(fs, directory, None, log_id), {}
     for start in starts:
         if scan.sealed and scan.sealed[-1].limit < start:
-            found.append(scan.sealed[-1].limit)
+            found[scan.sealed[-1].limit] = ""
             scan.sealed.clear()
         scan.check_adjacent(start)
         is_last = start == starts[-1]
         try:
-            with contextlib.nullcontext() if is_last else unreadable_is_damage(directory):
-                header, summary = scan.read_ends(start, is_last=is_last)
-        except CorruptionError:
-            found.append(start)
+            header, summary = scan.read_ends(start, is_last=is_last)
+        except (CorruptionError, OSError) as error:
+            found[start] = _why_damaged(error, is_last=is_last)
             scan.sealed.clear()
             continue
         scan.check_header(header, start)
@@ -136,28 +138,37 @@ def find_damaged(fs: FileSystem, directory: Path, names: Iterable[str], log_id: 
 
 
 def look_again(
-    fs: FileSystem, directory: Path, damaged: Sequence[int], start: int, last: SegmentHeader
-) -> list[int]:
+    fs: FileSystem, directory: Path, damaged: Mapping[int, str], start: int, last: SegmentHeader
+) -> dict[int, str]:
     """Return what :func:`find_damaged` does, of a copy in which one segment was changed since.
 
     ``damaged`` is what it returned before, ``last`` the header of the last segment. Reads the one that
     begins at ``start``, and looks for the one behind it. FormatVersionError, OSError.
     """
-    others = [one for one in damaged if one != start]
+    found = {one: why for one, why in damaged.items() if one != start}
     scan = _Scan(fs, directory, None, last.log_id)
     try:
-        with unreadable_is_damage(directory):
-            header, summary = scan.read_ends(start)
+        header, summary = scan.read_ends(start)
         scan.check_header(header, start)
     except FileNotFoundError:  # it is not complete
-        return list(damaged)
-    except CorruptionError:
-        return sorted([*others, start])
+        return dict(damaged)
+    except (CorruptionError, OSError) as error:
+        found[start] = _why_damaged(error)
+        return found
     assert summary is not None
     limit = summary.limit
-    if limit < last.start and limit not in others and not has_segment(fs, directory, limit):
-        others = sorted([*others, limit])  # of several in a row only the first was known
-    return others
+    if limit < last.start and limit not in found and not has_segment(fs, directory, limit):
+        found[limit] = ""  # of several in a row only the first was known
+    return found
+
+
+def _why_damaged(error: CorruptionError | OSError, *, is_last: bool = False) -> str:
+    """Return what the disk said if it does not read a segment; raises what is another error than damage."""
+    if isinstance(error, CorruptionError) and not is_last:
+        return ""
+    if isinstance(error, OSError) and error.errno in UNREADABLE and not is_last:
+        return error.strerror or str(error)
+    raise error
 
 
 def has_segment(fs: FileSystem, directory: Path, start: int) -> bool:

@@ -182,7 +182,7 @@ class RecoveredEnd(NamedTuple):
     limit: int
     epoch: int
     """Of its last frame."""
-    damaged: Sequence[int]
+    damaged: Mapping[int, str]
     """Segments before the last one that are damaged or missing; as of :func:`find_damaged`."""
 
 

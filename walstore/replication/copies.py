@@ -7,7 +7,7 @@ primary for its replicas, and once, at a takeover, by the new primary for itself
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -155,13 +155,13 @@ class LocalCopy:
         return self._replica.end
 
     @property
-    def damaged(self) -> Sequence[int]:
+    def damaged(self) -> Mapping[int, str]:
         """As :attr:`Replica.damaged`."""
         return self._replica.damaged
 
-    def check_inside(self) -> None:
+    async def check_inside(self) -> None:
         """As :meth:`Replica.check_inside`."""
-        self._replica.check_inside()
+        await self._run(self._replica.check_inside)
 
     async def check(self, start: int, begin: int = 0, most_bytes: int | None = None) -> int:
         """As :meth:`Replica.check`."""

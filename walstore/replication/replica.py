@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Self
 
-from walstore.errors import ContentionError, CorruptionError
+from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.files.directory import (
     LOCK_NAME,
     PROMISE_NAME,
@@ -111,9 +111,9 @@ class Replica:
         """Checks what another copy read from its files."""
         self._sound: dict[int, SegmentExtent] = {}
         """Sealed segments that were found to be whole since this process has the copy."""
-        self.damaged: Sequence[int] = ()
+        self.damaged: Mapping[int, str] = {}
         """Segments before the last one that are missing, or have a damaged header or footer, as far as the
-        last look showed; see :func:`find_damaged`."""
+        last look showed; as of :func:`find_damaged`."""
         self._trimmed = 0
         """Below which head its primary had segments removed."""
         drop_unfinished(self._fs, self._directory)
@@ -183,7 +183,7 @@ class Replica:
         *inner, last = pick_segments(self._directory, self._fs.list(self._directory)) or [0]
         found = []
         for start in inner:
-            with contextlib.suppress(CorruptionError), unreadable_is_damage(self._directory):
+            with contextlib.suppress(CorruptionError), unreadable_is_damage(self._path(start)):
                 extent = self._extent(start)
                 if extent.is_sealed and start not in self.damaged:
                     found.append(extent)
@@ -452,18 +452,35 @@ class Replica:
             if is_complete and has_segment(self._fs, self._directory, start):
                 self.end = self.end._replace(first=start)
         is_end = not position or segment.parse_seal(data[-segment.SEAL.size :]) is not None
-        if self.damaged and is_end and self._header is not None and start < self._header.start:
-            self.damaged = look_again(self._fs, self._directory, self.damaged, start, self._header)
+        if self.damaged and is_end:
+            self._look_again(start)
         return count
 
     def check_inside(self) -> None:
-        """CorruptionError if segments before the last one are known to be missing or damaged."""
-        if self.damaged:
+        """CorruptionError if segments before the last one are missing or damaged, as far as is known.
+
+        StorageUnavailableError if the disk does not read some of them, now neither, and the others are whole.
+        """
+        for start in [start for start, why in self.damaged.items() if why]:
+            self._look_again(start)
+        lost = [start for start, why in self.damaged.items() if not why]
+        if lost:
             raise CorruptionError(
                 "the segment is missing or damaged, and no copy that answers has it whole; nothing was cut. "
                 f"Start more of the machines with copies, or, if another one leads, {REMAKE}",
-                path=str(self._path(self.damaged[0])),
+                path=str(self._path(min(lost))),
             )
+        for start, why in self.damaged.items():
+            raise StorageUnavailableError(
+                f"the disk does not read {self._path(start)} ({why}), and no copy that answers has it whole; "
+                "nothing was cut. Open the log again; if that does not help, start more of the machines with "
+                f"copies, or, if another one leads, {REMAKE}"
+            )
+
+    def _look_again(self, start: int) -> None:
+        """Look at one segment before the last one again; OSError."""
+        if self._header is not None and start < self._header.start:
+            self.damaged = look_again(self._fs, self._directory, self.damaged, start, self._header)
 
     def _completes(self, place: Place, data: bytes) -> bool:
         """Return whether a segment older than all others is complete with these bytes.
@@ -525,7 +542,7 @@ class Replica:
         found = recover_end(self._fs, self._directory)
         if found is None:
             self._header, self._is_sealed, self._has_failed = None, False, False
-            self.damaged = ()
+            self.damaged = {}
             return NOTHING
         self.damaged = found.damaged
         header = self._header = found.header

@@ -146,6 +146,8 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
                 reported = refused  # not what the last attempt says, which had no time
             if clock.monotonic() >= deadline:
                 raise reported
+            if own.damaged:
+                help_seconds = _HELP_SECONDS
             if isinstance(refused, FencedError):  # else the promises of this epoch still hold
                 epoch = max(epoch, refused.epoch or 0) + 1
             await clock.sleep(_PAUSE_SECONDS * (0.5 + primary.make_tag()[0] / 256))
@@ -351,7 +353,7 @@ async def _adopt(
             assert one.copy is not None
             logger.warning("%s lacks segments here, or has damaged ones: they are copied", name)
             await complete(_source(one.copy, promised), own)
-    own.check_inside()
+    await own.check_inside()
     if is_new:
         for one in promised:
             if one.copy is not None:

@@ -464,6 +464,53 @@ async def test_a_header_that_cannot_be_read_is_damage_as_another(
     assert "the copy of orders here does not count" not in caplog.text
 
 
+@pytest.mark.parametrize("at", [0.0005, 0.9999])
+async def test_what_the_disk_does_not_read_may_be_read_the_next_time(
+    tmp_path: Path, at: float
+) -> None:
+    """No other copy helps, so the log is not available; it is not called damaged, and goes on afterwards."""
+    async with Cluster(tmp_path, 2) as cluster:
+        before, sound = await filled(cluster, 300)
+        unread = segments(cluster, 0)[1]
+        flip_header(segments(cluster, 1)[1])
+        disk = cluster.machines[0].fs = FaultyFileSystem()
+        break_sector(disk, unread, at)
+        await start(cluster)
+        with pytest.raises(StorageUnavailableError):
+            await cluster.primary(0, patience_seconds=RUNS_OUT_SECONDS)
+
+        def look_twice() -> None:
+            with closing(Replica.open(disk, unread.parent)) as copy:
+                with pytest.raises(StorageUnavailableError, match=f"does not read .*{unread.name}"):
+                    copy.check_inside()
+                disk.heal()
+                copy.check_inside()
+                assert not copy.damaged
+                copy.release()
+
+        await asyncio.to_thread(look_twice)
+        wal = await cluster.primary(0)
+        assert await values(wal) == before
+        await wal.aclose()
+        assert sealed_files(cluster, 0, sound) == sound
+
+
+async def test_a_segment_that_is_damaged_is_named_before_one_that_is_not_read(
+    tmp_path: Path,
+) -> None:
+    """Whatever the disk reads the next time, that one stays lost."""
+    async with Cluster(tmp_path, 2) as cluster:
+        await filled(cluster, 300)
+        for number in (0, 1):
+            flip_header(segments(cluster, number)[2])
+        flip_header(segments(cluster, 1)[1])
+        disk = cluster.machines[0].fs = FaultyFileSystem()
+        break_sector(disk, segments(cluster, 0)[1], 0.9999)
+        await start(cluster)
+        with pytest.raises(CorruptionError, match=segments(cluster, 0)[2].name):
+            await cluster.primary(0)
+
+
 def mend_counting(directory: Path, source: Path, gone: list[Path]) -> list[int]:
     """Put segments of a whole copy where they are missing or damaged, the newest first; return what calls
     each of them made."""
