@@ -222,12 +222,13 @@ timing: ## Keep the times of the last .ci/run in tests/timing.json
 	cp .ci-run/timing.json tests/timing.json
 
 .PHONY: check
-check: $(DEV) ## Check style, formatting, types, who imports whom, and that no test measures time
+check: $(DEV) ## Check style, formatting, types, who imports whom, and that no test measures time; count what docs/decisions.md names
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/python -m tools.fragile_tests
+	$(VENV)/bin/python -m tools.house
 
 .PHONY: format
 format: $(DEV) ## Format the code and fix what can be fixed by itself

@@ -242,7 +242,7 @@ SECTIONS = {
         "spark_collections"
     ),
     "Reference": "errors cli metrics format chain",
-    "Explanation": "design guarantees performance gazette",
+    "Explanation": "design guarantees performance decisions gazette",
 }
 """Which page is of which kind."""
 

@@ -165,7 +165,11 @@ async def _append(path: Path, seconds: float, name: str, producers: int, value: 
 def _raw(plan: MeasurePlan) -> list[Measured]:
     """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
     with ExitStack() as stack:
-        files = [stack.enter_context(closing(_raw_file(plan.place, kind))) for kind in _RAW_KINDS]
+        files = []
+        for number, kind in enumerate(_RAW_KINDS):
+            path = plan.place / f"raw-{number}"
+            files.append(stack.enter_context(closing(PosixFileSystem().open(path, "x"))))
+            _prepare(files[-1], kind)
         samples: list[list[float]] = [[] for _ in files]
         data = bytes(max(plan.record_bytes, 1))
         ends = time.monotonic() + plan.part_seconds
@@ -182,9 +186,8 @@ def _raw(plan: MeasurePlan) -> list[Measured]:
     ]
 
 
-def _raw_file(place: Path, kind: str) -> File:
-    """Return a new file whose blocks are reserved, written, or not there yet."""
-    file = PosixFileSystem().open(place / f"raw-{_RAW_KINDS.index(kind)}", "x")
+def _prepare(file: File, kind: str) -> None:
+    """Let the blocks of a new file be reserved, written, or not there yet."""
     if kind == RAW:
         file.allocate(_RAW_BYTES)
     elif kind == WRITTEN:
@@ -192,7 +195,6 @@ def _raw_file(place: Path, kind: str) -> File:
         for at in range(0, _RAW_BYTES, len(zeros)):
             file.pwrite([zeros], at)
     file.datasync()
-    return file
 
 
 async def _produce(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.http.json_answer import json_answer
 from walstore.http.looking import PAGES
 from walstore.http.protocol import CONTENT_POLICY, RefusedError, check_once, check_path
 from walstore.http.server_log import ServerLog, said_by
@@ -248,15 +248,6 @@ async def _ask_for_body(request: web.Request) -> None:
     if request.headers.get(hdrs.EXPECT) and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun
-
-
-def json_answer(fields: Mapping[str, Any], status: int = 200) -> web.Response:
-    """Return an answer that no cache keeps."""
-    return web.Response(
-        status=status,
-        body=json.dumps(fields).encode() + b"\n",
-        headers={"Content-Type": "application/json", "Cache-Control": "no-store"},
-    )
 
 
 def _problem(status: int, message: str, headers: Mapping[str, str], **fields: str) -> web.Response:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from walstore.http.answering import json_answer
+from walstore.http.json_answer import json_answer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

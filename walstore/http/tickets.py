@@ -44,7 +44,7 @@ class Tickets:
         app.router.add_post(f"{TICKET_PREFIX}{{stream:{NAME_PATTERN}}}", self._answer)
 
     async def _answer(self, request: web.Request) -> web.Response:
-        from walstore.http.answering import json_answer
+        from walstore.http.json_answer import json_answer
 
         ticket = self.give(request.match_info["stream"])
         return json_answer({"ticket": ticket, "seconds": TICKET_SECONDS})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
-from walstore.batches.conditions import MAX_NAME_CHARS, Expected, check_sequence, make_conditions
+from walstore.batches.conditions import MAX_NAME_CHARS, Expected
 from walstore.errors import (
     FencedError,
     RecordTooLargeError,
@@ -18,64 +18,15 @@ from walstore.errors import (
     WalError,
 )
 from walstore.records import AnyDurability
-from walstore.remote.client import Client, Fate
-from walstore.remote.outbox import Outbox
-from walstore.remote.source import LogMirror
+from walstore.remote.append_port import Conditions, RemoteLog
+from walstore.remote.client import Fate
 from walstore.remote.transaction import RemoteTransaction
 from walstore.runtime.owned import Owned
 from walstore.settings import parse_durability
 from walstore.wire.records import pack_values
-from walstore.wire.registers import pack_expected
 
 TAG_BYTES: Final = 8
 _NAME_CHARS: Final = MAX_NAME_CHARS - 1 - 2 * TAG_BYTES
-
-
-class Conditions:
-    """The conditions of a group or transaction, as they travel."""
-
-    __slots__ = ("expect", "expect_offset", "is_repeated", "producer", "sequence", "update")
-
-    def __init__(
-        self,
-        expect_offset: int | None = None,
-        expect: Expected | None = None,
-        update: Mapping[str, str | None] | None = None,
-        *,
-        producer: str | None = None,
-        sequence: int | None = None,
-        repeated: bool = False,
-    ) -> None:
-        """Check and copy the conditions; TypeError or ValueError."""
-        checked = make_conditions(expect_offset, expect, update)
-        self.expect_offset = checked.expect_offset
-        self.expect = None if checked.expect is None else dict(checked.expect)
-        self.update = checked.update
-        self.producer = producer
-        self.sequence = check_sequence(sequence, repeated=repeated)
-        self.is_repeated = repeated
-
-    def packed(self) -> list[Any]:
-        """Return them as values of msgpack."""
-        return [
-            self.expect_offset,
-            pack_expected(self.expect),
-            self.update,
-            self.producer,
-            self.sequence,
-            self.is_repeated,
-        ]
-
-
-class RemoteLog(Protocol):
-    """What appends need of the served log."""
-
-    client: Client
-    outbox: Outbox
-    mirror: LogMirror
-    max_record_bytes: int
-    most_group_bytes: int
-    producer_window: int
 
 
 async def append_group(

@@ -12,7 +12,6 @@ from typing import Any, Final
 from walstore.batches.batch_builder import AppendRequest
 from walstore.errors import OutcomeUnknownError, WalError
 from walstore.remote.client import Answer, Client, Fate
-from walstore.remote.transaction import options_of
 from walstore.runtime.admissions import Admissions
 from walstore.runtime.error_mapping import copy_error
 from walstore.wire.errors import unpack_error
@@ -158,3 +157,13 @@ def _settle_one(waiter: asyncio.Future[int], outcome: int | BaseException) -> No
     else:
         waiter.set_exception(outcome)
         waiter.exception()  # its caller may have been cancelled
+
+
+def options_of(record: Any) -> RecordOptions:
+    """Return the options of a request of one record."""
+    return (
+        None if record.keys is None else record.keys[0],
+        None if record.streams is None else record.streams[0],
+        None if record.headers is None else record.headers[0],
+        None if record.timestamps_us is None else record.timestamps_us[0],
+    )

@@ -23,13 +23,8 @@ from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, Extent, LogExtents
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
-from walstore.remote.appenders import (
-    TAG_BYTES,
-    Conditions,
-    RemoteFence,
-    RemoteProducer,
-    append_group,
-)
+from walstore.remote.append_port import Conditions
+from walstore.remote.appenders import TAG_BYTES, RemoteFence, RemoteProducer, append_group
 from walstore.remote.client import Client
 from walstore.remote.cursors import RemoteCursor, RemoteCursors
 from walstore.remote.group import RemoteGroup

@@ -25,6 +25,7 @@ from walstore.errors import (
 )
 from walstore.records import AnyDurability
 from walstore.remote.client import Answer, Fate
+from walstore.remote.outbox import options_of
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.owned import Owned
 from walstore.runtime.tasks import shield
@@ -33,7 +34,7 @@ from walstore.wire.message import Kind
 from walstore.wire.records import NO_OPTIONS, RecordOptions, pack_options, pack_values
 
 if TYPE_CHECKING:
-    from walstore.remote.appenders import Conditions, RemoteLog
+    from walstore.remote.append_port import Conditions, RemoteLog
 
 _T = TypeVar("_T")
 
@@ -265,16 +266,6 @@ def _failure_of(error: BaseException) -> WalError:
     if isinstance(error, OutcomeUnknownError):
         return error
     return WalClosedError("the transaction was not committed")
-
-
-def options_of(record: Any) -> RecordOptions:
-    """Return the options of a request of one record."""
-    return (
-        None if record.keys is None else record.keys[0],
-        None if record.streams is None else record.streams[0],
-        None if record.headers is None else record.headers[0],
-        None if record.timestamps_us is None else record.timestamps_us[0],
-    )
 
 
 def check_size(size_bytes: int, limit_bytes: int) -> None:

@@ -43,9 +43,8 @@ def wake(futures: Iterable[asyncio.Future[_T]], result: _T) -> None:
         for future in left:
             if future.done():
                 continue  # cancelled, maybe by one that was woken just now
-            uncalled = list(
-                getattr(future, "_callbacks", None) or ()
-            )  # there is no public name for it
+            # There is no public name for them.
+            uncalled = list(getattr(future, "_callbacks", None) or ())
             for callback, _ in uncalled:
                 future.remove_done_callback(callback)
             future.set_result(result)

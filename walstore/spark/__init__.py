@@ -10,8 +10,9 @@ Spark's own Parquet reader where it can. :func:`read_collection` reads a version
 Importing this needs neither PySpark nor Java; :func:`problem` returns what is missing.
 """
 
-from walstore.spark.environment import FastPathError, local_session, problem, register
+from walstore.spark.environment import FastPathError, problem
 from walstore.spark.fast_path.reading import read
+from walstore.spark.session import local_session, register
 from walstore.spark.sink import finish_commits, partition_rows, sweep_staging
 from walstore.spark.versioned.content import read_collection
 from walstore.spark.versioned.engine import merge_engine

@@ -25,7 +25,7 @@ from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment
 from walstore.format.recovery import Chain
 from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex, parse_file_name
-from walstore.spark.plan import (
+from walstore.spark.partitions import (
     PARTITION_BYTES,
     FileExtent,
     FilePart,

@@ -29,7 +29,8 @@ from walstore.records import to_timestamp_us
 from walstore.spark.features import HAS_FILTERS
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
-from walstore.spark.plan import LogPartition, ReadInterval, divide, resolve
+from walstore.spark.partitions import LogPartition
+from walstore.spark.plan import ReadInterval, divide, resolve
 from walstore.spark.planned_log import PlannedLog
 from walstore.spark.rows import Projection
 from walstore.spark.task import read_rows

@@ -23,7 +23,7 @@ from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedErro
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
 from walstore.runtime.threads import Worker
-from walstore.spark.plan import (
+from walstore.spark.partitions import (
     FilePart,
     FilePartition,
     FragmentPart,

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from tests import local
 from walstore import Record, Wal
 from walstore.records import to_timestamp_us
-from walstore.spark.plan import LogPartition
+from walstore.spark.partitions import LogPartition
 from walstore.spark.reader import BatchReader
 from walstore.spark.source import WalstoreSource
 from walstore.testing import ManualClock

@@ -23,7 +23,7 @@ from uploader import CloudTier, UploadSettings, open_store
 from uploader.stores.metering import MeteredStore
 from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
-from walstore.spark.plan import FragmentPartition
+from walstore.spark.partitions import FragmentPartition
 from walstore.spark.rows import Projection, spark_schema
 from walstore.spark.task import FragmentSource
 

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
-from walstore.spark.plan import (
-    FileExtent,
-    FilePart,
-    LogPartition,
-    ReadInterval,
-    cut_file,
-    divide,
-    group,
-    resolve,
-)
+from walstore.spark.partitions import FileExtent, FilePart, LogPartition, cut_file, group
+from walstore.spark.plan import ReadInterval, divide, resolve
 
 
 @dataclass

@@ -30,7 +30,7 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetTrimmedError,
 )
-from walstore.spark.plan import FilePartition, FragmentPartition
+from walstore.spark.partitions import FilePartition, FragmentPartition
 from walstore.spark.rows import spark_schema
 
 pytestmark = pytest.mark.slow

@@ -36,7 +36,7 @@ from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalE
 from walstore.runtime.threads import Worker
 from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions
-from walstore.spark.plan import FilePartition, FragmentPart, FragmentPartition, LogPartition
+from walstore.spark.partitions import FilePartition, FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.planned_log import StoreLog, SyncRunner
 from walstore.spark.reader import Narrowed, plan_read
 

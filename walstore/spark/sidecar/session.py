@@ -15,14 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore import WalError, errors
-from walstore.spark.environment import (
-    explain_worker,
-    local_session,
-    register,
-    require,
-    require_packages,
-    require_workers,
-)
+from walstore.spark.environment import explain_worker, require, require_packages, require_workers
+from walstore.spark.session import local_session, register
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from walstore.spark.features import (
     ReadMaxRows,
 )
 from walstore.spark.options import StreamOptions
-from walstore.spark.plan import LogPartition, ReadInterval, Span, divide
+from walstore.spark.partitions import LogPartition, Span
+from walstore.spark.plan import ReadInterval, divide
 from walstore.spark.planned_log import PlannedLog
 from walstore.spark.streaming.poller import PolledLog
 

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 from uploader import CollectionScan, ScanFile
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
 from uploader.versioned.schema import CollectionSchema
-from walstore.spark.plan import PARTITION_BYTES, group
+from walstore.spark.partitions import PARTITION_BYTES, group
 from walstore.spark.versioned.columns import CHANGE
 from walstore.spark.versioned.objects import AT_ONCE, ScanObjects
 

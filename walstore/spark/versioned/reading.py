@@ -22,7 +22,7 @@ from uploader.versioned import updates
 from uploader.versioned.batch_groups import RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore import InvalidSettingsError
-from walstore.spark.plan import PARTITION_BYTES
+from walstore.spark.partitions import PARTITION_BYTES
 from walstore.spark.planned_log import SyncRunner
 from walstore.spark.reader import off_loop
 from walstore.spark.versioned.columns import check_selected

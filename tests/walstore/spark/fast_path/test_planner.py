@@ -39,7 +39,7 @@ from walstore.spark.fast_path.planner import (
     scans_of,
 )
 from walstore.spark.options import parse_options
-from walstore.spark.plan import FragmentPart
+from walstore.spark.partitions import FragmentPart
 
 
 def planned(location, **options):

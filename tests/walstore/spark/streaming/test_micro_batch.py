@@ -13,7 +13,7 @@ from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from walstore.spark.options import parse_stream_options
-from walstore.spark.plan import Span
+from walstore.spark.partitions import Span
 from walstore.spark.streaming.micro_batch import (
     Budget,
     budget_of,

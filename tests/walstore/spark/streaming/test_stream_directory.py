@@ -18,7 +18,7 @@ from walstore import Settings, Wal, WalStore
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import CELL_FILE_NAME
-from walstore.spark.plan import FilePartition, FragmentPartition
+from walstore.spark.partitions import FilePartition, FragmentPartition
 from walstore.testing import FaultyFileSystem
 
 KEEP_FEW = local.SMALL.replace(retention_bytes=0)
