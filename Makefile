@@ -190,10 +190,12 @@ sim: $(DEV) ## Run local and stored logs on virtual time, with faults and crashe
 	run --replicas --seeds $(REPLICA_SEEDS); \
 	exit $$status
 
+# At full effort a test may take longer than after which all threads' stacks are printed, which is done while
+# they run, and can end the interpreter.
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests at full effort; WALSTORE_EFFORT=0.1 for as much as CI does
 	@$(VENV)/bin/python -m tests.spark_classes >/dev/null 2>&1 || true
-	WALSTORE_EFFORT=$${WALSTORE_EFFORT:-1} $(PYTEST) $(BY_GROUP) $(ARGS)
+	WALSTORE_EFFORT=$${WALSTORE_EFFORT:-1} $(PYTEST) -o faulthandler_timeout=3600 $(BY_GROUP) $(ARGS)
 
 # Many hours on two processors. What each part prints is kept in .nightly.
 SEED ?= $(shell date +%Y%m%d)

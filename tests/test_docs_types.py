@@ -14,7 +14,9 @@ from tests.test_docs import ROOT, snippets
 CLEAN = """
 from typing import assert_type
 
-from walstore import Batch, Durability, Record, Settings, Transaction, Wal
+from uploader import CloudLog
+from walstore import Batch, Durability, Log, ReadableLog, Record, Settings, Transaction, Wal
+from walstore import connect, connect_readonly
 
 
 async def main() -> None:
@@ -35,8 +37,28 @@ async def main() -> None:
     wal = await Wal.open("data", settings=settings)
     assert_type(await wal.append(b"", durability="cloud"), int)
     await wal.wait_durable(1, Durability.DISK)
+    async with Wal.open_readonly("data") as readonly, connect("a:1") as remote:
+        async with connect_readonly("a:1") as copied, CloudLog.open("file:///store") as stored:
+            for readable in (wal, readonly, remote, copied, stored):
+                await newest(readable)
+            for log in (wal, remote):
+                await copy(log, stored)
+
+
+async def newest(log: ReadableLog) -> int:
+    await log.refresh()
+    return await log.timestamp_at(log.limit - 1)
+
+
+async def copy(log: Log, source: ReadableLog) -> None:
+    async for record in source.reader(follow=False):
+        async with log.transaction() as transaction:
+            await transaction.append(record.value)
+    assert_type(await log.append(b"", durability="disk"), int)
+    await newest(log)
 """
 WRONG = {
+    "readable": 'ReadableLog.append(wal, b"")',
     "setting": 'Settings(durability="disc")',
     "append": 'Wal.append(wal, b"", durability="disc")',
     "wait": 'wal.wait_durable(1, "disc")',
@@ -61,8 +83,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / f"example_{path.name}").write_text(mode_of(code) + code)
     (directory / "clean.py").write_text(CLEAN)
     for name, line in WRONG.items():
-        code = "from walstore import Settings, Wal\n\n\n"
-        code += f"def call(wal: Wal) -> object:\n    return ({line}, Settings)\n"
+        code = "from walstore import ReadableLog, Settings, Wal\n\n\n"
+        code += f"def call(wal: Wal) -> object:\n    return ({line}, ReadableLog, Settings)\n"
         (directory / f"wrong_{name}.py").write_text(code)
     return directory
 

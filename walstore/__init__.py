@@ -50,6 +50,7 @@ from walstore.log.appenders import Fence, Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.logs import Log, ReadableLog
 from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
@@ -84,9 +85,11 @@ __all__ = [
     "GroupInfo",
     "GroupStatistics",
     "Job",
+    "Log",
     "NoneOf",
     "OneOf",
     "Producer",
+    "ReadableLog",
     "Reader",
     "ReadonlyWal",
     "RemoteReadonlyWal",

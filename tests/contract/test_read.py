@@ -40,6 +40,22 @@ async def test_a_reader_begins_and_ends_where_it_is_told(log: Any) -> None:
         await log.reader(99).fetch(max_wait=0)
 
 
+@on("opened", "replicated", "served", "readonly", "copied", "stored")
+async def test_limits_and_times_of_what_can_be_read(face: Face) -> None:
+    """As of :class:`walstore.ReadableLog`, wherever the log is."""
+    log, now_us = face.log, int(datetime.now(UTC).timestamp() * 1e6)
+    await face.writer.append_many([b"1", b"2"], timestamp_us=now_us)
+    await face.writer.append(b"3", timestamp_us=now_us + 1)
+    await caught_up(log)
+    assert (log.head, log.limit) == (1, 4)
+    assert await log.offset_at(now_us + 1) == 3
+    assert [await log.timestamp_at(offset) for offset in (1, 2, 3)] == [now_us, now_us, now_us + 1]
+    with pytest.raises(OffsetNotWrittenError):
+        await log.timestamp_at(4)
+    with pytest.raises(OffsetTrimmedError):
+        await log.timestamp_at(0)
+
+
 @on("opened", "replicated", "served")
 async def test_a_reader_follows(log: Any) -> None:
     reader = log.reader("latest")

@@ -42,7 +42,7 @@ from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.validation.arguments import as_count, as_moment_us
+from walstore.validation.arguments import as_count, as_int, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
 
@@ -354,6 +354,20 @@ class CloudLog(CloudGroups, MustClose):
         self.check_open()
         found = await self._fragments.offset_at(self.manifest, time_us)
         return self.tail if found is None else found
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
+        """
+        offset, manifest = as_int(offset, "offset"), self.manifest
+        self.check_open()
+        if offset >= manifest.next_offset:
+            raise OffsetNotWrittenError(
+                requested=offset, head=manifest.oldest_offset, tail=manifest.next_offset
+            )
+        found = await self._fragments.read_from(manifest, offset, offset + 1, 1)
+        return found[0].timestamps_us[0]
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""

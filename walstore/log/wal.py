@@ -545,6 +545,11 @@ class Wal(CursorMixin, OwnedGroups):
         return self._state.visible.value
 
     @property
+    def limit(self) -> int:
+        """Offset after the last record that can be read: same as :attr:`visible_limit`."""
+        return self.visible_limit
+
+    @property
     def tier_head(self) -> int | None:
         """First offset that can be read from the cloud tier below the local head; None if none can."""
         head = self._engine.source.head

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Protocol, Self
+from typing import Self
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
+from walstore.logs import ReadableLog
 from walstore.messages.producers import ReadCheckpoint
 from walstore.messages.sequencer import (
     HORIZON_SECONDS,
@@ -18,23 +19,9 @@ from walstore.messages.sequencer import (
     Outcome,
     Sequencer,
 )
-from walstore.read.reader import Reader
 from walstore.records import Record, Start
 
 logger = logging.getLogger("walstore.messages")
-
-
-class ReadableLog(Protocol):
-    """A log that can be read: a ``Wal``, or a ``CloudLog``."""
-
-    def reader(
-        self,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        *,
-        stop: int | None = None,
-        follow: bool = True,
-    ) -> Reader:
-        """Return a reader of durable records."""
 
 
 class CommittedReader:

@@ -443,6 +443,11 @@ class RemoteWal(GroupMixin, MustClose):
         return self.mirror.visible_limit
 
     @property
+    def limit(self) -> int:
+        """Offset after the last record that can be read: same as :attr:`visible_limit`."""
+        return self.visible_limit
+
+    @property
     def durability(self) -> Durability:
         """Level of an append that names none, as last heard."""
         return self.mirror.durability
