@@ -94,7 +94,11 @@ def _asks_for_log(call: ast.Call) -> bool:
 def _protocols(name: str) -> int:
     """Return how many protocols a file defines."""
     return len(
-        re.findall(r"^ *class \w+\((?:[^)]*\W)?Protocol\b", _sources(*PRODUCT)[name], re.MULTILINE)
+        re.findall(
+            r"^ *class \w+\((?:[^)]*\W)?(?<!asyncio\.)Protocol\b",
+            _sources(*PRODUCT)[name],
+            re.MULTILINE,
+        )
     )
 
 

@@ -316,7 +316,11 @@ class BlockingLog:
 
 
 class BlockingReader:
-    """Reads records in offset order, each once. Made by :meth:`BlockingLog.reader`; one thread at a time."""
+    """Reads records in offset order, each once. Made by :meth:`BlockingLog.reader`; one thread at a time.
+
+    With ``with`` the place where it begins is found, and checked, at once, and what it has in memory is
+    dropped at the end.
+    """
 
     def __init__(self, loop: _LoopThread, reader: Reader) -> None:
         """Not for callers; see :meth:`BlockingLog.reader`."""
@@ -354,6 +358,13 @@ class BlockingReader:
             self._reader.seek(start)
 
         self._loop.run(seek)
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._reader.__aenter__)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._loop.run(lambda: self._reader.__aexit__(None, None, None))
 
 
 class BlockingCursor:

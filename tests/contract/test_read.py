@@ -168,13 +168,7 @@ async def test_one_that_does_not_follow_ends_at_the_end_of_now(face: Face) -> No
         assert len(await values(face.log)) == number + 1
 
 
-@on(
-    *READING,
-    differs={
-        "blocking": "O: a reader for threads has no 'with'",
-        "distant": "O: a reader for threads has no 'with'",
-    },
-)
+@on(*READING)
 async def test_it_may_be_entered(face: Face) -> None:
     async with face.log.reader(follow=False) as reader:
         assert [record async for record in reader] == []
