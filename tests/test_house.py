@@ -41,8 +41,8 @@ def test_mentions_name_files_that_are_there(top: str) -> None:
 HELD = {
     "isinstance on log classes": 21,
     "places that make an offset error": 47,
-    "circles of imports": 6,
-    "protocols": 77,
+    "circles of imports": 5,
+    "protocols": 73,
 }
 """What each of these numbers may be at most; it goes down with the number."""
 

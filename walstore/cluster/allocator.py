@@ -6,11 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from walstore.cluster.allocation import plan
+from walstore.cluster.member_state import MemberState
 from walstore.errors import WalError
 from walstore.topology.documents import LOGS
 
 if TYPE_CHECKING:
-    from walstore.cluster.member import ClusterMember
     from walstore.cluster.view import ClusterView
 
 logger = logging.getLogger("walstore")
@@ -18,7 +18,7 @@ logger = logging.getLogger("walstore")
 _LOOK_SECONDS: Final = 0.5
 
 
-async def allocate(member: ClusterMember) -> None:
+async def allocate(member: MemberState) -> None:
     """Make the changes that are due while this member has the lowest address; until cancelled.
 
     Two members that think so for a moment do no harm: each change is a swap of what it was made from.
@@ -62,7 +62,7 @@ def _is_absent(view: ClusterView, name: str, address: str, *, has_been_present: 
     return has_been_present and is_followed and not _is_present(view, name, address)
 
 
-async def _make(member: ClusterMember, name: str, value: bytes) -> None:
+async def _make(member: MemberState, name: str, value: bytes) -> None:
     key = member.view.key(LOGS, name)
     try:
         swap = await member.keys.swap(key, value, expected=member.view.revisions.get(key, 0))

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from walstore.cluster.member_state import MemberState
 from walstore.errors import WalError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
@@ -25,7 +26,6 @@ from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
 if TYPE_CHECKING:
-    from walstore.cluster.member import ClusterMember
     from walstore.cluster.view import ClusterView
 
 logger = logging.getLogger("walstore")
@@ -58,7 +58,7 @@ def has_copy(view: ClusterView, name: str, address: str) -> bool:
 class HostedLog:
     """One log on one machine. Belongs to the event loop of its member; :meth:`run` does all."""
 
-    def __init__(self, member: ClusterMember, name: str) -> None:
+    def __init__(self, member: MemberState, name: str) -> None:
         self.name = name
         """Of the log."""
         self.wal: Wal | None = None

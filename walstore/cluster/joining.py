@@ -12,8 +12,9 @@ import json
 import logging
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from walstore.cluster.member_state import MemberState
 from walstore.errors import (
     InvalidSettingsError,
     StorageUnavailableError,
@@ -27,9 +28,6 @@ from walstore.replication.settings import Replication
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import Member
 from walstore.wire.address import Address, is_unspecified
-
-if TYPE_CHECKING:
-    from walstore.cluster.member import ClusterMember
 
 logger = logging.getLogger("walstore")
 
@@ -64,11 +62,6 @@ class LastMachine(NamedTuple):
         write_durably(fs, directory / FILE_NAME, json.dumps(data).encode())
 
 
-def home_of(directory: Path) -> str:
-    """Name the machine with a directory, for people: its host and the path."""
-    return f"{socket.gethostname()}:{directory.absolute()}"
-
-
 def check_host(host: str) -> None:
     """InvalidSettingsError for a host of which every machine thinks that it is itself."""
     if is_unspecified(host):
@@ -77,7 +70,7 @@ def check_host(host: str) -> None:
         )
 
 
-async def check_reached(member: ClusterMember, place: Address, settings: Replication) -> None:
+async def check_reached(member: MemberState, place: Address, settings: Replication) -> None:
     """InvalidSettingsError if the server at an address is not the one of a member; a warning if none is."""
     check_host(place.host)
     client = client_of(place, settings, clock=member.clock, make_tag=member.make_tag)
@@ -103,7 +96,7 @@ async def check_reached(member: ClusterMember, place: Address, settings: Replica
         )
 
 
-async def check_directory(member: ClusterMember) -> None:
+async def check_directory(member: MemberState) -> None:
     """WalLockedError while the machine that had the directory of a member is there, at another place.
 
     An entry of a machine that was killed ends with its lease, so this waits for that. The directory then
@@ -123,7 +116,7 @@ async def check_directory(member: ClusterMember) -> None:
         worker.close()
 
 
-async def _wait_until_gone(member: ClusterMember, last: LastMachine) -> None:
+async def _wait_until_gone(member: MemberState, last: LastMachine) -> None:
     clock, directory = member.clock, member.node.directory
     seconds = _LEASES * member.lease_seconds
     end, first = clock.monotonic() + seconds, member.view.members.get(last.address)
@@ -152,7 +145,7 @@ async def _wait_until_gone(member: ClusterMember, last: LastMachine) -> None:
         )
 
 
-def _in_use(member: ClusterMember, last: LastMachine, there: Member) -> WalLockedError:
+def _in_use(member: MemberState, last: LastMachine, there: Member) -> WalLockedError:
     directory = member.node.directory
     return WalLockedError(
         f"{directory} was the directory of the machine at {last.address}, on {last.host}, and a machine "

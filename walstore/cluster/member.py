@@ -12,14 +12,15 @@ import contextlib
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Self
 
 from walstore.cluster.allocation import choose_copies
 from walstore.cluster.allocator import allocate
 from walstore.cluster.hosted_log import HostedLog, has_copy
-from walstore.cluster.joining import check_directory, check_reached, home_of
+from walstore.cluster.joining import check_directory, check_reached
 from walstore.cluster.machine_looks import MachineQuestions
+from walstore.cluster.member_state import MemberState
 from walstore.cluster.stored_logs import SourceLog, StoredLog, StoredLogs
 from walstore.cluster.view import ClusterView, removed_spec
 from walstore.errors import (
@@ -30,7 +31,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.files.posix import PosixFileSystem
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.replication.node import ReplicaNode
@@ -55,7 +55,6 @@ from walstore.wire.address import Address, parse_address
 
 logger = logging.getLogger("walstore")
 
-_TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.5
 _FIND_SECONDS: Final = 5.0
 """How long a client waits for somebody to lead the log that it asks for."""
@@ -63,7 +62,7 @@ _LATER_SECONDS: Final = 0.25
 """How long one that left a log waits for a later epoch of it, of which this machine may never hear."""
 
 
-class ClusterMember(MustClose):
+class ClusterMember(MemberState, MustClose):
     """One machine. Belongs to the event loop. Made by :meth:`open`; serves once :meth:`join` was called."""
 
     @classmethod
@@ -147,78 +146,30 @@ class ClusterMember(MustClose):
         wal: dict[str, Any],
     ) -> None:
         """Not for callers; see :meth:`open`."""
-        self.node = node
-        """The copies of the logs that others lead."""
-        self.keys = keys
-        """What the cluster shares."""
-        self.session = session
-        """The lease of this machine."""
-        self.view = view
-        """What is known of the cluster."""
-        self.clock = clock
-        """Sleeps between attempts."""
+        super().__init__(
+            node,
+            keys,
+            session,
+            view,
+            clock,
+            lease_seconds=lease_seconds,
+            replace_seconds=replace_seconds,
+            replication=replication,
+            settings=settings,
+            tier=tier,
+            wal=wal,
+        )
         self._web = ""
-        self.address = ""
-        """Where others reach this machine, once it has joined."""
-        self.is_closing = False
-        """Whether it leads nothing any more."""
-        self.replaced_by = ""
-        """Why it left the cluster, if another program serves one at its address now."""
-        self.home = home_of(node.directory)
-        """Its host and directory, for people."""
-        self.files: FileSystem = wal["fs"] or PosixFileSystem()
-        """Of its directory."""
-        self.lease_seconds = lease_seconds
-        """As given to :meth:`open`."""
-        self.tls: ssl.SSLContext | None = replication["tls"]
-        """Trust for other machines."""
-        self.replace_seconds = replace_seconds
-        """As given to :meth:`open`."""
         self._zone = zone
-        self._replication = replication
         reached = Replication(nodes=[], replicas=1, **replication)
         self._questions = MachineQuestions(keys, view, reached, clock)
-        self._settings = settings
-        self._tier = tier
         self.stored: Final = stored
         """The logs that are read from stores here."""
-        self._wal = wal
         self._hosted: dict[str, HostedLog] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_directory_own = False
         self._home = LoopGuard("member")
         node.check_used = self._check_used
-
-    def make_tag(self) -> bytes:
-        """Return bytes that no other program has."""
-        return os.urandom(_TAG_BYTES)
-
-    def replication(self, name: str, nodes: Sequence[str], spec: LogSpec) -> Replication:
-        """Return how a log is replicated to other machines."""
-        return Replication(
-            nodes=nodes,
-            replicas=len(nodes) + 1,
-            quorum=spec.needed,
-            generation=spec.generation,
-            joined={node: spec.joined.get(node, 0) for node in nodes},
-            joined_here=spec.joined.get(self.address, 0),
-            name=name,
-            **self._replication,
-        )
-
-    def log_options(self, name: str, spec: LogSpec) -> dict[str, Any]:
-        """Return what a log is opened with; InvalidSettingsError if its tier cannot be made here."""
-        if spec.tier and self._tier is None:
-            raise InvalidSettingsError(f"{name} ships to {spec.tier}; this machine has no tier=")
-        try:
-            tier = self._tier(name, spec.tier) if self._tier is not None and spec.tier else None
-        except (
-            Exception
-        ) as error:  # the caller's function: its mistake must not end the machine's part
-            raise InvalidSettingsError(
-                f"tier= made no tier of {spec.tier} for {name}: {error!r}"
-            ) from error
-        return {**self._wal, "settings": spec.over(self._settings), "tier": tier}
 
     async def join(self, address: str, *, web: str = "") -> None:
         """Take part: publish where this machine is, follow and lead. Returns when that has begun.
