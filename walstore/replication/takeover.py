@@ -149,7 +149,8 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
             if own.damaged:
                 help_seconds = _HELP_SECONDS
             if isinstance(refused, FencedError):  # else the promises of this epoch still hold
-                epoch = max(epoch, refused.epoch or 0) + 1
+                # Not later than is needed: the own copy follows it, and refuses who leads by then.
+                epoch = max(epoch, (epoch if refused.epoch is None else refused.epoch) + 1)
             await clock.sleep(_PAUSE_SECONDS * (0.5 + primary.make_tag()[0] / 256))
     finally:
         await own.aclose()

@@ -120,7 +120,7 @@ class LastLook:
             return False
         return not any(one.left or one.trouble or one.mended_bytes for one in last.copies)
 
-    async def _look(self, program: PrimaryProgram) -> None:
+    async def _look(self, program: PrimaryProgram, *, again: int = _ATTEMPTS) -> None:
         """Note all of the log, and wait until all copies have the same files."""
         history, begin = self._history, self._history.loop.time()
         try:
@@ -133,8 +133,17 @@ class LastLook:
         try:
             if not history.rollbacks:
                 await self._until(program, wal, self._are_equal)
+            return
+        except ReplicaViolationError:
+            late = any(" is over: " in str(one.trouble) for one in wal.statistics().copies)
+            if again and late:
+                self._logs.pop()
+            else:
+                raise
         finally:
             await wal.aclose()
+        # A copy that follows a later epoch, of one that never led, was too late: the next opening asks it.
+        await self._look(program, again=again - 1)
 
     async def _are_equal(self) -> bool:
         return len({one.segments() for one in self._history.lists[-1].machines}) == 1

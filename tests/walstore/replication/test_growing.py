@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from tests.waiting import RUNS_OUT_SECONDS, until
-from tests.walstore.replication.cluster import SMALL, Cluster, values
+from tests.walstore.replication.cluster import PATIENCE_SECONDS, SMALL, Cluster, values
 from tests.walstore.replication.test_replication import caught_up, forget
-from walstore import InvalidSettingsError, Replication, StorageUnavailableError, Wal
+from walstore import FencedError, InvalidSettingsError, Replication, StorageUnavailableError, Wal
+from walstore.files.posix import PosixFileSystem
+from walstore.replication.promise import load_promise
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,3 +121,23 @@ async def test_a_new_one_whose_disk_is_lost_is_made_again(cluster: Cluster) -> N
 async def test_one_that_joined_with_an_earlier_list_is_not_new(cluster: Cluster) -> None:
     """The lists between may have had other copies, so the old one need not have everything."""
     await is_refused(grown(cluster, 0, generation=3, patience_seconds=RUNS_OUT_SECONDS))
+
+
+async def test_one_with_an_old_list_asks_for_no_epoch_behind_the_next(tmp_path: Path) -> None:
+    """However often it tries: whoever leads by then would be refused by its copy."""
+    async with Cluster(tmp_path) as cluster:
+        await (await cluster.primary(0)).aclose()
+        await cluster.machines[1].stop()
+        wal = await cluster.primary(0, generation=2)
+        server = cluster.machines[2].server
+        assert server is not None
+        asked = server.figures.connected
+        opening = asyncio.ensure_future(cluster.primary(1, generation=1))
+        await until(lambda: server.figures.connected >= asked + 4)
+        cluster.clock.skip(PATIENCE_SECONDS)
+        with pytest.raises(FencedError, match="out of date"):
+            await opening
+        directory = cluster.machines[1].path / "orders"
+        kept = await asyncio.to_thread(load_promise, PosixFileSystem(), directory)
+        assert kept.epoch == wal.statistics().epoch + 1
+        await wal.aclose()
