@@ -31,12 +31,7 @@ from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
-from walstore.errors import (
-    CorruptionError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    WalClosedError,
-)
+from walstore.errors import CorruptionError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
@@ -255,11 +250,7 @@ class CloudLog(CloudGroups, MustClose):
         if max_wait is not None:
             max_wait = check_max_wait(max_wait)
         manifest = self.manifest
-        place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
-        if start < manifest.oldest_offset:
-            raise OffsetTrimmedError("the offset was removed from the log", **place)
-        if start > manifest.next_offset:
-            raise OffsetNotWrittenError("the offset has not been written yet", **place)
+        manifest.offsets.check_position(start)
         fragments = self._fragments.tree.fragments(manifest, start)
         limits = {
             "max_fragments": max_fragments,
