@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from uploader.format.entries import Fragment
-from walstore import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore import InvalidSettingsError
 from walstore.format.segment import SegmentIndex
+from walstore.offset_range import OffsetRange
 from walstore.spark.bounds import Bound, Edge, TimeBound
 
 if TYPE_CHECKING:
@@ -164,11 +165,9 @@ def resolve(
     beyond = max(start, limit)
     if beyond > log.limit:
         if fail_on_data_loss:
-            raise OffsetNotWrittenError(
+            OffsetRange(log.head, log.limit).check_tail(
+                beyond,
                 "the read would go beyond the log's tail; failOnDataLoss=false reads what is there",
-                requested=beyond,
-                head=log.head,
-                tail=log.limit,
             )
         lost.append(f"offsets [{log.limit}, {beyond}) are not written yet")
         start, limit = min(start, log.limit), min(limit, log.limit)
@@ -178,11 +177,9 @@ def resolve(
         )
     if start < limit and log.is_trimmed(start):
         if fail_on_data_loss:
-            raise OffsetTrimmedError(
+            OffsetRange(log.head, log.limit).check_head(
+                start,
                 "the read would start before the log's head; failOnDataLoss=false starts at the head",
-                requested=start,
-                head=log.head,
-                tail=log.limit,
             )
         lost.append(f"offsets [{start}, {min(log.head, limit)}) were removed from the log")
         start = min(log.head, limit)
