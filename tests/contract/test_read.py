@@ -147,6 +147,30 @@ async def test_beyond_the_end_is_an_error(face: Face) -> None:
         await face.log.reader(99).fetch(max_wait=0)
 
 
+@on(
+    *READING,
+    differs={"copied": "O: a copy does not know the end of the log, so the error has no tail"},
+)
+async def test_a_reader_may_begin_at_the_end_and_not_below_the_head(face: Face) -> None:
+    await face.writer.append_many([b"1", b"2", b"3"])
+    await caught_up(face.log)
+    assert len(await face.log.reader(4, follow=False).fetch(max_wait=0)) == 0
+    with pytest.raises(OffsetTrimmedError) as trimmed:
+        await face.log.reader(0, follow=False).fetch(max_wait=0)
+    assert (trimmed.value.requested, trimmed.value.head, trimmed.value.tail) == (0, 1, 4)
+
+
+@on("opened", "replicated", "served", "readonly", "copied")
+async def test_only_a_record_has_a_timestamp(face: Face) -> None:
+    await face.writer.append_many([b"1", b"2", b"3"])
+    await caught_up(face.log)
+    assert await face.log.timestamp_at(3) >= await face.log.timestamp_at(1)
+    for offset, kind in ((0, OffsetTrimmedError), (4, OffsetNotWrittenError)):
+        with pytest.raises(kind) as outside:
+            await face.log.timestamp_at(offset)
+        assert (outside.value.requested, outside.value.head, outside.value.tail) == (offset, 1, 4)
+
+
 @on("opened", "replicated", "served", "readonly", "copied", "stored")
 async def test_a_time_is_an_offset(face: Face) -> None:
     before_us = int(datetime.now(UTC).timestamp() * 1e6)

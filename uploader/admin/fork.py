@@ -36,12 +36,7 @@ from uploader.root.stream_file import StreamFile
 from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import (
-    ContentionError,
-    InvalidSettingsError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-)
+from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 from walstore.validation.arguments import as_count
 
@@ -117,24 +112,13 @@ async def fork(
 
 def check_range(source: LogSession, start: int | None, stop: int | None) -> None:
     """Raise OffsetTrimmedError or OffsetNotWrittenError unless the log contains ``[start, stop)``."""
-    manifest = source.root.manifest
-    head, tail = manifest.oldest_offset, manifest.next_offset
     if start is not None and stop is not None and start > stop:
         raise InvalidSettingsError(f"start must not be above stop ({start}, {stop})")
+    url = source.store.url
     for wanted in (start, stop):
-        if wanted is not None and wanted < head:
-            raise OffsetTrimmedError(
-                f"the offset was removed from {source.store.url}",
-                requested=wanted,
-                head=head,
-                tail=tail,
-            )
-        if wanted is not None and wanted > tail:
-            raise OffsetNotWrittenError(
-                f"the offset is not in {source.store.url} yet",
-                requested=wanted,
-                head=head,
-                tail=tail,
+        if wanted is not None:
+            source.root.manifest.offsets.check_position(
+                wanted, f"the offset was removed from {url}", f"the offset is not in {url} yet"
             )
 
 

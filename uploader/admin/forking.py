@@ -36,6 +36,7 @@ from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import fragment_timestamp, is_ours
 from uploader.layouts.log_session import LogSession, put_anyhow
+from uploader.read.fragment_reader import missing_fragment
 from uploader.root.stored_document import read_fragment
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import task_group
@@ -144,7 +145,9 @@ class Forking:
             low = held.oldest_offset if start is None else start
             growing = GrowingManifest(self._target, writer)
             if low > stop:
-                raise self._trimmed(stop, held)
+                held.offsets.check_head(
+                    stop, f"the offset was collected from {self._source.store.url}"
+                )
             try:
                 await self._copy_all(held, low, stop, growing, progress)
                 return await growing.finish(low, await self._number_at(held, low))
@@ -194,18 +197,8 @@ class Forking:
         try:
             return await copier.copy(entry, stop)
         except ObjectNotFoundError as error:
-            newest = await self._newest()
-            if newest.oldest_offset <= entry.start:
-                raise CorruptionError("a fragment is missing", path=entry.path) from error
-            raise self._trimmed(entry.start, newest) from error
-
-    def _trimmed(self, offset: int, manifest: Manifest) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            f"the offset was collected from {self._source.store.url}",
-            requested=offset,
-            head=manifest.oldest_offset,
-            tail=manifest.next_offset,
-        )
+            url = self._source.store.url
+            raise missing_fragment(entry, await self._newest(), url) from error
 
     async def _newest(self) -> Manifest:
         async with self._reading:

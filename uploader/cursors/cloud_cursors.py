@@ -36,13 +36,9 @@ from uploader.root.write_guard import missing
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import (
-    CorruptionError,
-    CursorMovedError,
-    InvalidSettingsError,
-    OffsetTrimmedError,
-)
+from walstore.errors import CorruptionError, CursorMovedError, InvalidSettingsError
 from walstore.files.locks import this_process
+from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.runtime.owned import Owned
 from walstore.runtime.threads import Worker
@@ -267,7 +263,7 @@ class CloudCursors(Owned):
             found = await self._find(name)
             if found is None or not found.is_unchecked:
                 return found
-            head, _ = await self._kept_from()
+            head = (await self._kept()).head
             if found.position >= head:
                 await self._put(found.etag, found.checked())
             else:
@@ -350,27 +346,24 @@ class CloudCursors(Owned):
         settled the change meanwhile, or made its own: then only the object shows the outcome of this one,
         since what was found here may be older than what that program found.
         """
-        head, tail = await self._kept_from()
-        if made.position >= head:
+        kept = await self._kept()
+        if made.position >= kept.head:
             etag = await self._put(made.etag, made.checked())
             return None if etag is None else dataclasses.replace(made.checked(), etag=etag)
-        if not await self._undo(made, head):
+        if not await self._undo(made, kept.head):
             return None
-        raise OffsetTrimmedError(
-            f"what cursor {made.name!r} asks for is being collected, or was",
-            requested=made.position,
-            head=head,
-            tail=tail,
+        raise kept.trimmed(
+            made.position, f"what cursor {made.name!r} asks for is being collected, or was"
         )
 
-    async def _kept_from(self) -> tuple[int, int]:
-        """Return the first offset that no announced collection takes, and the tail.
+    async def _kept(self) -> OffsetRange:
+        """Return the offsets that no announced collection takes.
 
         Reads the announcement first, then the manifest, which shows a collection carried out in between.
         """
         head = await announced_head(self._store)
         manifest = await self._newest()
-        return max(head, manifest.oldest_offset), manifest.next_offset
+        return OffsetRange(max(head, manifest.oldest_offset), manifest.next_offset)
 
     async def _undo(self, made: CloudCursor, head: int) -> bool:
         """Put back what was there before; False if another program has changed it since."""

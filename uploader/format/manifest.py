@@ -44,6 +44,7 @@ from uploader.format.entries import (
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
 from uploader.format.setsum import Setsum
 from walstore.errors import CorruptionError, LogSealedError
+from walstore.offset_range import OffsetRange
 
 __all__ = ["Fragment", "Manifest", "Snapshot", "SnapshotPointer"]
 
@@ -158,6 +159,11 @@ class Manifest:
         if last:
             return last[0].limit
         return FIRST_OFFSET if self.initial_offset is None else self.initial_offset
+
+    @property
+    def offsets(self) -> OffsetRange:
+        """Offsets of the records."""
+        return OffsetRange(self.oldest_offset, self.next_offset)
 
     @property
     def is_short(self) -> bool:

@@ -29,7 +29,6 @@ from walstore.errors import (
     FormatVersionError,
     InvalidSettingsError,
     LeaseExpiredError,
-    OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
     WalError,
@@ -37,6 +36,7 @@ from walstore.errors import (
 from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import not_begun
+from walstore.offset_range import OffsetRange
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
@@ -224,14 +224,9 @@ class CloudGroup:
     async def settle(self, offsets: Sequence[int]) -> None:
         """Settle jobs; durable when this returns. Nothing happens to those that were settled before."""
         document = self._check()
+        jobs = OffsetRange(document.floor, document.position)
         for offset in offsets:
-            if not 0 < offset < document.position:
-                raise OffsetNotWrittenError(
-                    "no job has that offset",
-                    requested=offset,
-                    head=document.floor,
-                    tail=document.position,
-                )
+            jobs.check_assigned(offset, "no job has that offset")
 
         def settle_all(turn: GroupTurn) -> None:
             for offset in offsets:

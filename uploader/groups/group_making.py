@@ -7,8 +7,9 @@ from collections.abc import Callable
 from uploader.format.group_document import GroupDocument
 from uploader.groups.group_place import GroupPlace, cursor_of, remove, remove_cursor
 from uploader.root import cas
-from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError
+from walstore.errors import OffsetTrimmedError
 from walstore.groups.settings import GroupSettings
+from walstore.offset_range import OffsetRange
 
 
 async def find_or_make(
@@ -55,12 +56,10 @@ async def find_or_make(
 
 def jobs_trimmed(name: str, error: OffsetTrimmedError) -> OffsetTrimmedError:
     """Return what is raised when the log no longer has jobs of a group."""
-    return OffsetTrimmedError(
+    return OffsetRange(error.head, error.tail).trimmed(
+        error.requested,
         f"jobs of group {name!r} were removed from the log, so its cursor was deleted or changed by "
         "somebody; delete_group() removes the group, and start= says where a new one begins",
-        requested=error.requested,
-        head=error.head,
-        tail=error.tail,
     )
 
 
@@ -89,9 +88,8 @@ async def _start(place: GroupPlace, settings: GroupSettings) -> int:
     await log.refresh()
     async with log.reader(settings.start) as reader:
         position = reader.position
-    if not log.head <= position <= log.tail:
-        kind = OffsetTrimmedError if position < log.head else OffsetNotWrittenError
-        raise kind("the group cannot begin there", requested=position, head=log.head, tail=log.tail)
+    why = "the group cannot begin there"
+    OffsetRange(log.head, log.tail).check_position(position, why, why)
     return position
 
 
@@ -100,12 +98,8 @@ async def _check_position(place: GroupPlace, name: str, document: GroupDocument)
     log = place.log
     if document.position > log.tail:
         await log.refresh()
-    if document.position > log.tail:
-        raise OffsetNotWrittenError(
-            f"group {name!r} has seen records that the log does not have: it is of another log, or "
-            "the log is restored as of an earlier time. delete_group() removes it; start= says where a "
-            "new one begins",
-            requested=document.position,
-            head=log.head,
-            tail=log.tail,
-        )
+    OffsetRange(log.head, log.tail).check_tail(
+        document.position,
+        f"group {name!r} has seen records that the log does not have: it is of another log, or the log "
+        "is restored as of an earlier time. delete_group() removes it; start= says where a new one begins",
+    )

@@ -31,15 +31,10 @@ from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
-from walstore.errors import (
-    CorruptionError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    WalClosedError,
-)
+from walstore.errors import CorruptionError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
-from walstore.read.reader import Reader, ReadGuard
+from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.validation.arguments import as_count, as_int, as_moment_us
@@ -255,11 +250,7 @@ class CloudLog(CloudGroups, MustClose):
         if max_wait is not None:
             max_wait = check_max_wait(max_wait)
         manifest = self.manifest
-        place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
-        if start < manifest.oldest_offset:
-            raise OffsetTrimmedError("the offset was removed from the log", **place)
-        if start > manifest.next_offset:
-            raise OffsetNotWrittenError("the offset has not been written yet", **place)
+        manifest.offsets.check_position(start)
         fragments = self._fragments.tree.fragments(manifest, start)
         limits = {
             "max_fragments": max_fragments,
@@ -360,14 +351,8 @@ class CloudLog(CloudGroups, MustClose):
 
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
         """
-        offset, manifest = as_int(offset, "offset"), self.manifest
         self.check_open()
-        if offset >= manifest.next_offset:
-            raise OffsetNotWrittenError(
-                requested=offset, head=manifest.oldest_offset, tail=manifest.next_offset
-            )
-        found = await self._fragments.read_from(manifest, offset, offset + 1, 1)
-        return found[0].timestamps_us[0]
+        return await timestamp_at(self, as_int(offset, "offset"))
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""

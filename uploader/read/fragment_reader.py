@@ -32,7 +32,7 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
-from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
+from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -43,6 +43,16 @@ _MOST_PIECE_ROWS: Final = 4096
 """Records in one batch for a reader, which decodes them on the event loop."""
 _FIRST_EXPANSION: Final = 4.0
 """Estimated bytes of memory per stored byte, until the first fragment is decoded."""
+
+
+def missing_fragment(entry: Fragment, newest: Manifest, url: str) -> WalError:
+    """Return the error for a fragment that is not in the store at ``url``: collected, or lost.
+
+    A collection changes the manifest first.
+    """
+    if entry.start < newest.oldest_offset:
+        return newest.offsets.trimmed(entry.start, f"{entry.path} was collected from {url}")
+    return CorruptionError("a fragment that the manifest names is missing", path=entry.path)
 
 
 class FragmentReader:
@@ -86,14 +96,14 @@ class FragmentReader:
         """The footers of fragments."""
 
     async def locate(self, manifest: Manifest, position: int) -> Fragment:
-        """Return the entry of the fragment that contains ``position``; OffsetTrimmedError if none does."""
+        """Return the entry of the fragment that contains ``position``.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, CorruptionError if none does.
+        """
         entry = await self.tree.locate(manifest, position)
         if entry is None:
-            raise OffsetTrimmedError(
-                requested=position,
-                head=manifest.oldest_offset,
-                tail=manifest.next_offset,
-            )
+            manifest.offsets.check_record(position)
+            raise CorruptionError(f"no fragment has offset {position}", path=layout.MANIFEST)
         return entry
 
     async def read_from(
@@ -102,7 +112,7 @@ class FragmentReader:
         """Return the rest of the fragment that contains ``position``, up to ``limit``.
 
         In batches of at most about ``max_bytes``, at least one record each; they share the fragment's memory.
-        Raises as :meth:`read`, and OffsetTrimmedError if the manifest does not name the position.
+        Raises as :meth:`locate` and :meth:`read`.
         """
         batch = await self.read(await self.locate(manifest, position))
         return pieces(batch, position, limit, max_bytes)
@@ -319,19 +329,7 @@ class FragmentReader:
         try:
             return await reading
         except ObjectNotFoundError as error:
-            raise await self._describe_missing(entry) from error
-
-    async def _describe_missing(self, entry: Fragment) -> WalError:
-        """Distinguish a collected fragment from a lost one: a collection changes the manifest first."""
-        manifest = await self._newest()
-        if manifest.oldest_offset <= entry.start:
-            return CorruptionError("a fragment that the manifest names is missing", path=entry.path)
-        return OffsetTrimmedError(
-            f"{entry.path} was collected from {self._store.url}",
-            requested=entry.start,
-            head=manifest.oldest_offset,
-            tail=manifest.next_offset,
-        )
+            raise missing_fragment(entry, await self._newest(), self._store.url) from error
 
     async def _load_newest(self) -> Manifest:
         root = await find_root(self._store, retry=RetryPolicy(), worker=self._worker)

@@ -41,8 +41,6 @@ from walstore.errors import (
     ContentionError,
     CorruptionError,
     LogSealedError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
     StorageUnavailableError,
 )
 from walstore.files.locks import this_process
@@ -235,11 +233,9 @@ class Restoring:
             return None
         if isinstance(stop, bool) or not isinstance(stop, int):
             raise TypeError(f"stop must be an offset, a datetime or None, not {stop!r}")
-        bounds = {"requested": stop, "head": log.head, "tail": log.tail}
-        if stop < log.head:
-            raise OffsetTrimmedError("the offset was removed from the log", **bounds)
-        if stop > log.tail:
-            raise OffsetNotWrittenError("the offset has not reached the store", **bounds)
+        log.manifest.offsets.check_position(
+            stop, not_written="the offset has not reached the store"
+        )
         return stop
 
     async def _restore(self, log: CloudLog, builder: LogBuilder, stop: int | None) -> Restored:

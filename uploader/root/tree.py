@@ -23,7 +23,7 @@ from uploader.format.setsum import Setsum
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
-from walstore.errors import ContentionError, CorruptionError, OffsetTrimmedError
+from walstore.errors import ContentionError, CorruptionError
 from walstore.runtime.threads import Worker
 
 MEMORY_FACTOR: Final = 4
@@ -368,11 +368,8 @@ class ManifestTree:
         if newest.oldest_offset <= manifest.oldest_offset:
             raise missing.as_corruption() from missing
         if position < newest.oldest_offset:
-            raise OffsetTrimmedError(
-                f"{missing.path} was collected from {self._store.url}",
-                requested=position,
-                head=newest.oldest_offset,
-                tail=newest.next_offset,
+            raise newest.offsets.trimmed(
+                position, f"{missing.path} was collected from {self._store.url}"
             ) from missing
         return newest
 

@@ -19,20 +19,13 @@ from uploader.versioned.collection_writer import CollectionWriter
 from uploader.versioned.envelope import ENVELOPES, Envelope, to_updates
 from uploader.versioned.schema import CollectionSchema
 from walstore.batches.batch import Batch
-from walstore.errors import (
-    InvalidSettingsError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    OutcomeUnknownError,
-    UpperMismatchError,
-)
+from walstore.errors import InvalidSettingsError, OutcomeUnknownError, UpperMismatchError
+from walstore.offset_range import OffsetRange
 from walstore.read.reader import Reader
 from walstore.validation.fields import check_fields, described, seconds, size, whole
 
 WRITER: Final = "log"
 """The shard of a materializer, unless its caller names another."""
-_FIRST: Final = 1
-"""Offset of a log's first record."""
 
 
 class MaterializedLog(Protocol):
@@ -246,20 +239,17 @@ class Materializer:
         if upper > log.tail:
             # Another materializer may have seen more of it.
             await self._refresh()
-        head, tail = log.head, log.tail
-        if upper > tail:
-            raise OffsetNotWrittenError(
-                "the collection has more than the log: it was made from another log, or from one that lost "
-                "records since",
-                requested=upper,
-                head=head,
-                tail=tail,
-            )
-        if upper and max(upper, _FIRST) < head:
-            raise OffsetTrimmedError(requested=upper, head=head, tail=tail)
+        offsets = OffsetRange(log.head, log.tail)
+        offsets.check_tail(
+            upper,
+            "the collection has more than the log: it was made from another log, or from one that lost "
+            "records since",
+        )
+        if upper:  # else it is new
+            offsets.check_head(upper)
         self._due = upper
         await self._commit_due()
-        return upper, log.reader(max(upper, head), follow=True)
+        return upper, log.reader(max(upper, offsets.head), follow=True)
 
 
 class _PendingAppend(NamedTuple):

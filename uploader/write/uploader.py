@@ -37,11 +37,11 @@ from walstore.errors import (
     ContentionError,
     CorruptionError,
     FencedError,
-    OffsetTrimmedError,
     StorageUnavailableError,
     WalError,
 )
 from walstore.format.claims import Claims
+from walstore.offset_range import OffsetRange
 from walstore.ports import LocalRecords, TierSource
 from walstore.runtime.statistics import UploadStatistics
 
@@ -266,15 +266,11 @@ class Uploader:
 
     def _check_reaches(self, local: LocalRecords) -> None:
         """Raise OffsetTrimmedError if the directory's records begin behind what the manifest names."""
-        next_offset = self._root.manifest.next_offset
-        if next_offset < local.head:
-            raise OffsetTrimmedError(
-                f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
-                "that has them",
-                requested=next_offset,
-                head=local.head,
-                tail=local.durable_limit,
-            )
+        OffsetRange(local.head, local.durable_limit).check_head(
+            self._root.manifest.next_offset,
+            f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
+            "that has them",
+        )
 
     async def _prove_all(self, local: LocalRecords) -> None:
         """Compare all that the manifest itself names, and this directory is not known to have shipped.

@@ -34,14 +34,10 @@ from walstore.batches.batch_builder import (
 )
 from walstore.batches.conditions import CONDITIONS_BYTES, check_room, stream_marks
 from walstore.batches.cost import PART_COST_BYTES
-from walstore.errors import (
-    OffsetNotWrittenError,
-    RecordTooLargeError,
-    WalError,
-    WouldBlock,
-)
+from walstore.errors import RecordTooLargeError, WalError, WouldBlock
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks
+from walstore.offset_range import OffsetRange
 from walstore.runtime.admissions import Admissions
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard
@@ -340,10 +336,7 @@ class Channel:
 
     def check_assigned(self, offset: int) -> None:
         """Raise OffsetNotWrittenError unless ``offset`` has been assigned to a record."""
-        if not 0 < offset < self.tail:
-            raise OffsetNotWrittenError(
-                "no record has this offset yet", requested=offset, head=1, tail=self.tail
-            )
+        OffsetRange(1, self.tail).check_assigned(offset, "no record has this offset yet")
 
     # -- readers of unwritten records ------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import typer
 
 from walstore import CursorInfo
 from walstore.cli.errors import UsageError
-from walstore.cli.location import check_offset, is_store, to_directory
+from walstore.cli.location import is_store, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
@@ -28,6 +28,7 @@ from walstore.cursors.queue import patiently
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 from walstore.files.log_files import LogSnapshot
+from walstore.offset_range import OffsetRange
 from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ async def _change(
         if move is not None:
             name, offset = move
             before = await log.position(name)
-            check_offset(offset, *log.bounds, beyond=log.beyond)
+            log.offsets.check_position(offset, not_written=log.not_written)
             if is_confirmed:
                 await log.change(name, offset, lease_seconds)
             else:
@@ -145,11 +146,11 @@ def _complain_unchanged(what: str, before: int | None) -> None:
 class _LocalCursors:
     """The cursors of a log directory."""
 
-    beyond = "has not been written yet"
+    not_written = ""
 
     def __init__(self, path: Path, view: LogSnapshot) -> None:
         self._view = view
-        self.bounds = view.head, view.durable_limit
+        self.offsets = OffsetRange(view.head, view.durable_limit)
         self.location = str(path)
         self.where = f"in {path}"
 
@@ -176,7 +177,7 @@ class _LocalCursors:
         )
 
     async def to_json(self) -> dict[str, Any]:
-        head, limit = self.bounds
+        head, limit = self.offsets
         found = await asyncio.to_thread(self._list)
         entries = [_local_entry(one, limit) for one in found]
         return {"location": self.location, "head": head, "durable_limit": limit, "cursors": entries}
@@ -196,7 +197,7 @@ class _LocalCursors:
             else:
                 if offset < held.head():
                     now = LogSnapshot.open(view.path, fs=view.fs)
-                    check_offset(offset, now.head, now.durable_limit)
+                    OffsetRange(now.head, now.durable_limit).check_position(offset)
                 now_us = SystemClock().now_us()
                 info = self._find(name)
                 state = info.state if info is not None else None
@@ -226,7 +227,7 @@ def _local_entry(info: CursorInfo, limit: int) -> dict[str, Any]:
 class _StoredCursors:
     """The cursors of a log in object storage."""
 
-    beyond = "has not reached the store"
+    not_written = "the offset has not reached the store"
 
     def __init__(self, found: LogSession) -> None:
         from uploader import CloudCursors
@@ -243,10 +244,9 @@ class _StoredCursors:
         self.where = f"at {self.location}"
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """Head and tail of the log, as its root was read last."""
-        manifest = self._found.root.manifest
-        return manifest.oldest_offset, manifest.next_offset
+    def offsets(self) -> OffsetRange:
+        """Those of the log, as its root was read last."""
+        return self._found.root.manifest.offsets
 
     async def position(self, name: str) -> int | None:
         """Return where a cursor stands, or None if there is none; CorruptionError if it is damaged."""
@@ -281,7 +281,7 @@ class _StoredCursors:
             complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
 
     async def to_json(self) -> dict[str, Any]:
-        (head, tail), now_us = self.bounds, self._found.clock.now_us()
+        (head, tail), now_us = self.offsets, self._found.clock.now_us()
         entries = [_stored_entry(one, tail, now_us) for one in await self._cursors.list()]
         return {"location": self.location, "head": head, "tail": tail, "cursors": entries}
 

@@ -15,8 +15,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from walstore import (
     Batch,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
     ReadonlyWal,
     RemoteReadonlyWal,
     RemoteWal,
@@ -30,6 +28,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
 )
+from walstore.offset_range import OffsetRange
 from walstore.records import to_timestamp_us
 from walstore.wire.address import parse_address
 
@@ -146,19 +145,6 @@ def fresh_prefix(url: str, verb: str) -> str:
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
 
 
-def check_offset(
-    offset: int, head: int, limit: int, *, beyond: str = "has not been written yet"
-) -> None:
-    """Refuse a position outside ``[head, limit]``: OffsetTrimmedError or OffsetNotWrittenError.
-
-    ``beyond`` is the reason in the message of the latter.
-    """
-    if offset < head:
-        raise OffsetTrimmedError(requested=offset, head=head, tail=limit)
-    if offset > limit:
-        raise OffsetNotWrittenError(f"the offset {beyond}", requested=offset, head=head, tail=limit)
-
-
 class OpenedLog:
     """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
 
@@ -187,7 +173,7 @@ class OpenedLog:
         With ``stop`` None it follows the log without an end. Raises OffsetTrimmedError or
         OffsetNotWrittenError if the log does not have ``start``.
         """
-        check_offset(start, self.head, self.limit)
+        OffsetRange(self.head, self.limit).check_position(start)
         follow = stop is None
         async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
             async for batch in reader.batches():

@@ -16,21 +16,14 @@ from typing import Final, Protocol
 
 from walstore.batches.batch import Batch
 from walstore.cluster.view import ClusterView
-from walstore.errors import (
-    InvalidSettingsError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    WalClosedError,
-    WalError,
-)
-from walstore.read.reader import Reader
+from walstore.errors import InvalidSettingsError, WalClosedError, WalError
+from walstore.read.reader import Reader, timestamp_at
 from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.validation.arguments import as_int
 
 logger = logging.getLogger("walstore")
 
 _LOG_ID_DIGITS: Final = 32
-_SEARCH_BYTES: Final = 64 << 10
 
 
 class SourceLog(Protocol):
@@ -160,12 +153,7 @@ class StoredLog:
 
     async def timestamp_at(self, offset: int) -> int:
         """Return the timestamp of a record. OffsetTrimmedError, OffsetNotWrittenError."""
-        offset = as_int(offset, "offset")
-        if offset < self.head:
-            raise OffsetTrimmedError(requested=offset, head=self.head, tail=self.limit)
-        if offset >= self.limit:
-            raise OffsetNotWrittenError(requested=offset, head=self.head, tail=self.limit)
-        return (await self._log.read(offset, offset + 1, _SEARCH_BYTES))[0].timestamps_us[0]
+        return await timestamp_at(self, as_int(offset, "offset"))
 
     async def release(self) -> None:
         """Say that one of its clients is gone."""

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 from walstore.cursors.directory import CursorState, CursorTable
 from walstore.cursors.queue import Act, CursorRequest, RequestQueue
-from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
+from walstore.errors import CursorMovedError, WalError
+from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.runtime.owned import Owned
 from walstore.validation.arguments import as_int
@@ -205,14 +206,7 @@ class Cursor(Owned):
 
     def _check(self, given: int) -> int:
         offset = as_int(given, "the position of a cursor")
-        limits = self._context.limits
-        if offset > limits.visible_limit:
-            raise OffsetNotWrittenError(
-                "a cursor may not be beyond what readers see",
-                requested=offset,
-                head=limits.head,
-                tail=limits.visible_limit,
-            )
+        check_visible(self._context.limits, offset)
         return offset
 
     async def _move(self, offset: int, *, is_checked: bool) -> None:
@@ -313,17 +307,21 @@ class Cursor(Owned):
         )
 
 
+def check_visible(limits: CursorLimits, position: int) -> None:
+    """Raise OffsetNotWrittenError if a position is beyond the visible limit."""
+    OffsetRange(limits.head, limits.visible_limit).check_tail(
+        position, "a cursor may not be beyond what readers see"
+    )
+
+
 def check_retained(held: CursorTable, name: str, position: int, tier_head: int | None) -> None:
     """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
     head = first_retained(held, tier_head)
-    if position < head:
-        raise OffsetTrimmedError(
-            f"the position of cursor {name!r} was removed from the log; commit the head to continue "
-            "there, or delete the cursor",
-            requested=position,
-            head=head,
-            tail=head,
-        )
+    OffsetRange(head, head).check_head(
+        position,
+        f"the position of cursor {name!r} was removed from the log; commit the head to continue "
+        "there, or delete the cursor",
+    )
 
 
 def first_retained(held: CursorTable, tier_head: int | None) -> int:

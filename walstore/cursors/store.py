@@ -18,6 +18,7 @@ from walstore.cursors.cursor import (
     CursorContext,
     CursorLimits,
     check_retained,
+    check_visible,
     first_retained,
 )
 from walstore.cursors.directory import (
@@ -32,7 +33,7 @@ from walstore.cursors.directory import (
 from walstore.cursors.kept import list_all_cursors, refuse_copy
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.queue import CursorQueue, RequestQueue
-from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
 from walstore.records import Start
@@ -246,14 +247,7 @@ class CursorStore:
             return None
         async with self._log.reader(start) as reader:
             offset = reader.position
-        limit = self._log.visible_limit
-        if offset > limit:
-            raise OffsetNotWrittenError(
-                "a cursor may not be beyond what readers see",
-                requested=offset,
-                head=self._log.head,
-                tail=limit,
-            )
+        check_visible(self._log, offset)
         return offset
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.batches.batch import Batch
-from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
+from walstore.errors import CorruptionError, WalError
 from walstore.files.directory import anchor_log, list_segments, read_cell
 from walstore.files.log_bounds import LogBounds, read_bounds
 from walstore.files.posix import PosixFileSystem
@@ -36,6 +36,7 @@ from walstore.files.segment_file import (
 )
 from walstore.format import segment
 from walstore.format.segment import SegmentIndex
+from walstore.offset_range import OffsetRange
 from walstore.ports import File, FileSystem
 from walstore.runtime.error_mapping import describe_read
 
@@ -199,9 +200,8 @@ class LogFiles:
 
     def _segment_of(self, position: int, limit: int) -> tuple[Segment, int]:
         """Return the segment that holds a position, and up to where it may be read."""
+        OffsetRange(self._starts[0], limit).check_head(position)
         at = bisect_right(self._starts, position) - 1
-        if at < 0:
-            raise OffsetTrimmedError(requested=position, head=self._starts[0], tail=limit)
         end = min(limit, self._starts[at + 1]) if at + 1 < len(self._starts) else limit
         return self._ordered[at], end
 
@@ -301,7 +301,7 @@ class LogFiles:
         self._take(starts)
         head = max(cell.head if cell is not None else 0, starts[0] if starts else 0)
         if position < head:
-            return OffsetTrimmedError(requested=position, head=head, tail=limit)
+            return OffsetRange(head, limit).trimmed(position)
         if isinstance(error, CorruptionError):
             return error
         return describe_read(error, source.path)
@@ -360,11 +360,9 @@ class LogSnapshot:
         try:
             found = find_offset(self.fs, sources, timestamp_us, self.durable_limit)
         except FileNotFoundError:
-            raise OffsetTrimmedError(
-                "the offset is not on local disk",
-                requested=self.head,
-                head=self.head,
-                tail=self.durable_limit,
+            raise OffsetRange(self.head, self.durable_limit).trimmed(
+                self.head,
+                f"a segment in {self.path} was deleted while the read was planned; try again",
             ) from None
         return self.durable_limit if found is None else max(found, self.head)
 

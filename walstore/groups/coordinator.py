@@ -20,7 +20,6 @@ from walstore.cursors.cursor import Cursor
 from walstore.errors import (
     LeaseExpiredError,
     LimitExceededError,
-    OffsetNotWrittenError,
     StreamClosedError,
     WalClosedError,
     WalError,
@@ -30,6 +29,7 @@ from walstore.groups.letters import append_letter
 from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState, in_parts
+from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.read.reader import Reader
 from walstore.records import Record
@@ -322,13 +322,10 @@ class GroupCoordinator:
         none is settled, if one of them is no offset of a job.
         """
         state = self._entered()
-        limit = self._log.visible_limit
+        jobs = OffsetRange(state.floor, self._log.visible_limit)
         ordered = sorted(offsets)  # neighbours take less room where they are kept
         for offset in (*ordered[:1], *ordered[-1:]):
-            if not 0 < offset < limit:
-                raise OffsetNotWrittenError(
-                    "no job has that offset", requested=offset, head=state.floor, tail=limit
-                )
+            jobs.check_assigned(offset, "no job has that offset")
         await self._give(self._settle(state, ordered))
         await self._sync()
 

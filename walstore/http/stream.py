@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from walstore.batches.append_request import pack_headers
-from walstore.errors import OffsetTrimmedError
 from walstore.http.accepted import CLOSED_REGISTER, Accepted, closing
 from walstore.http.content import MOST_MESSAGES
 from walstore.http.protocol import (
@@ -27,6 +26,7 @@ from walstore.http.protocol import (
 )
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.offset_range import OffsetRange
 from walstore.records import Durability
 from walstore.serve.fetching import Fetching
 
@@ -320,8 +320,7 @@ class Stream:
             if at > start and not values:
                 return at
             size = sum(map(len, values[found:]))
-        if at < self.head:
-            raise OffsetTrimmedError(requested=at, head=self.head, tail=self.tail)
+        OffsetRange(self.head, self.tail).check_head(at)
         while at < limit and at >= base and size < most_bytes and len(values) < _MOST_RECORDS:
             reader = self.wal.reader(at - self._shift, stop=limit - self._shift, follow=False)
             batch = await self._fetching.fetch(

@@ -17,20 +17,15 @@ from walstore.batches.batch import Batch
 from walstore.batches.conditions import users_registers
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.store import CursorStore
-from walstore.errors import (
-    InvalidSettingsError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    WalClosedError,
-)
+from walstore.errors import InvalidSettingsError, OffsetTrimmedError, WalClosedError
 from walstore.files.anchor import absolute
 from walstore.files.directory import anchor_log
 from walstore.files.locks import this_process
 from walstore.files.log_bounds import LedgerView
 from walstore.files.log_files import LogFiles
 from walstore.files.posix import PosixFileSystem
-from walstore.files.segment_file import SEARCH_BYTES
 from walstore.format.ledger import StreamInfo
+from walstore.offset_range import OffsetRange
 from walstore.ports import CellView, Clock, FileSystem
 from walstore.read.log_watch import (
     LONGEST_POLL_SECONDS,
@@ -39,7 +34,7 @@ from walstore.read.log_watch import (
     LogWatch,
     look_at,
 )
-from walstore.read.reader import Reader, ReadGuard
+from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_read
@@ -258,9 +253,7 @@ class ReadonlyWal(CursorMixin, MustClose):
             if error.head > watch.limit:  # the writer got on without a cell that would show it
                 await self.refresh()
             watch.head = max(watch.head, error.head)
-            raise OffsetTrimmedError(
-                requested=position, head=watch.head, tail=watch.limit
-            ) from error
+            raise OffsetRange(watch.head, watch.limit).trimmed(position) from error
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
         """Return an offset in ``[position, limit]`` with no record of the stream between ``position``
@@ -292,13 +285,7 @@ class ReadonlyWal(CursorMixin, MustClose):
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
         """
         self._watch.check()
-        offset = as_int(offset, "offset")
-        head, limit = self.head, self.limit
-        if not head <= offset < limit:
-            kind = OffsetTrimmedError if offset < head else OffsetNotWrittenError
-            what = "was removed from the log" if offset < head else "has not been written yet"
-            raise kind(f"the offset {what}", requested=offset, head=head, tail=self.tail)
-        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+        return await timestamp_at(self, as_int(offset, "offset"))
 
     # -- registers and streams ---------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from walstore.errors import OffsetNotWrittenError
 from walstore.format.segment import SegmentSummary
+from walstore.offset_range import OffsetRange
 
 
 class Reason(StrEnum):
@@ -172,13 +172,9 @@ def plan_trim(
     """
     if isinstance(before, bool) or not isinstance(before, int):
         raise TypeError(f"before must be an offset, not {before!r}")
-    if before > durable_limit:
-        raise OffsetNotWrittenError(
-            "only durable records can be trimmed; before may be the durable limit at most",
-            requested=before,
-            head=head,
-            tail=durable_limit,
-        )
+    OffsetRange(head, durable_limit).check_tail(
+        before, "only durable records can be trimmed; before may be the durable limit at most"
+    )
     pin = lowest(pins, now_us)
     limits = [before]
     if pin is not None:

@@ -9,11 +9,12 @@ from walstore.append.state import LogState
 from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.batches.batch import Batch
-from walstore.errors import OffsetTrimmedError, WalError
+from walstore.errors import WalError
 from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened
+from walstore.offset_range import OffsetRange
 from walstore.ports import Tier
-from walstore.read.tiered import TieredSource
+from walstore.read.tiered import NOT_LOCAL, TieredSource
 from walstore.runtime.error_mapping import describe_read
 from walstore.runtime.threads import Lane
 
@@ -37,13 +38,7 @@ class RecoveredRecords:
 
         CorruptionError or StorageUnavailableError if the file cannot be read.
         """
-        if position < self.head:
-            raise OffsetTrimmedError(
-                "no longer on this disk",
-                requested=position,
-                head=self.head,
-                tail=self.durable_limit,
-            )
+        OffsetRange(self.head, self.durable_limit).check_head(position, NOT_LOCAL)
         at = bisect_right(self._segments, position, key=lambda segment: segment.start)
         segment = self._segments[at - 1]
         if segment.summary is not None:

@@ -14,7 +14,8 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch, iterate
 from walstore.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
-from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalClosedError, WalError
+from walstore.errors import OffsetTrimmedError, WalClosedError, WalError
+from walstore.offset_range import OffsetRange
 from walstore.records import Record, Start, to_timestamp_us
 from walstore.runtime.owned import Owned, checks_itself
 from walstore.runtime.resource import abandon_in_children
@@ -28,8 +29,8 @@ _TAKEN_APART_RECORDS = 4096
 _NO_RECORDS: Final[Iterator[Record]] = iter(())
 _NONE_LEFT: Final[tuple[Sequence[int], Iterator[object]]] = ((), iter(()))
 _NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
-_SETTLE_BYTES = 64 << 10
-"""How much is read at once to find the first record for a start by time."""
+_SEARCH_BYTES = 64 << 10
+"""How much is read at once to find the first record for a start by time, or the time of a record."""
 
 
 def _allow() -> None:
@@ -128,6 +129,15 @@ class LocalSource(Protocol):
     def share_records(self, position: int, limit: int) -> list[Record] | None:
         """Return all records of ``[position, limit)`` if other readers take the same ones now: made once
         for all of them. None if not; then read them."""
+
+
+async def timestamp_at(source: ReadSource, offset: int) -> int:
+    """Return the timestamp of a visible record, in microseconds since 1970 UTC.
+
+    Raises OffsetTrimmedError, OffsetNotWrittenError, and as reading does.
+    """
+    OffsetRange(source.head, source.tail).check_record(offset, source.limit)
+    return (await source.read(offset, offset + 1, _SEARCH_BYTES))[0].timestamps_us[0]
 
 
 class Reader(Owned):
@@ -469,11 +479,7 @@ class Reader(Owned):
         limit = source.limit
         if self._position >= limit:  # a thousand readers may pass here for each record
             if self._position > source.tail:
-                raise OffsetNotWrittenError(
-                    requested=self._position,
-                    head=source.head,
-                    tail=source.tail,
-                )
+                self._check_position()
             if not follow:
                 return None
             wanted = self._position + 1
@@ -491,14 +497,13 @@ class Reader(Owned):
             if self._stream is not None:
                 self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
         if self._position < source.head:
-            why = "the offset was removed from the log" if self._position > 0 else _NO_OFFSET
-            raise OffsetTrimmedError(
-                why,
-                requested=self._position,
-                head=source.head,
-                tail=source.tail,
-            )
+            self._check_position()
         return limit if stop is None else min(limit, stop)
+
+    def _check_position(self) -> None:
+        position, source = self._position, self._source
+        trimmed = "" if position > 0 else _NO_OFFSET
+        OffsetRange(source.head, source.tail).check_position(position, trimmed)
 
     def _cached(self, position: int, limit: int) -> list[Batch]:
         """Return batches from exactly ``position`` if they are in memory; else none."""
@@ -558,7 +563,7 @@ class Reader(Owned):
             limit = source.limit if self._stop is None else min(source.limit, self._stop)
             if position < limit:
                 try:
-                    batches = await source.read(position, limit, _SETTLE_BYTES)
+                    batches = await source.read(position, limit, _SEARCH_BYTES)
                 except OffsetTrimmedError:
                     if position >= source.head:
                         raise

@@ -19,15 +19,8 @@ from typing import Final
 from walstore.append.channel import Channel
 from walstore.append.state import LogState
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.errors import (
-    CorruptionError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    WalClosedError,
-    WalError,
-)
+from walstore.errors import CorruptionError, OffsetTrimmedError, WalClosedError, WalError
 from walstore.files.segment_file import (
-    SEARCH_BYTES,
     Segment,
     find_offset,
     load_streams,
@@ -35,14 +28,17 @@ from walstore.files.segment_file import (
     stored_bytes,
 )
 from walstore.format.frame import ColumnKind
+from walstore.offset_range import OffsetRange
 from walstore.ports import FileSystem, Tier
-from walstore.read.reader import ReadGuard
+from walstore.read.reader import ReadGuard, timestamp_at
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
 
+NOT_LOCAL: Final = "the offset is no longer on local disk"
+"""Why a record cannot be shipped."""
 _SHARED_RECORDS: Final = 1024
 _SHARED_BYTES: Final = 256 << 10
 """How much is made at once for all readers that follow the log; if there is more, each reads by itself."""
@@ -207,9 +203,9 @@ class TieredSource:
                 return found
             if position < self._state.head:
                 tier = self._holder_of(position)
-                if tier is None:
-                    raise self._trimmed(position)
-                return await self._read_tier(tier, position, limit, max_bytes)
+                if tier is not None:
+                    return await self._read_tier(tier, position, limit, max_bytes)
+                OffsetRange(self.head, self.limit).check_head(position)
 
     async def _heal(
         self, error: WalError, position: int, limit: int, max_bytes: int
@@ -267,7 +263,8 @@ class TieredSource:
         The caller ensures ``position < limit <= self.limit``. CorruptionError if the file is damaged,
         even if the tier has a copy: records from the tier must not be shipped as new.
         """
-        while position >= self._state.head:
+        while True:
+            OffsetRange(self._state.head, self.limit).check_head(position, NOT_LOCAL)
             try:
                 found = await self._read_local(position, limit, max_bytes)
             except CorruptionError as error:
@@ -276,12 +273,6 @@ class TieredSource:
                 raise not_shipped(error, self._tier.limit) from error
             if found:
                 return found
-        raise OffsetTrimmedError(
-            "the offset is no longer on local disk",
-            requested=position,
-            head=self._state.head,
-            tail=self.limit,
-        )
 
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first visible offset at or after a time, or the limit if all records are older.
@@ -349,17 +340,7 @@ class TieredSource:
         Raises OffsetTrimmedError, OffsetNotWrittenError for one that is not visible yet, and as
         :meth:`read`.
         """
-        limit = self.limit
-        if offset >= limit:
-            raise OffsetNotWrittenError(
-                "the offset is not durable yet" if offset < self.tail else "no such offset yet",
-                requested=offset,
-                head=self.head,
-                tail=self.tail,
-            )
-        if offset < self.head:
-            raise self._trimmed(offset)
-        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+        return await timestamp_at(self, offset)
 
     def _segments_at(self, timestamp_us: int) -> list[Segment]:
         """Return the few segments that may contain the first record not older than a time.
@@ -372,13 +353,6 @@ class TieredSource:
         except LookupError:
             return list(sources)
         return list(sources[at : at + 2])
-
-    def _trimmed(self, position: int) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            requested=position,
-            head=self.head,
-            tail=self.limit,
-        )
 
     def close(self, error: WalError) -> None:
         """Fail every read from now on with ``error``, also of records that readers have buffered."""

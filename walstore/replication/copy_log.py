@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.errors import (
-    CorruptionError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-    StorageUnavailableError,
-    WalError,
-)
+from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError, WalError
 from walstore.files.directory import list_segments
 from walstore.files.log_bounds import LogBounds
 from walstore.files.log_files import LogFiles
 from walstore.files.segment_file import SEARCH_BYTES
 from walstore.format.segment import SegmentIndex
 from walstore.ports import FileSystem
-from walstore.read.reader import Reader
+from walstore.read.reader import Reader, timestamp_at
 from walstore.records import Start
 from walstore.replication.replica import Replica
 from walstore.runtime.error_mapping import copy_error, describe_read
@@ -201,12 +195,7 @@ class CopyLog:
 
     async def timestamp_at(self, offset: int) -> int:
         """Return the timestamp of a record. OffsetTrimmedError, OffsetNotWrittenError."""
-        offset = as_int(offset, "offset")
-        if offset < self.head:
-            raise OffsetTrimmedError(requested=offset, head=self.head, tail=self.tail)
-        if offset >= self.limit:
-            raise OffsetNotWrittenError(requested=offset, head=self.head, tail=self.tail)
-        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+        return await timestamp_at(self, as_int(offset, "offset"))
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from walstore import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore import InvalidSettingsError
+from walstore.offset_range import OffsetRange
 from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partitions import PARTITION_BYTES, LogPartition
 from walstore.spark.planned_log import PlannedLog
@@ -41,11 +42,9 @@ def resolve(
     beyond = max(start, limit)
     if beyond > log.limit:
         if fail_on_data_loss:
-            raise OffsetNotWrittenError(
+            OffsetRange(log.head, log.limit).check_tail(
+                beyond,
                 "the read would go beyond the log's tail; failOnDataLoss=false reads what is there",
-                requested=beyond,
-                head=log.head,
-                tail=log.limit,
             )
         lost.append(f"offsets [{log.limit}, {beyond}) are not written yet")
         start, limit = min(start, log.limit), min(limit, log.limit)
@@ -55,11 +54,9 @@ def resolve(
         )
     if start < limit and log.is_trimmed(start):
         if fail_on_data_loss:
-            raise OffsetTrimmedError(
+            OffsetRange(log.head, log.limit).check_head(
+                start,
                 "the read would start before the log's head; failOnDataLoss=false starts at the head",
-                requested=start,
-                head=log.head,
-                tail=log.limit,
             )
         lost.append(f"offsets [{start}, {min(log.head, limit)}) were removed from the log")
         start = min(log.head, limit)

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from uploader import CloudLog, open_store
 from uploader.stores import ObjectStore
-from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
+from walstore.errors import LogNotFoundError, WalError
 from walstore.files.directory import read_cell
 from walstore.files.frame_walk import walk_file
 from walstore.files.log_files import LogSnapshot
@@ -269,15 +269,7 @@ class DirectoryLog:
             found = self._tier.offset_at(timestamp_us)
             if found is not None and found < self._view.head:
                 return found
-        try:
-            offset = self._view.offset_at(timestamp_us)
-        except OffsetTrimmedError as error:
-            raise OffsetTrimmedError(
-                f"a segment in {self._directory} was deleted while the read was planned; try again",
-                requested=error.requested,
-                head=error.head,
-                tail=error.tail,
-            ) from None
+        offset = self._view.offset_at(timestamp_us)
         return offset if offset < self.limit else None
 
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:

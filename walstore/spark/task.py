@@ -22,6 +22,7 @@ from uploader.stores import ObjectStore
 from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
+from walstore.offset_range import OffsetRange
 from walstore.runtime.threads import Worker
 from walstore.spark.partitions import (
     FilePart,
@@ -150,12 +151,10 @@ def _read_file_or_tier(
 
 
 def _read_tier(partition: FilePartition, part: FilePart, projection: Projection) -> Iterator[Batch]:
-    gone = OffsetTrimmedError(
+    gone = OffsetRange(part.limit, partition.limit).trimmed(
+        part.start,
         f"{part.name} in {partition.directory} was deleted since the read was planned, or this machine"
         " does not see the directory",
-        requested=part.start,
-        head=part.limit,
-        tail=partition.limit,
     )
     if partition.tier_url is None:
         raise gone

@@ -21,7 +21,12 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
-from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError
+from walstore.errors import (
+    CorruptionError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    StorageUnavailableError,
+)
 from walstore.records import Record
 from walstore.runtime.threads import Worker
 
@@ -116,11 +121,21 @@ async def test_no_piece_has_very_many_records(store, reader) -> None:
     assert [len(batch) for batch in found] == [4096, 4096, 1808]
 
 
-async def test_a_position_that_is_not_there(store, reader) -> None:
+@pytest.mark.parametrize(
+    ("position", "error"), [(0, OffsetTrimmedError), (51, OffsetNotWrittenError)]
+)
+async def test_a_position_that_is_not_there(store, reader, position, error) -> None:
     manifest = await write(store)
-    with pytest.raises(OffsetTrimmedError) as told:
-        await reader.read_from(manifest, 51, 60, 1)
-    assert (told.value.requested, told.value.head, told.value.tail) == (51, 1, 51)
+    with pytest.raises(error) as told:
+        await reader.read_from(manifest, position, 60, 1)
+    assert (told.value.requested, told.value.head, told.value.tail) == (position, 1, 51)
+
+
+async def test_a_position_between_two_fragments(store, reader) -> None:
+    whole = await write(store)
+    manifest = dataclasses.replace(whole, fragments=whole.fragments[:2] + whole.fragments[3:])
+    with pytest.raises(CorruptionError, match="no fragment has offset 25"):
+        await reader.read_from(manifest, 25, 30, 1)
 
 
 async def test_a_fragment_is_fetched_once(store, make) -> None:

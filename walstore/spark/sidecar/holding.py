@@ -13,6 +13,7 @@ from typing import Final
 
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
+from walstore.offset_range import OffsetRange
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.planned_log import StoreOpener, SyncRunner
@@ -141,17 +142,12 @@ class HeldLogs:
         return landed
 
     def _check_kept(self, name: LogName, position: int) -> int:
-        head = self._head(name)
-        if position >= head:
-            return position
-        error = OffsetTrimmedError(
-            f"what cursor {self._name!r} of {show(name)} asks for was removed from the log",
-            requested=position,
-            head=head,
-            tail=self._logs[name].limit,
+        OffsetRange(self._head(name), self._logs[name].limit).check_head(
+            position,
+            f"what cursor {self._name!r} of {show(name)} asks for was removed from the log; delete the "
+            "cursor to begin at the head",
         )
-        error.add_note("delete the cursor to begin at the head")
-        raise error
+        return position
 
     def _create_at_head(self, name: LogName) -> int:
         """Create a cursor at the head, which a collection may move meanwhile."""

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
-from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, OffsetTrimmedError
+from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError
+from walstore.offset_range import OffsetRange
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.features import (
     HAS_LIMITS,
@@ -226,12 +227,10 @@ class MicroBatches:
             return start
         head = planned.head
         if self._fail_on_data_loss:
-            raise OffsetTrimmedError(
+            OffsetRange(head, planned.limit).check_head(
+                start,
                 f"records of {show(name)} were removed before the query read them; "
                 "failOnDataLoss=false continues at the head",
-                requested=start,
-                head=head,
-                tail=planned.limit,
             )
         self._warn_once(
             f"{show(name)}: offsets [{start}, {min(head, limit)}) were removed before they were read"
