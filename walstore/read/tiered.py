@@ -203,9 +203,9 @@ class TieredSource:
                 return found
             if position < self._state.head:
                 tier = self._holder_of(position)
-                if tier is not None:
-                    return await self._read_tier(tier, position, limit, max_bytes)
-                OffsetRange(self.head, self.limit).check_head(position)
+                if tier is None:
+                    raise OffsetRange(self.head, self.limit).trimmed(position)
+                return await self._read_tier(tier, position, limit, max_bytes)
 
     async def _heal(
         self, error: WalError, position: int, limit: int, max_bytes: int
