@@ -71,7 +71,7 @@ PAGES = {
     "readonly": 2,
     "restore": 1,
     "retention": 2,
-    "several_processes": 2,
+    "several_processes": 3,
     "store": 2,
     "stores": 1,
     "streams": 1,
