@@ -42,6 +42,23 @@ def test_every_package_says_what_is_in_it() -> None:
             assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
+GROWING = re.compile(
+    r"\b([\w.]*(?:pause|wait|delay|seconds|interval)\w*) (?:\*= |= [^=]{,200}?(?:\b\1 \*|\* \1\b))"
+    r"|\b[12](?:\.\d)? ?\*\* ?(?:[a-z_]\w|\()"
+)
+"""A time that becomes a multiple of itself, or a power whose exponent is computed."""
+
+
+def test_pauses_grow_in_one_place() -> None:
+    """They come from a Backoff; see ``walstore/runtime/backoff.py``."""
+    grown = {
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in SOURCES
+        for found in GROWING.finditer(re.sub(r"\s+", " ", path.read_text()))
+    }
+    assert grown == set()
+
+
 PRIVATE = {
     "a part of an open object, which has no public name for it: its counts, its faults, its file": """
         _anchor _background _bucket _channel _clock _commit_loop _connection _disk _disk_key

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from uploader.partitioned.partitions import SubStore, partition_url, read_partitions
 from uploader.read.cloud_log import CloudLog
@@ -17,14 +17,12 @@ from uploader.stores.url import chosen_store
 from walstore.errors import LogNotFoundError, WalClosedError
 from walstore.groups.group import Group, Job, check_jobs
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.owned import Owned
 from walstore.runtime.resource import LoopGuard, Opening
 from walstore.runtime.statistics import GroupStatistics
 from walstore.validation.arguments import as_count, as_seconds
-
-_FIRST_PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class PartitionedLog(Owned):
@@ -164,7 +162,8 @@ class PartitionedGroup(Owned):
         """Return up to ``max_jobs`` jobs of one log; waits as :meth:`walstore.Group.fetch`."""
         most = as_count(max_jobs, "max_jobs", high=10_000)
         self._check()
-        clock, pause = self._log.clock, _FIRST_PAUSE_SECONDS
+        clock = self._log.clock
+        backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
         seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
         deadline = None if seconds is None else clock.monotonic() + seconds
         while True:
@@ -172,10 +171,11 @@ class PartitionedGroup(Owned):
             left = None if deadline is None else deadline - clock.monotonic()
             if found or (left is not None and left <= 0):
                 return found
-            seconds_to_wait = pause if left is None else min(pause, left)
-            await within_seconds(seconds_to_wait, self._left.wait(), clock)
+            pause = backoff.next_seconds()
+            await within_seconds(
+                pause if left is None else min(pause, left), self._left.wait(), clock
+            )
             self._check()
-            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
     async def ack(self, jobs: Iterable[Job]) -> None:
         """Say that the work of several jobs is done; one step for each of their logs.

@@ -41,13 +41,12 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.validation.arguments import as_count, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
 
-_FIRST_POLL_SECONDS = 0.1
-_LONGEST_POLL_SECONDS = 2.0
 _SAME_TIME_SECONDS = 0.001
 
 PREFETCH_BYTES = 32 << 20
@@ -320,14 +319,14 @@ class CloudLog(CloudGroups, MustClose):
 
         Also returns when the log is sealed, since it then never will.
         """
-        pause = _FIRST_POLL_SECONDS
+        backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
         while self.tail < limit and not self.manifest.is_sealed:
+            pause = backoff.next_seconds()
             await self._clock.sleep(pause)
             async with self._refreshing:
                 # Another reader may have asked meanwhile.
                 if self._clock.monotonic() - self._refreshed_at > pause - _SAME_TIME_SECONDS:
                     await self._refresh()
-            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return the rest of the fragment that contains ``position``, up to ``limit``.

@@ -14,6 +14,7 @@ from walstore.errors import (
     WalClosedError,
 )
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import EtcdAddress
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _LARGE_BYTES: Final = 1 << 18
 """Larger requests are sent in pieces, and larger answers parsed on a thread."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
-_LONGEST_PAUSE_SECONDS: Final = 0.5
 _T = TypeVar("_T")
 
 
@@ -40,17 +40,9 @@ class Sent:
         self.is_sent = False
 
 
-class Pause:
-    """Growing pauses between attempts."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seconds = _FIRST_PAUSE_SECONDS
-
-    async def wait(self) -> None:
-        """Wait longer than the last time."""
-        await self._clock.sleep(self._seconds)
-        self._seconds = min(2 * self._seconds, _LONGEST_PAUSE_SECONDS)
+def retry_backoff() -> Backoff:
+    """Return the pauses between attempts at the nodes."""
+    return Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=0.5)
 
 
 class EtcdGateway:
@@ -69,12 +61,12 @@ class EtcdGateway:
         self.endpoints: Final = address.endpoints
         self.request_seconds: Final = request_seconds
         self.faults: Final = faults
+        self.clock: Final = clock
         self.streams: Final[set[EtcdStream]] = set()
         """Those that have begun."""
         self._session = session
         self._user = address.user
         self._password = address.password
-        self._clock = clock
         self._token: str | None = None
         """"" if none is needed; None if it is not known yet."""
         self._turn = 0
@@ -105,13 +97,9 @@ class EtcdGateway:
         """Get a new token before the next request."""
         self._token = None
 
-    def pause(self) -> Pause:
-        """Return what waits between attempts."""
-        return Pause(self._clock)
-
     async def within(self, seconds: float, call: Coroutine[Any, Any, _T]) -> _T:
         """Return what a call returns; TimeoutError if it takes longer."""
-        return await within(self._clock, seconds, call)
+        return await within(self.clock, seconds, call)
 
     def check_open(self) -> None:
         """Raise WalClosedError once it is closed, WrongLoopError on another event loop."""
@@ -128,12 +116,12 @@ class EtcdGateway:
         StorageUnavailableError then, EtcdRefusalError if the cluster refuses, AccessDeniedError. Unless
         ``repeat``, EtcdEndpointError if the request may have been executed.
         """
-        deadline = self._clock.monotonic() + self.patience_seconds
+        deadline = self.clock.monotonic() + self.patience_seconds
         failures: dict[str, str] = {}
-        pause = self.pause()
+        backoff = retry_backoff()
         while True:
             endpoint = self.endpoint
-            left = deadline - self._clock.monotonic()
+            left = deadline - self.clock.monotonic()
             try:
                 return await self.ask_at(endpoint, path, body, decode, seconds=left)
             except EtcdEndpointError as error:
@@ -143,11 +131,11 @@ class EtcdGateway:
                 is_round_over = endpoint in failures or len(self.endpoints) == 1
                 failures[endpoint] = str(error)
                 cause = error
-            if self._clock.monotonic() >= deadline:
+            if self.clock.monotonic() >= deadline:
                 said = "; ".join(failures.values())
                 raise StorageUnavailableError(f"no node of etcd does it: {said}") from cause
             if is_round_over:
-                await pause.wait()
+                await self.clock.sleep(backoff.next_seconds())
 
     async def ask_at(
         self,
