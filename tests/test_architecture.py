@@ -163,6 +163,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/http/answers.py Answers._large": "its last client cancels it",
     "walstore/http/sending.py Sending._is_taken": "it ends with the connection",
     "walstore/runtime/tasks.py run_to_end": "it waits for it",
+    "walstore/runtime/time_limit.py within": "it waits for both",
     "walstore/runtime/tasks.py start_task": "its callers have it",
     "walstore/topology/session.py Session.__init__": "aclose() ends it",
     "walstore/serve/client_connection.py ClientConnection._lead_to": "connection_lost() ends it",

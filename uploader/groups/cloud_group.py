@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +24,7 @@ from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
 from uploader.groups.group_turn import GroupTurn
 from uploader.groups.known_group import KnownGroup
 from uploader.groups.lease import Lease
-from uploader.runtime.task_groups import BackgroundTask, within_seconds
+from uploader.runtime.task_groups import BackgroundTask
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -41,6 +42,7 @@ from walstore.records import Record
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.time_limit import within
 
 _MOST_LATE_ATTEMPTS: Final = 3
 """How often a swap is lost to other processes before a taker whose time is over gets nothing."""
@@ -338,7 +340,8 @@ class CloudGroup:
                     continue
                 if all(taker.has_looked for taker in self._takers):
                     seconds = self._seconds_to_wait(backoff.after(look), now)
-                    await within_seconds(seconds, self._kicked.wait(), self._clock)
+                    with suppress(TimeoutError):
+                        await within(seconds, self._kicked.wait(), sleep=self._clock.sleep)
                     if self._kicked.is_set():
                         continue
                     look += 1

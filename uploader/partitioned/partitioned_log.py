@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
 from uploader.partitioned.partitions import SubStore, partition_url, read_partitions
 from uploader.read.cloud_log import CloudLog
-from uploader.runtime.task_groups import gather_all, settle_all, within_seconds
+from uploader.runtime.task_groups import gather_all, settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
@@ -22,6 +24,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.owned import Owned
 from walstore.runtime.resource import LoopGuard, Opening
 from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.time_limit import within
 from walstore.validation.arguments import as_count, as_seconds
 
 
@@ -165,16 +168,15 @@ class PartitionedGroup(Owned):
         clock = self._log.clock
         backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
         seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
-        deadline = None if seconds is None else clock.monotonic() + seconds
+        deadline = inf if seconds is None else clock.monotonic() + seconds
         while True:
             found = await self._fetch_busy(most) or await self._look_and_fetch(most)
-            left = None if deadline is None else deadline - clock.monotonic()
-            if found or (left is not None and left <= 0):
+            left = deadline - clock.monotonic()
+            if found or left <= 0:
                 return found
-            pause = backoff.next_seconds()
-            await within_seconds(
-                pause if left is None else min(pause, left), self._left.wait(), clock
-            )
+            pause = min(backoff.next_seconds(), left)
+            with suppress(TimeoutError):
+                await within(pause, self._left.wait(), sleep=clock.sleep)
             self._check()
 
     async def ack(self, jobs: Iterable[Job]) -> None:

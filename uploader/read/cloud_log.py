@@ -22,7 +22,7 @@ from uploader.read.cloud_source import (
     check_limits,
     check_max_wait,
     in_time,
-    within,
+    within_limits,
 )
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
@@ -265,7 +265,7 @@ class CloudLog(CloudGroups, MustClose):
             "max_bytes": max_bytes,
             "max_records": max_records,
         }
-        found = within(fragments, start, **limits)
+        found = within_limits(fragments, start, **limits)
         timed = found if max_wait is None else in_time(found, max_wait, self._clock)
         async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
             async for fragment in scanned:

@@ -21,6 +21,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.runtime.resource import Opening
+from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import (
     EtcdAddress,
@@ -141,8 +142,10 @@ class EtcdKeyValues:
             lost = error
         why = f"the swap of {key!r} may have happened or may still happen: {lost}"
         try:
-            swap = await self._gateway.within(
-                self._gateway.patience_seconds, self._find_out(key, value, expected)
+            swap = await within(
+                self._gateway.patience_seconds,
+                self._find_out(key, value, expected),
+                sleep=self._gateway.clock.sleep,
             )
         except (WalError, EtcdRefusalError, TimeoutError) as error:
             what = str(error) or "no answer in time"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from walstore.errors import (
     AccessDeniedError,
@@ -16,11 +16,11 @@ from walstore.errors import (
 from walstore.ports import Clock
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard
+from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import EtcdAddress
 from walstore.topology.etcd_messages import Body, EtcdEndpointError, EtcdRefusalError
 from walstore.topology.etcd_stream import EtcdStream, read_answer
-from walstore.topology.in_time import within
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -96,10 +96,6 @@ class EtcdGateway:
     def forget_token(self) -> None:
         """Get a new token before the next request."""
         self._token = None
-
-    async def within(self, seconds: float, call: Coroutine[Any, Any, _T]) -> _T:
-        """Return what a call returns; TimeoutError if it takes longer."""
-        return await within(self.clock, seconds, call)
 
     def check_open(self) -> None:
         """Raise WalClosedError once it is closed, WrongLoopError on another event loop."""
@@ -184,7 +180,7 @@ class EtcdGateway:
                 raise messages.failure_of(endpoint, await read_answer(answer), answer.status)
 
         try:
-            await self.within(self.request_seconds, begin())
+            await within(self.request_seconds, begin(), sleep=self.clock.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
 
@@ -240,7 +236,7 @@ class EtcdGateway:
                 return answer.status, await read_answer(answer)
 
         try:
-            status, data = await self.within(seconds, post())
+            status, data = await within(seconds, post(), sleep=self.clock.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
         return await self.parse(endpoint, data, decode, status=status)
