@@ -82,9 +82,7 @@ class _Pending:
     """Through which its object is put; None: any."""
     begun: float = 0.0
     """When putting it began, by the monotonic clock."""
-    backoff: Backoff = field(
-        default_factory=lambda: Backoff(first_seconds=_RETRY_SECONDS, longest_seconds=_SLOW_SECONDS)
-    )
+    backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_SECONDS, _SLOW_SECONDS))
     """Between attempts to put it."""
     resume_at: float = -inf
     """When it may be tried again."""

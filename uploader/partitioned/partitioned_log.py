@@ -167,8 +167,8 @@ class PartitionedGroup(Owned):
         self._check()
         clock = self._log.clock
         backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
-        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
-        deadline = inf if seconds is None else clock.monotonic() + seconds
+        seconds = inf if max_wait is None else as_seconds(max_wait, "max_wait")
+        deadline = clock.monotonic() + seconds
         while True:
             found = await self._fetch_busy(most) or await self._look_and_fetch(most)
             left = deadline - clock.monotonic()

@@ -57,9 +57,7 @@ class RetryPolicy:
     def wait_seconds(self, attempt: int) -> float:
         """Return how long to wait after the given attempt, counted from 1."""
         return Backoff(
-            first_seconds=self.first_wait_seconds,
-            longest_seconds=self.longest_wait_seconds,
-            jitter=lambda: 1 - self.jitter() / 2,
+            self.first_wait_seconds, self.longest_wait_seconds, jitter=lambda: 1 - self.jitter() / 2
         ).after(attempt)
 
     def retrying(self, **options: Any) -> AsyncRetrying:

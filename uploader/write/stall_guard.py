@@ -97,9 +97,7 @@ class StallGuard:
         self._clock = clock
         self._silent_seconds = silent_seconds
         self._on_refusal = on_refusal
-        self._refusal_backoff = Backoff(
-            first_seconds=retry.longest_wait_seconds, longest_seconds=60.0
-        )
+        self._refusal_backoff = Backoff(retry.longest_wait_seconds, longest_seconds=60.0)
         """While an operator has to act first."""
         # How many requests are unanswered, and since when the store has not answered any.
         self._unanswered = 0

@@ -48,6 +48,8 @@ from walstore.wire.message import (
 logger = logging.getLogger("walstore")
 
 _CLOSED: Final = "the connection is closed"
+_PAUSES: Final = (0.02, 1.0)
+"""The first and the longest between attempts to connect, in seconds."""
 _SILENCE_SECONDS: Final = 10.0
 """How long a server says nothing, while requests wait for it, until it is asked something: a reader waits
 longer for records, and asking every few seconds costs nobody anything."""
@@ -196,7 +198,7 @@ class Client:
         """
         deadline = self._clock.monotonic() + self._connect_seconds
         said: WalError | None = None
-        pauses, searches = self._backoffs()
+        pauses, searches = Backoff(*_PAUSES), self._search_limits()
         while True:
             try:
                 left = deadline - self._clock.monotonic()
@@ -370,11 +372,9 @@ class Client:
 
     # -- connections -------------------------------------------------------------------------
 
-    def _backoffs(self, *, jitter: Callable[[], float] | None = None) -> tuple[Backoff, Backoff]:
-        """Return the pauses between attempts to connect, and how long each attempt may take."""
-        pauses = Backoff(first_seconds=0.02, longest_seconds=1.0, jitter=jitter)
+    def _search_limits(self) -> Backoff:
         first = self._connect_seconds if len(self._addresses) == 1 else _SEARCH_SECONDS
-        return pauses, Backoff(first_seconds=first, longest_seconds=self._connect_seconds)
+        return Backoff(first, self._connect_seconds)
 
     async def _new_link(self, seconds: float) -> FoundServer:
         # Only the first search: if nobody takes the log over, the refusals of a second one say why.
@@ -531,7 +531,8 @@ class Client:
         """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again."""
         deadline = self._clock.monotonic() + self._reconnect_seconds
         # Not all clients of a restarted server at the same moment.
-        pauses, searches = self._backoffs(jitter=lambda: 0.5 + self.make_tag()[0] / 512)
+        pauses = Backoff(*_PAUSES, jitter=lambda: 0.5 + self.make_tag()[0] / 512)
+        searches = self._search_limits()
         while True:
             try:
                 server = await self._new_link(searches.next_seconds())

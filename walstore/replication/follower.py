@@ -93,10 +93,7 @@ class Follower:
 
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
-        make_tag = self._primary.make_tag
-        backoff = Backoff(
-            first_seconds=0.05, longest_seconds=2.0, jitter=lambda: 0.5 + make_tag()[0] / 256
-        )
+        backoff = Backoff(0.05, 2.0, jitter=lambda: 0.5 + self._primary.make_tag()[0] / 256)
         attempt = 1
         while True:
             error = await self._try_to_follow()

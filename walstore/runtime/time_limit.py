@@ -9,14 +9,10 @@ from typing import Any, TypeVar
 from walstore.runtime.tasks import start_task, wait_ended
 
 _T = TypeVar("_T")
+_Sleep = Callable[[float], Coroutine[Any, Any, None]]
 
 
-async def within(
-    seconds: float,
-    call: Coroutine[Any, Any, _T],
-    *,
-    sleep: Callable[[float], Coroutine[Any, Any, None]],
-) -> _T:
+async def within(seconds: float, call: Coroutine[Any, Any, _T], *, sleep: _Sleep) -> _T:
     """Return what a call returns or raise what it raises; TimeoutError if it takes longer than ``seconds``.
 
     The call is then cancelled, and has ended. If it ends at that moment nevertheless, its result counts.

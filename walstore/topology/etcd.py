@@ -142,11 +142,8 @@ class EtcdKeyValues:
             lost = error
         why = f"the swap of {key!r} may have happened or may still happen: {lost}"
         try:
-            swap = await within(
-                self._gateway.patience_seconds,
-                self._find_out(key, value, expected),
-                sleep=self._gateway.clock.sleep,
-            )
+            seconds, finding = self._gateway.patience_seconds, self._find_out(key, value, expected)
+            swap = await within(seconds, finding, sleep=self._gateway.sleep)
         except (WalError, EtcdRefusalError, TimeoutError) as error:
             what = str(error) or "no answer in time"
             raise OutcomeUnknownError(f"{why}; and it cannot be read: {what}") from lost

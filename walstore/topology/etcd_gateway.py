@@ -61,7 +61,8 @@ class EtcdGateway:
         self.endpoints: Final = address.endpoints
         self.request_seconds: Final = request_seconds
         self.faults: Final = faults
-        self.clock: Final = clock
+        self.sleep: Final = clock.sleep
+        self._clock = clock
         self.streams: Final[set[EtcdStream]] = set()
         """Those that have begun."""
         self._session = session
@@ -112,12 +113,12 @@ class EtcdGateway:
         StorageUnavailableError then, EtcdRefusalError if the cluster refuses, AccessDeniedError. Unless
         ``repeat``, EtcdEndpointError if the request may have been executed.
         """
-        deadline = self.clock.monotonic() + self.patience_seconds
+        deadline = self._clock.monotonic() + self.patience_seconds
         failures: dict[str, str] = {}
         backoff = retry_backoff()
         while True:
             endpoint = self.endpoint
-            left = deadline - self.clock.monotonic()
+            left = deadline - self._clock.monotonic()
             try:
                 return await self.ask_at(endpoint, path, body, decode, seconds=left)
             except EtcdEndpointError as error:
@@ -127,11 +128,11 @@ class EtcdGateway:
                 is_round_over = endpoint in failures or len(self.endpoints) == 1
                 failures[endpoint] = str(error)
                 cause = error
-            if self.clock.monotonic() >= deadline:
+            if self._clock.monotonic() >= deadline:
                 said = "; ".join(failures.values())
                 raise StorageUnavailableError(f"no node of etcd does it: {said}") from cause
             if is_round_over:
-                await self.clock.sleep(backoff.next_seconds())
+                await self.sleep(backoff.next_seconds())
 
     async def ask_at(
         self,
@@ -180,7 +181,7 @@ class EtcdGateway:
                 raise messages.failure_of(endpoint, await read_answer(answer), answer.status)
 
         try:
-            await within(self.request_seconds, begin(), sleep=self.clock.sleep)
+            await within(self.request_seconds, begin(), sleep=self.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
 
@@ -236,7 +237,7 @@ class EtcdGateway:
                 return answer.status, await read_answer(answer)
 
         try:
-            status, data = await within(seconds, post(), sleep=self.clock.sleep)
+            status, data = await within(seconds, post(), sleep=self.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
         return await self.parse(endpoint, data, decode, status=status)

@@ -66,9 +66,8 @@ class EtcdStream:
         while (end := self._buffer.find(b"\n", self._searched)) < 0:
             self._searched = len(self._buffer)
             try:
-                data = await within(
-                    seconds, self._answer.content.readany(), sleep=self._gateway.clock.sleep
-                )
+                reading = self._answer.content.readany()
+                data = await within(seconds, reading, sleep=self._gateway.sleep)
             except TimeoutError:
                 return None
             except self._faults as error:

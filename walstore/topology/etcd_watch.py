@@ -62,7 +62,7 @@ class EtcdWatch:
                 gateway.check_open()
                 logger.info("a watch of etcd goes on elsewhere: %s", error)
                 gateway.leave(endpoint)
-                await gateway.clock.sleep(backoff.next_seconds())
+                await gateway.sleep(backoff.next_seconds())
             except EtcdRefusalError as refusal:
                 if self._was_denied or not (refusal.is_denied and gateway.has_user):
                     raise refusal.as_error() from None

@@ -122,11 +122,8 @@ class PollPace:
 
     def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:
         """Wait ``shortest_seconds`` after new records, and up to ``longest_seconds`` while idle."""
-        self._backoff = Backoff(
-            first_seconds=shortest_seconds,
-            longest_seconds=max(shortest_seconds, longest_seconds),
-            growth=1.5,
-        )
+        longest_seconds = max(shortest_seconds, longest_seconds)
+        self._backoff = Backoff(shortest_seconds, longest_seconds, growth=1.5)
         self._attempt = 1
         self._due_at = 0.0
         self._failing_since: float | None = None
