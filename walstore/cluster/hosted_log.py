@@ -211,7 +211,7 @@ class HostedLog:
             wal, primary = opened
             self._rests.reset()
             self._trouble.end()
-            logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
+            logger.info("%s is led from here, epoch %d", self.name, wal.epoch)
             try:
                 self.wal = wal
                 self._view.notify()
