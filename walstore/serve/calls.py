@@ -36,21 +36,6 @@ def limits(wal: Wal | CopyLog | StoredLog) -> list[int | None]:
     ]
 
 
-async def describe(wal: Wal) -> dict[str, Any]:
-    """Return what a client needs to know of the log when it connects."""
-    settings = wal.settings
-    return {
-        "log_id": wal.log_id,
-        "epoch": wal.epoch,
-        "path": str(wal.path).encode(errors="surrogateescape"),
-        "durability": wal.durability.value,
-        "max_record_bytes": settings.max_record_bytes,
-        "channel_bytes": settings.channel_bytes,
-        "producer_window": settings.producer_window,
-        "limits": limits(wal),
-    }
-
-
 def describe_readable(log: Wal | CopyLog | StoredLog) -> dict[str, Any]:
     """Return what a client needs to know of a log that it reads only."""
     return {
@@ -58,6 +43,18 @@ def describe_readable(log: Wal | CopyLog | StoredLog) -> dict[str, Any]:
         "epoch": log.epoch,
         "path": str(log.path).encode(errors="surrogateescape"),
         "limits": limits(log),
+    }
+
+
+async def describe(wal: Wal) -> dict[str, Any]:
+    """Return what a client needs to know of the log when it connects."""
+    settings = wal.settings
+    return {
+        **describe_readable(wal),
+        "durability": wal.durability.value,
+        "max_record_bytes": settings.max_record_bytes,
+        "channel_bytes": settings.channel_bytes,
+        "producer_window": settings.producer_window,
     }
 
 

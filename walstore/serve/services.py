@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,7 +22,6 @@ from walstore.serve.calls import (
     LISTINGS,
     READ_CALLS,
     STORED_CALLS,
-    Call,
     describe,
     describe_readable,
     limits,
@@ -178,7 +177,7 @@ async def _in_turn(begin: Callable[[], Awaitable[Any]]) -> PreparedAnswer:
 class ReadService(Generic[_LogT]):
     """The records of a log."""
 
-    _calls: Mapping[str, Call] = READ_CALLS
+    _calls = READ_CALLS
 
     def __init__(self, log: _LogT) -> None:
         self._log = log
