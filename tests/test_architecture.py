@@ -163,6 +163,7 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/http/answers.py Answers._large": "its last client cancels it",
     "walstore/http/sending.py Sending._is_taken": "it ends with the connection",
     "walstore/runtime/tasks.py run_to_end": "it waits for it",
+    "walstore/runtime/time_limit.py within": "it waits for both",
     "walstore/runtime/tasks.py start_task": "its callers have it",
     "walstore/topology/session.py Session.__init__": "aclose() ends it",
     "walstore/serve/client_connection.py ClientConnection._lead_to": "connection_lost() ends it",
@@ -220,6 +221,45 @@ def test_a_task_that_is_kept_begins_after_it_is_kept() -> None:
     assert found <= {
         "uploader/write/publish_pipeline.py: self._last_publishing = self._tasks.create_task("
     }
+
+
+LOGS = {"Wal", "ReadonlyWal", "RemoteWal", "RemoteReadonlyWal", "CopyLog", "StoredLog", "CloudLog"}
+ASKED_FOR_ITS_CLASS = {
+    # Each kind of log has limits of its own.
+    "walstore/cli/location.py OpenedLog.__init__",
+    "walstore/spark/sidecar/collection.py CollectionLanding._has_ended",
+    "walstore/spark/sidecar/collection.py _open_cursor",
+    # One log is served where a store of logs is expected, or the address of its leader.
+    "walstore/http/looking.py Looking._find",
+    "walstore/http/looking.py Looking.logs",
+    "walstore/http/member_logs.py MemberLogs.leader_of",
+    "walstore/http/member_logs.py MemberLogs.wal",
+    "walstore/http/streams.py Streams._look",
+    "walstore/http/streams.py Streams._store",
+}
+"""Functions that ask yet. None is added."""
+
+
+def test_no_log_is_asked_for_its_class() -> None:
+    """What a log can do is asked of the log: a new kind of log is then served and read like the others."""
+    found = set()
+    for package in ("walstore", "uploader"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if re.search(rf"isinstance\([^)]*\b(?:{'|'.join(LOGS)})\b", text):
+                found |= {
+                    f"{path.relative_to(ROOT).as_posix()} {name}"
+                    for name, call in _calls_by_function(ast.parse(text), ())
+                    if _asks_for_a_log(call)
+                }
+    assert sorted(found) == sorted(ASKED_FOR_ITS_CLASS)
+
+
+def _asks_for_a_log(call: ast.Call) -> bool:
+    match call:
+        case ast.Call(func=ast.Name(id="isinstance"), args=[_, kinds]):
+            return any(isinstance(kind, ast.Name) and kind.id in LOGS for kind in ast.walk(kinds))
+    return False
 
 
 def _starts_task(call: ast.Call, groups: set[str]) -> bool:

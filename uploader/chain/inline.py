@@ -37,6 +37,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
 from walstore.errors import CorruptionError, FormatVersionError, OutcomeUnknownError, WalError
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Lane
 
@@ -81,8 +82,8 @@ class _Pending:
     """Through which its object is put; None: any."""
     begun: float = 0.0
     """When putting it began, by the monotonic clock."""
-    refusals: int = 0
-    """How often putting it failed."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(_RETRY_SECONDS, _SLOW_SECONDS))
+    """Between attempts to put it."""
     resume_at: float = -inf
     """When it may be tried again."""
     storing: BackgroundTask[None] = field(default_factory=BackgroundTask)
@@ -221,9 +222,7 @@ class InlineFragments:
             if not self._has_failed:
                 logger.warning("%s: manifests hold fragments for now: %s", self._store.url, error)
             self._has_failed = True
-            pause = min(_RETRY_SECONDS * 2.0 ** min(opened.refusals, 10), _SLOW_SECONDS)
-            opened.refusals += 1
-            opened.resume_at = self._clock.monotonic() + pause
+            opened.resume_at = self._clock.monotonic() + opened.backoff.next_seconds()
         else:
             self._has_failed = False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +24,7 @@ from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
 from uploader.groups.group_turn import GroupTurn
 from uploader.groups.known_group import KnownGroup
 from uploader.groups.lease import Lease
-from uploader.runtime.task_groups import BackgroundTask, within_seconds
+from uploader.runtime.task_groups import BackgroundTask
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -38,11 +39,11 @@ from walstore.groups.settings import GroupSettings
 from walstore.groups.state import not_begun
 from walstore.offset_range import OffsetRange
 from walstore.records import Record
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.time_limit import within
 
-_FIRST_PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 2.0
 _MOST_LATE_ATTEMPTS: Final = 3
 """How often a swap is lost to other processes before a taker whose time is over gets nothing."""
 _FINAL: Final = (CorruptionError, FormatVersionError, WalClosedError, OffsetTrimmedError)
@@ -312,7 +313,8 @@ class CloudGroup:
 
     async def _run(self) -> None:
         """Put what members want, one swap after the other; while some wait in vain, look again."""
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
+        look = 1
         looking: list[_Taker] = []
         try:
             while True:
@@ -328,15 +330,16 @@ class CloudGroup:
                 if self._wishes:
                     continue
                 if not self._takers:
-                    pause = _FIRST_PAUSE_SECONDS
+                    look = 1
                     await self._kicked.wait()
                     continue
                 if all(taker.has_looked for taker in self._takers):
-                    seconds = self._seconds_to_wait(pause, now)
-                    await within_seconds(seconds, self._kicked.wait(), self._clock)
+                    seconds = self._seconds_to_wait(backoff.after(look), now)
+                    with suppress(TimeoutError):
+                        await within(seconds, self._kicked.wait(), sleep=self._clock.sleep)
                     if self._kicked.is_set():
                         continue
-                    pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+                    look += 1
                 looking = list(self._takers)
                 await self._refresh_for(looking)
         except BaseException as error:

@@ -40,6 +40,7 @@ from walstore.errors import (
     StorageUnavailableError,
 )
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
 from walstore.validation.arguments import as_int, as_seconds
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore")
 
 POLL_SECONDS: Final = 0.5
-_LONGEST_WAIT_SECONDS: Final = 30.0
 _AT_ONCE: Final = 200
 """Most fragments in one commit. pyiceberg reads the footer of each."""
 _COPY_BYTES: Final = 64 << 20
@@ -230,7 +230,7 @@ class LogTable:
         if not interval > 0:
             raise InvalidSettingsError(f"poll_seconds must be above 0, not {interval:g}")
         done = await self.step()
-        failures = 0
+        backoff = Backoff(first_seconds=interval, longest_seconds=30.0)
         while True:
             if done.fragments:
                 yield done
@@ -240,11 +240,12 @@ class LogTable:
                         return
                     await self._clock.sleep(interval)
                     await self._log.refresh()
-                done, failures = await self.step(), 0
+                done = await self.step()
+                backoff.reset()
             except (StorageUnavailableError, OutcomeUnknownError, ContentionError) as error:
-                wait = min(interval * 2**failures, _LONGEST_WAIT_SECONDS)
+                wait = backoff.next_seconds()
                 logger.warning("%s; next attempt in %g s", error, wait)
-                done, failures = replace(done, records=0, fragments=0), min(failures + 1, 10)
+                done = replace(done, records=0, fragments=0)
                 await self._clock.sleep(wait)
 
     async def release(self, before: int, *, dry_run: bool = False) -> Released:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from math import inf
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from uploader.partitioned.partitions import SubStore, partition_url, read_partitions
 from uploader.read.cloud_log import CloudLog
-from uploader.runtime.task_groups import gather_all, settle_all, within_seconds
+from uploader.runtime.task_groups import gather_all, settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from walstore.errors import LogNotFoundError, WalClosedError
 from walstore.groups.group import Group, Job, check_jobs
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.owned import Owned
 from walstore.runtime.resource import LoopGuard, Opening
 from walstore.runtime.statistics import GroupStatistics
+from walstore.runtime.time_limit import within
 from walstore.validation.arguments import as_count, as_seconds
-
-_FIRST_PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class PartitionedLog(Owned):
@@ -164,18 +165,19 @@ class PartitionedGroup(Owned):
         """Return up to ``max_jobs`` jobs of one log; waits as :meth:`walstore.Group.fetch`."""
         most = as_count(max_jobs, "max_jobs", high=10_000)
         self._check()
-        clock, pause = self._log.clock, _FIRST_PAUSE_SECONDS
-        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
-        deadline = None if seconds is None else clock.monotonic() + seconds
+        clock = self._log.clock
+        backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
+        seconds = inf if max_wait is None else as_seconds(max_wait, "max_wait")
+        deadline = clock.monotonic() + seconds
         while True:
             found = await self._fetch_busy(most) or await self._look_and_fetch(most)
-            left = None if deadline is None else deadline - clock.monotonic()
-            if found or (left is not None and left <= 0):
+            left = deadline - clock.monotonic()
+            if found or left <= 0:
                 return found
-            seconds_to_wait = pause if left is None else min(pause, left)
-            await within_seconds(seconds_to_wait, self._left.wait(), clock)
+            pause = min(backoff.next_seconds(), left)
+            with suppress(TimeoutError):
+                await within(pause, self._left.wait(), sleep=clock.sleep)
             self._check()
-            pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
 
     async def ack(self, jobs: Iterable[Job]) -> None:
         """Say that the work of several jobs is done; one step for each of their logs.

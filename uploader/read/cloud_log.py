@@ -22,7 +22,7 @@ from uploader.read.cloud_source import (
     check_limits,
     check_max_wait,
     in_time,
-    within,
+    within_limits,
 )
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader
@@ -36,13 +36,12 @@ from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.validation.arguments import as_count, as_int, as_moment_us
 
 __all__ = ["CloudLog", "Verified"]
 
-_FIRST_POLL_SECONDS = 0.1
-_LONGEST_POLL_SECONDS = 2.0
 _SAME_TIME_SECONDS = 0.001
 
 PREFETCH_BYTES = 32 << 20
@@ -257,7 +256,7 @@ class CloudLog(CloudGroups, MustClose):
             "max_bytes": max_bytes,
             "max_records": max_records,
         }
-        found = within(fragments, start, **limits)
+        found = within_limits(fragments, start, **limits)
         timed = found if max_wait is None else in_time(found, max_wait, self._clock)
         async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
             async for fragment in scanned:
@@ -311,14 +310,14 @@ class CloudLog(CloudGroups, MustClose):
 
         Also returns when the log is sealed, since it then never will.
         """
-        pause = _FIRST_POLL_SECONDS
+        backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
         while self.tail < limit and not self.manifest.is_sealed:
+            pause = backoff.next_seconds()
             await self._clock.sleep(pause)
             async with self._refreshing:
                 # Another reader may have asked meanwhile.
                 if self._clock.monotonic() - self._refreshed_at > pause - _SAME_TIME_SECONDS:
                     await self._refresh()
-            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return the rest of the fragment that contains ``position``, up to ``limit``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +18,10 @@ from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import FragmentBatch
 from uploader.read.fragment_ranges import PARALLEL
 from uploader.read.fragment_reader import FragmentReader, pieces
-from uploader.runtime.task_groups import within_seconds
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
+from walstore.runtime.time_limit import within
 from walstore.validation.arguments import as_count, as_seconds
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CloudSource:
         return found
 
 
-async def within(
+async def within_limits(
     fragments: AsyncIterable[Fragment],
     start: int,
     *,
@@ -114,14 +114,12 @@ async def in_time(
     """
     deadline = clock.monotonic() + seconds
     left = seconds
-    while True:
-        found = await within_seconds(left, _next_of(fragments), clock)
-        if found is None:
-            return
-        yield found
-        left = deadline - clock.monotonic()
-        if left <= 0:
-            return
+    with suppress(TimeoutError):
+        while (found := await within(left, _next_of(fragments), sleep=clock.sleep)) is not None:
+            yield found
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return
 
 
 async def _next_of(fragments: AsyncGenerator[Fragment, None]) -> Fragment | None:

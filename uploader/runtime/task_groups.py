@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from walstore.errors import WalError
-from walstore.ports import Clock
 from walstore.runtime.tasks import start_task
 
 _E = TypeVar("_E", bound=BaseException)
@@ -143,17 +142,6 @@ async def settle_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
             raise result
         results.append(result)
     return results
-
-
-async def within_seconds(seconds: float, work: Coroutine[Any, Any, _T], clock: Clock) -> _T | None:
-    """Return the result of ``work``, or None after that time; then it is cancelled, and has ended."""
-    async with task_group() as tasks:
-        working = tasks.create_task(work)
-        sleeping = tasks.create_task(clock.sleep(seconds))
-        await asyncio.wait((working, sleeping), return_when=asyncio.FIRST_COMPLETED)
-        sleeping.cancel()
-        working.cancel()  # a no-op if it has ended
-    return None if working.cancelled() else working.result()
 
 
 def first_of(group: BaseExceptionGroup[_E]) -> _E:

@@ -53,12 +53,12 @@ from walstore.errors import (
 )
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 
 _TEMPORARY = ".tmp"
 _STALE_US = 3_600_000_000
 # A swap has the lock for a comparison and a rename: milliseconds on a busy disk.
 _LOCK_SECONDS = 10.0
-_LONGEST_PAUSE_SECONDS = 0.02
 # Coarser than the time stamps of any file system with hard links.
 _STAMP_GRAIN_NS = 2_000_000_000
 _PIECE_BYTES = 1 << 20
@@ -221,7 +221,8 @@ class Directory:
             os.close(descriptor)
 
     def _lock(self, descriptor: int, outcome: Outcome) -> None:
-        deadline, pause = time.monotonic() + _LOCK_SECONDS, 0.001
+        deadline = time.monotonic() + _LOCK_SECONDS
+        backoff = Backoff(first_seconds=0.001, longest_seconds=0.02)
         while True:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -232,8 +233,7 @@ class Directory:
                         " as one does that is stopped: continue or end it",
                         outcome=outcome,
                     ) from None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            time.sleep(backoff.next_seconds())
 
     def _prepare(self) -> None:
         """Create the directories and remove left-overs, once."""

@@ -17,6 +17,7 @@ from uploader.stores.port import ListedObject, ListingOrder, ObjectStore
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.clock import SystemClock
 from walstore.validation.fields import check_fields, described, seconds, whole
 
@@ -55,8 +56,9 @@ class RetryPolicy:
 
     def wait_seconds(self, attempt: int) -> float:
         """Return how long to wait after the given attempt, counted from 1."""
-        doubled = self.first_wait_seconds * 2.0 ** min(attempt - 1, 64)
-        return min(doubled, self.longest_wait_seconds) * (1 - self.jitter() / 2)
+        return Backoff(
+            self.first_wait_seconds, self.longest_wait_seconds, jitter=lambda: 1 - self.jitter() / 2
+        ).after(attempt)
 
     def retrying(self, **options: Any) -> AsyncRetrying:
         """Return a tenacity loop that repeats retriable faults of a store and re-raises the last.

@@ -22,11 +22,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from uploader.format.entries import Fragment
 from uploader.format.stream_table import without_closings
-from uploader.runtime.task_groups import LoopTaskGroup, check_cancelled, first_of, within_seconds
+from uploader.runtime.task_groups import LoopTaskGroup, check_cancelled, first_of
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.fragment_puts import FragmentPuts
@@ -43,6 +44,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.runtime.error_mapping import copy_error
+from walstore.runtime.time_limit import within
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
@@ -222,7 +224,8 @@ class CommitLoop:
                 seconds = self._seconds_left(pipeline)
                 if seconds >= _LEAST_SLEEP_SECONDS:
                     seconds = self._until_head_start(pipeline, seconds)
-                    await within_seconds(seconds, self._wake.wait(), self._clock)
+                    with suppress(TimeoutError):
+                        await within(seconds, self._wake.wait(), sleep=self._clock.sleep)
                     continue
                 pending = self._cut()
                 if pending is not None:

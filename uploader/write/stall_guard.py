@@ -31,6 +31,7 @@ from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
 from walstore.ports import Clock, TierSource
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -38,8 +39,6 @@ logger = logging.getLogger("walstore")
 _T = TypeVar("_T")
 
 _LEAST_SLEEP_SECONDS = 1e-6
-_LONGEST_REFUSAL_SECONDS = 60.0
-"""Longest pause between two attempts while an operator has to act first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +97,8 @@ class StallGuard:
         self._clock = clock
         self._silent_seconds = silent_seconds
         self._on_refusal = on_refusal
+        self._refusal_backoff = Backoff(retry.longest_wait_seconds, longest_seconds=60.0)
+        """While an operator has to act first."""
         # How many requests are unanswered, and since when the store has not answered any.
         self._unanswered = 0
         self._silent_since = 0.0
@@ -178,12 +179,7 @@ class StallGuard:
                     await self._clock.sleep(self._retry.wait_seconds(attempt))
                 else:
                     self._on_refusal(error)
-                    await self._clock.sleep(self._refusal_seconds(attempt))
-
-    def _refusal_seconds(self, attempt: int) -> float:
-        """Return how long to wait after an attempt, from 1, that was refused."""
-        longest = self._retry.longest_wait_seconds * 2.0 ** min(attempt - 1, 64)
-        return min(longest, _LONGEST_REFUSAL_SECONDS)
+                    await self._clock.sleep(self._refusal_backoff.after(attempt))
 
 
 _FIRST: Final = 4

@@ -17,7 +17,7 @@ records before the log takes them for shipped. Transient faults of the store are
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 from uploader.format.entries import Fragment
@@ -26,7 +26,7 @@ from uploader.layouts.log_session import LogSession
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import Claiming, Remember
-from uploader.runtime.task_groups import check_cancelled, first_of, within_seconds
+from uploader.runtime.task_groups import check_cancelled, first_of
 from uploader.stores.port import ObjectNotFoundError
 from uploader.write.fragment_cutter import FragmentCutter, Shipment
 from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
@@ -44,6 +44,7 @@ from walstore.format.claims import Claims
 from walstore.offset_range import OffsetRange
 from walstore.ports import LocalRecords, TierSource
 from walstore.runtime.statistics import UploadStatistics
+from walstore.runtime.time_limit import within
 
 logger = logging.getLogger("walstore")
 
@@ -325,7 +326,8 @@ class Uploader:
             await source.wait_shipping_due(full)  # at once
             return
         seconds = self._settings.fragment_age_seconds
-        await within_seconds(seconds, source.wait_shipping_due(full), self._clock)
+        with suppress(TimeoutError):
+            await within(seconds, source.wait_shipping_due(full), sleep=self._clock.sleep)
 
     async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
         """Wait until a fragment cut now would not sit idle, unless a full one has gathered meanwhile."""
@@ -344,4 +346,5 @@ class Uploader:
             ):
                 await shipment.begin(source.durable_limit)
                 continue
-            await within_seconds(seconds, pipeline.wait_change(), self._clock)
+            with suppress(TimeoutError):
+                await within(seconds, pipeline.wait_change(), sleep=self._clock.sleep)

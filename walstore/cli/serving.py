@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from importlib import import_module
 from pathlib import Path
@@ -93,11 +93,11 @@ async def serve_logs(
     is_store: bool,
     take_over: bool,
 ) -> None:
-    """Serve a log, or with ``is_store`` a store, until a signal."""
+    """Serve a log, or with ``is_store`` a store, until a signal, or until the log has closed itself."""
     async with AsyncExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         serving = await serving.prepare(stack)
-        logs: Wal | WalStore
+        ends: list[Callable[[], Coroutine[Any, Any, object]]] = [stop.wait]
         registry, metrics = await asyncio.to_thread(_registry) if serving.web else (None, None)
         if is_store:
             make = (
@@ -105,17 +105,18 @@ async def serve_logs(
                 if tier is None
                 else lambda name: _tier(f"{tier}/{name}", metrics, take_over=take_over)
             )
-            logs = await stack.enter_async_context(
+            logs: Wal | WalStore = await stack.enter_async_context(
                 WalStore.open(serving.directory, tier=make, metrics=metrics)
             )
         else:
             shipping = None if tier is None else _tier(tier, metrics, take_over=take_over)
-            logs = await stack.enter_async_context(
+            logs = wal = await stack.enter_async_context(
                 Wal.open(serving.directory, tier=shipping, metrics=metrics, replication=replication)
             )
+            ends.append(wal.wait_closing)  # another program shall serve it then
         addresses, _ = await serving.open(stack, metrics, registry, logs)
         serving.print("serving", addresses, store=is_store)
-        await _until_stopped(stop, logs)
+        await _first_of(*(end() for end in ends))
 
 
 async def serve_copies(serving: Serving) -> None:
@@ -206,14 +207,6 @@ def _is_made_with(directory: Path, socket: str) -> bool:
 
 async def _stop(web: HttpServer, server: Server) -> None:
     await asyncio.gather(web.aclose(), server.aclose())
-
-
-async def _until_stopped(stop: asyncio.Event, logs: Wal | WalStore) -> None:
-    """Return on a signal, or when the log has closed itself: another program shall serve it then."""
-    if isinstance(logs, Wal):
-        await _first_of(stop.wait(), logs.wait_closing())
-    else:
-        await stop.wait()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

@@ -22,6 +22,7 @@ from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.primary import Primary
 from walstore.replication.settings import Replication
+from walstore.runtime.backoff import Backoff
 from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
@@ -34,12 +35,8 @@ _RANK_SECONDS: Final = 0.25
 """How much later than the one before it a candidate tries: the first is normally alone."""
 _PAUSE_SECONDS: Final = 0.5
 """After a claim that failed."""
-_FIRST_REST_SECONDS: Final = 1.0
 _LONGEST_REST_SECONDS: Final = 10.0
 """After a takeover that failed: the other candidates come first meanwhile."""
-_FIRST_YIELD_SECONDS: Final = 30.0
-_LONGEST_YIELD_SECONDS: Final = 3600.0
-"""How long a preferred machine that could not lead the log, for want of its tier perhaps, is left alone."""
 _OPENED_WITH: Final = ("generation", "quorum", "tier", "settings")
 """Fields of a spec for which a log is opened again when they change."""
 _LOOK_SECONDS: Final = 0.25
@@ -68,13 +65,16 @@ class HostedLog:
         self._vacant_since: float | None = None
         """Since when nobody leads, as far as is known here."""
         self._rests_until = 0.0
-        self._failures = 0
+        self._rests = Backoff(first_seconds=1.0, longest_seconds=_LONGEST_REST_SECONDS)
         self._trouble = LoggedOnce()
         """Why it could not be led from here."""
         self._yields_to = ""
         """The machine that this one left the log to, until one leads it."""
-        self._yielded = "", 0.0, 0
-        """The preferred machine that it was left to last, when, and how often in vain."""
+        self._yielded_to = ""
+        """The preferred machine that it was left to last, as long as that has not led it."""
+        self._yields_again_at = 0.0
+        self._yields = Backoff(first_seconds=60.0, longest_seconds=3600.0)
+        """How long a machine that could not lead the log, for want of its tier perhaps, is left alone."""
 
     async def run(self) -> None:
         """Follow and lead until the member closes or the copy here is unused; a log that is led is closed."""
@@ -121,8 +121,8 @@ class HostedLog:
         leader = self._view.leaders.get(self.name)
         if leader is not None:
             self._yields_to, self._vacant_since = "", None
-            if leader.address == self._yielded[0] and leader.epoch:
-                self._yielded = "", 0.0, 0  # it can
+            if leader.address == self._yielded_to and leader.epoch:
+                self._yielded_to = ""  # it can
         if not self._is_candidate():
             await changed.wait()
             return False
@@ -206,14 +206,12 @@ class HostedLog:
         async with self._member.node.leading(self.name) as directory:
             opened = await self._open(directory, spec, nodes, claim)
             if opened is None:
-                rest = min(_FIRST_REST_SECONDS * 2**self._failures, _LONGEST_REST_SECONDS)
-                self._failures = min(self._failures + 1, 8)
-                self._rests_until = self._member.clock.monotonic() + rest
+                self._rests_until = self._member.clock.monotonic() + self._rests.next_seconds()
                 return
             wal, primary = opened
-            self._failures = 0
+            self._rests.reset()
             self._trouble.end()
-            logger.info("%s is led from here, epoch %d", self.name, wal.statistics().epoch)
+            logger.info("%s is led from here, epoch %d", self.name, wal.epoch)
             try:
                 self.wal = wal
                 self._view.notify()
@@ -407,13 +405,12 @@ class HostedLog:
     def _yield_to(self, preferred: str) -> bool:
         """Return whether to make room for the preferred machine now: not again soon if it could not lead."""
         now = self._member.clock.monotonic()
-        if self._yielded[0] != preferred:
-            self._yielded = preferred, 0.0, 0
-        _, since, times = self._yielded
-        if times and now - since < min(_FIRST_YIELD_SECONDS * 2**times, _LONGEST_YIELD_SECONDS):
+        if self._yielded_to != preferred:
+            self._yields.reset()
+        elif now < self._yields_again_at:
             return False
-        self._yielded = preferred, now, times + 1
-        self._yields_to = preferred
+        self._yielded_to = self._yields_to = preferred
+        self._yields_again_at = now + self._yields.next_seconds()
         return True
 
 

@@ -22,9 +22,9 @@ from walstore.errors import (
 )
 from walstore.ports import Clock
 from walstore.replication.copy_trouble import printable
+from walstore.runtime.time_limit import within
 from walstore.topology import documents
 from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, Synced, check_log_name
-from walstore.topology.in_time import within
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
 from walstore.wire.address import parse_address
 
@@ -88,7 +88,7 @@ class ClusterView:
             try:
                 if not self.revision:
                     await self.look()
-                await within(self._clock, _LOOK_SECONDS, self._follow())
+                await within(_LOOK_SECONDS, self._follow(), sleep=self._clock.sleep)
             except TimeoutError:
                 with contextlib.suppress(WalError):  # the watch waits for the store
                     await self.look()

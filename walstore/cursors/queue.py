@@ -23,6 +23,7 @@ from walstore.cursors.directory import (
 )
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import abandon_in_children, wait_closed
 from walstore.runtime.tasks import shield, start_task
@@ -37,8 +38,6 @@ Act = Callable[[CursorTable], _T]
 
 PATIENCE_SECONDS: Final = 30.0
 """How long to wait for the lock of the cursors; each holder has it for milliseconds."""
-_FIRST_PAUSE_SECONDS: Final = 0.0005
-_LONGEST_PAUSE_SECONDS: Final = 0.005
 
 
 class CursorRequest(Generic[_T]):
@@ -252,7 +251,7 @@ async def patiently(
     Raises WalLockedError (retriable) when they still are after ``seconds``.
     """
     deadline = clock.monotonic() + seconds
-    pause_seconds = _FIRST_PAUSE_SECONDS
+    backoff = Backoff(first_seconds=0.0005, longest_seconds=0.005)
     while True:
         try:
             return await attempt()
@@ -266,5 +265,4 @@ async def patiently(
                 )
                 busy.retriable = True
                 raise busy from error
-        await clock.sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+        await clock.sleep(backoff.next_seconds())

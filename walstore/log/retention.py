@@ -41,13 +41,12 @@ from walstore.cursors.kept import KeptCursors
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
 from walstore.ports import Clock, FileSystem
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
 
-_LEAST_PAUSE_SECONDS: Final = 0.005
-_MOST_PAUSE_SECONDS: Final = 1.0
 _ATTEMPTS: Final = 12
 """About five seconds of pauses; moving a cursor takes milliseconds."""
 _LEAST_SECONDS: Final = 1e-6
@@ -372,7 +371,7 @@ class Retention:
 
     async def _decide(self, plan: _Planner) -> RetentionPlan:
         """Plan and carry it out on the writer's thread; try again while the cursors are locked."""
-        pause = _LEAST_PAUSE_SECONDS
+        backoff = Backoff(first_seconds=0.005, longest_seconds=1.0)
         for attempt in count(1):
             decision = _RetentionDecision(self._pins, self._clock.now_us(), plan)
             await self._writer.advance_head(decision)
@@ -383,8 +382,7 @@ class Retention:
                 return decision.result
             if not isinstance(decision.error, WalLockedError) or attempt == _ATTEMPTS:
                 raise decision.error
-            await self._clock.sleep(pause)
-            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+            await self._clock.sleep(backoff.next_seconds())
         raise AssertionError("unreachable")
 
     async def _wait(self, plan: RetentionPlan | None) -> None:

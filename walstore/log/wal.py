@@ -500,6 +500,11 @@ class Wal(CursorMixin, OwnedGroups):
     # -- looking -----------------------------------------------------------------------------
 
     @property
+    def epoch(self) -> int:
+        """How often the log has been opened for writing."""
+        return self._engine.opened.tail.epoch
+
+    @property
     def head(self) -> int:
         """First retained offset, in any tier; equals ``tail`` for an empty log."""
         return self._engine.source.head

@@ -28,6 +28,7 @@ from walstore.ports import Clock
 from walstore.remote.question import Question
 from walstore.remote.server_connection import ServerConnection, check_version, connect_to
 from walstore.remote.server_search import FoundServer, epoch_of, find_server
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import LoopGuard, abandon_in_children
 from walstore.runtime.tasks import shield, start_task
@@ -47,8 +48,8 @@ from walstore.wire.message import (
 logger = logging.getLogger("walstore")
 
 _CLOSED: Final = "the connection is closed"
-_FIRST_PAUSE_SECONDS: Final = 0.02
-_LONGEST_PAUSE_SECONDS: Final = 1.0
+_PAUSES: Final = (0.02, 1.0)
+"""The first and the longest between attempts to connect, in seconds."""
 _SILENCE_SECONDS: Final = 10.0
 """How long a server says nothing, while requests wait for it, until it is asked something: a reader waits
 longer for records, and asking every few seconds costs nobody anything."""
@@ -197,11 +198,11 @@ class Client:
         """
         deadline = self._clock.monotonic() + self._connect_seconds
         said: WalError | None = None
-        pause_seconds, search_seconds = _FIRST_PAUSE_SECONDS, self._first_search_seconds()
+        pauses, searches = Backoff(*_PAUSES), self._search_limits()
         while True:
             try:
                 left = deadline - self._clock.monotonic()
-                self._join(await self._new_link(min(search_seconds, left)))
+                self._join(await self._new_link(min(searches.next_seconds(), left)))
                 if self._service in (None, READ_SERVICE):  # replication has a patience of its own
                     self._watching = start_task(
                         self._watch(), name=f"walstore watch of {self._log or 'a log'}"
@@ -210,11 +211,10 @@ class Client:
             except WalError as error:
                 if said is None or not isinstance(error.__cause__, TimeoutError):
                     said = error
+                pause_seconds = pauses.next_seconds()
                 if not error.retriable or self._clock.monotonic() + pause_seconds >= deadline:
                     raise said from said.__cause__
             await self._clock.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-            search_seconds *= 2
 
     def check_home(self) -> None:
         """Raise the error that ended this client, or WrongLoopError for another event loop or thread."""
@@ -372,8 +372,9 @@ class Client:
 
     # -- connections -------------------------------------------------------------------------
 
-    def _first_search_seconds(self) -> float:
-        return self._connect_seconds if len(self._addresses) == 1 else _SEARCH_SECONDS
+    def _search_limits(self) -> Backoff:
+        first = self._connect_seconds if len(self._addresses) == 1 else _SEARCH_SECONDS
+        return Backoff(first, self._connect_seconds)
 
     async def _new_link(self, seconds: float) -> FoundServer:
         # Only the first search: if nobody takes the log over, the refusals of a second one say why.
@@ -529,10 +530,12 @@ class Client:
     async def _keep_connecting(self) -> None:
         """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again."""
         deadline = self._clock.monotonic() + self._reconnect_seconds
-        pause_seconds, search_seconds = _FIRST_PAUSE_SECONDS, self._first_search_seconds()
+        # Not all clients of a restarted server at the same moment.
+        pauses = Backoff(*_PAUSES, jitter=lambda: 0.5 + self.make_tag()[0] / 512)
+        searches = self._search_limits()
         while True:
             try:
-                server = await self._new_link(min(search_seconds, self._connect_seconds))
+                server = await self._new_link(searches.next_seconds())
             except WalError as error:
                 is_suspended = isinstance(error, LogSuspendedError)  # it may be resumed later
                 if not error.retriable and not is_suspended:
@@ -545,10 +548,7 @@ class Client:
                 self.reconnects += 1
                 self._join(server)
                 return
-            # Not all clients of a restarted server at the same moment.
-            await self._clock.sleep(pause_seconds * (0.5 + self.make_tag()[0] / 512))
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-            search_seconds *= 2
+            await self._clock.sleep(pauses.next_seconds())
 
     def _give_up(self, cause: WalError) -> None:
         """Fail what waits for a connection; what is asked later tries again."""

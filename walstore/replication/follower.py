@@ -15,6 +15,7 @@ from walstore.replication.copy_marks import put_back
 from walstore.replication.copy_trouble import CopyTrouble
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy, written_there
+from walstore.runtime.backoff import Backoff
 from walstore.wire.address import Address
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _CREDIT_BYTES: Final = 8 << 20
 """What may be under way to one node."""
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 2.0
 _MOST_HINT_BYTES: Final = 8 << 20
 """Larger checkpoints, of logs with very many producers, are not worth their way."""
 _LAST_PLACE: Final = Place(MOST_OFFSET, 0, 0)
@@ -94,18 +93,18 @@ class Follower:
 
     async def run(self) -> None:
         """Copy until the primary ends, or a newer one has taken over. A node that fails is tried again."""
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(0.05, 2.0, jitter=lambda: 0.5 + self._primary.make_tag()[0] / 256)
+        attempt = 1
         while True:
             error = await self._try_to_follow()
-            was_present = self.is_present
+            attempt = 1 if self.is_present else attempt + 1
             self._trouble.keep(error)
             self._hint_kept.set()
             # A newer primary that did not win takes its copy from this one, and no more.
             if isinstance(error, FencedError) and self._primary.is_passed_over(error):
                 return
             self._trouble.note(error)
-            pause = _FIRST_PAUSE_SECONDS if was_present else min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            await self._primary.clock.sleep(pause * (0.5 + self._primary.make_tag()[0] / 256))
+            await self._primary.clock.sleep(backoff.after(attempt))
 
     async def _try_to_follow(self) -> WalError:
         """Copy until that fails, and return why."""

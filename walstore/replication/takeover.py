@@ -47,6 +47,7 @@ from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
 from walstore.replication.settings import Replication
 from walstore.replication.whole_source import WholeSource, complete
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.threads import Lane
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("walstore")
 
-_FIRST_PAUSE_SECONDS: Final = 0.02
 _PAUSE_SECONDS: Final = 0.1
 _HELP_SECONDS: Final = 1.0
 """How long more copies are waited for when those that answer are damaged at the same place."""
@@ -233,7 +233,7 @@ async def _ask(
     clock: Clock,
 ) -> None:
     """Ask until the copy promises, or refuses for good: a machine that leads the log yet makes room first."""
-    pause = _FIRST_PAUSE_SECONDS
+    backoff = Backoff(first_seconds=0.02, longest_seconds=_PAUSE_SECONDS)
     while True:
         try:
             if not copy.client.is_connected:
@@ -247,8 +247,7 @@ async def _ask(
             refused[copy] = error
             if isinstance(error, FencedError) or not error.retriable:
                 return
-            await clock.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS)
+            await clock.sleep(backoff.next_seconds())
         else:
             refused.pop(copy, None)
             return

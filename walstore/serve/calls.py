@@ -11,14 +11,14 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.cluster.stored_logs import StoredLog
-from walstore.replication.copy_log import CopyLog
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
 from walstore.wire.errors import pack_error
 from walstore.wire.message import ProtocolViolationError
 
 if TYPE_CHECKING:
+    from walstore.cluster.stored_logs import StoredLog
     from walstore.log.wal import Wal
+    from walstore.replication.copy_log import CopyLog
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -36,28 +36,25 @@ def limits(wal: Wal | CopyLog | StoredLog) -> list[int | None]:
     ]
 
 
-async def describe(wal: Wal) -> dict[str, Any]:
-    """Return what a client needs to know of the log when it connects."""
-    settings = wal.settings
-    return {
-        "log_id": wal.log_id,
-        "epoch": wal.statistics().epoch,
-        "path": str(wal.path).encode(errors="surrogateescape"),
-        "durability": wal.durability.value,
-        "max_record_bytes": settings.max_record_bytes,
-        "channel_bytes": settings.channel_bytes,
-        "producer_window": settings.producer_window,
-        "limits": limits(wal),
-    }
-
-
 def describe_readable(log: Wal | CopyLog | StoredLog) -> dict[str, Any]:
     """Return what a client needs to know of a log that it reads only."""
     return {
         "log_id": log.log_id,
-        "epoch": log.epoch if isinstance(log, CopyLog | StoredLog) else log.statistics().epoch,
+        "epoch": log.epoch,
         "path": str(log.path).encode(errors="surrogateescape"),
         "limits": limits(log),
+    }
+
+
+async def describe(wal: Wal) -> dict[str, Any]:
+    """Return what a client needs to know of the log when it connects."""
+    settings = wal.settings
+    return {
+        **describe_readable(wal),
+        "durability": wal.durability.value,
+        "max_record_bytes": settings.max_record_bytes,
+        "channel_bytes": settings.channel_bytes,
+        "producer_window": settings.producer_window,
     }
 
 
@@ -231,8 +228,11 @@ LISTINGS: Final = frozenset({"refresh", "streams", "statistics", "extents", "cur
 
 
 async def _refresh_limits(log: Wal | CopyLog | StoredLog) -> list[Any]:
-    if isinstance(log, StoredLog):
-        await log.refresh()
+    return [limits(log), {}]
+
+
+async def _refresh_stored(log: StoredLog) -> list[Any]:
+    await log.refresh()
     return [limits(log), {}]
 
 
@@ -243,3 +243,6 @@ READ_CALLS: Final[Mapping[str, Call]] = {
     "timestamp_at": _timestamp_at,
 }
 """What a client that only reads may call."""
+
+STORED_CALLS: Final[Mapping[str, Call]] = {**READ_CALLS, "refresh": _refresh_stored}
+"""The same of a log in a store, which is looked at again only when somebody asks."""

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Any, Final, Protocol, cast
 
 from walstore.append.budgets import ChannelBudget
-from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
@@ -28,11 +27,9 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.remote.client import READ_SERVICE
 from walstore.remote.served_logs import LIST_SERVICE
-from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import SERVICE, ReplicaNode
 from walstore.runtime.tasks import start_task
 from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
-from walstore.serve.calls import describe_readable
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
@@ -109,8 +106,8 @@ class ConnectionOwner(Protocol):
         With ``creates`` a store makes one that it does not have.
         """
 
-    async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
-        """Return a log that can be read here."""
+    async def readable(self, name: str | None) -> ReadService[Any]:
+        """Return the records of a log that can be read here."""
 
     async def listed(self) -> list[list[Any]]:
         """Return the logs that clients may name."""
@@ -565,9 +562,8 @@ class ClientConnection(asyncio.Protocol):
             self._service = EmptyService()
             return {**welcome, "logs": await self._owner.listed()}
         if head.get("service") == READ_SERVICE:
-            log = await self._owner.readable(name)
-            self._service = ReadService(log)
-            return {**welcome, "log": describe_readable(log)}
+            self._service = readable = await self._owner.readable(name)
+            return {**welcome, "log": readable.describe()}
         wal = await self._owner.log(name, after=after, creates=head.get("exists") is not True)
         if isinstance(wal, Address):
             await self._lead_to(wal, message)

@@ -13,7 +13,6 @@ from typing import Any, Final, Self
 import walstore
 from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
-from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -23,7 +22,6 @@ from walstore.errors import (
 )
 from walstore.log.wal import Wal
 from walstore.ports import Clock
-from walstore.replication.copy_log import CopyLog
 from walstore.replication.node import ReplicaNode
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.metric import Metric
@@ -33,6 +31,7 @@ from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
 from walstore.serve.listening import BACKLOG, Listening, check_listen
+from walstore.serve.services import CopyService, ReadService, StoredService
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.turns import Turns
@@ -236,26 +235,26 @@ class Server(MustClose):
             )
         return wal
 
-    async def readable(self, name: str | None) -> Wal | CopyLog | StoredLog:
-        """Return a log that can be read here: a copy, a log in a store, or the log itself.
+    async def readable(self, name: str | None) -> ReadService[Any]:
+        """Return the records of a log that can be read here: of a copy, of a log in a store, or of the log.
 
-        As :meth:`log` raises. A :class:`StoredLog` is to be released.
+        As :meth:`log` raises. It is to be closed.
         """
         if self._cluster is not None:
             led = None if name is None else self._cluster.led.get(name)
             if led is not None:
-                return led
+                return ReadService(led)
             await self._cluster.check_has_copy(name)
             stored = None if name is None else await self._cluster.use_stored(name)
             if stored is not None:
-                return stored
+                return StoredService(stored)
         if self._replicas is None or self._logs is not None:
             found = await self.log(name)
             assert not isinstance(found, Address)
-            return found
+            return ReadService(found)
         if name is None:
             raise InvalidSettingsError("name the log whose copy is read: log=NAME")
-        return await self._replicas.log(name)
+        return CopyService(await self._replicas.log(name))
 
     async def listed(self) -> list[list[Any]]:
         """Return the logs that clients may name: name and labels; in a cluster also leader, epoch,

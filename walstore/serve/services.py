@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from walstore.cluster.stored_logs import StoredLog
 from walstore.errors import AccessDeniedError, InvalidSettingsError
@@ -17,7 +17,15 @@ from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.node import ReplicaNode
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
-from walstore.serve.calls import CALLS, LISTINGS, READ_CALLS, describe, limits
+from walstore.serve.calls import (
+    CALLS,
+    LISTINGS,
+    READ_CALLS,
+    STORED_CALLS,
+    describe,
+    describe_readable,
+    limits,
+)
 from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
@@ -26,6 +34,7 @@ from walstore.wire.arguments import check_arguments
 from walstore.wire.message import Message
 from walstore.wire.registers import next_registers
 
+_LogT = TypeVar("_LogT", bound=Wal | CopyLog | StoredLog)
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"
 _ONLY_READS: Final = "this client only reads; use walstore.connect() for anything else"
 
@@ -165,10 +174,12 @@ async def _in_turn(begin: Callable[[], Awaitable[Any]]) -> PreparedAnswer:
     return PreparedAnswer(lambda _: begin(), 1)
 
 
-class ReadService:
-    """The records of a log, of a copy of it, or of a log in a store."""
+class ReadService(Generic[_LogT]):
+    """The records of a log."""
 
-    def __init__(self, log: Wal | CopyLog | StoredLog) -> None:
+    _calls = READ_CALLS
+
+    def __init__(self, log: _LogT) -> None:
         self._log = log
 
     @property
@@ -179,9 +190,11 @@ class ReadService:
     @property
     def is_over(self) -> bool:
         """As of :class:`Service`."""
-        log = self._log
-        is_elsewhere = isinstance(log, StoredLog) or log.replicated_limit is not None
-        return is_elsewhere and log.is_closing
+        return self._log.replicated_limit is not None and self._log.is_closing
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the client needs to know of the log."""
+        return describe_readable(self._log)
 
     def append(self, message: Message) -> Asked:
         """As of :class:`Service`."""
@@ -189,25 +202,16 @@ class ReadService:
 
     def call(self, message: Message, name: str, arguments: list[Any]) -> Asked:
         """As of :class:`Service`."""
-        if name not in READ_CALLS:
+        if name not in self._calls:
             raise AccessDeniedError(_ONLY_READS)
-        check_arguments(name, READ_CALLS[name], arguments, after=1)
-        return Asked(partial(READ_CALLS[name], self._log, *arguments), name)
+        check_arguments(name, self._calls[name], arguments, after=1)
+        return Asked(partial(self._calls[name], self._log, *arguments), name)
 
     async def reader(
         self, position: int, stop: int | None, shown: str, wait: float
     ) -> Reader | None:
-        """As of :class:`Service`. The client may have been at a copy that knew of more than this one."""
-        log = self._log
-        if isinstance(log, StoredLog):
-            return log.reader(position, stop=stop) if await log.wait_more(position, wait) else None
-        if position > log.visible_limit and isinstance(log, CopyLog):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await log.wait_limit(position + 1)
-            if position > log.visible_limit:
-                return None
-        return log.reader(position, stop=stop)
+        """As of :class:`Service`."""
+        return self._log.reader(position, stop=stop)
 
     def limits(self, shown: str) -> list[Any]:
         """As of :class:`Service`."""
@@ -215,8 +219,45 @@ class ReadService:
 
     async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""
-        if isinstance(self._log, StoredLog):
-            await self._log.release()
+
+
+class CopyService(ReadService[CopyLog]):
+    """The records of a copy. Its client may have been at another one that knew of more."""
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`."""
+        log = self._log
+        if position > log.visible_limit:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await log.wait_limit(position + 1)
+            if position > log.visible_limit:
+                return None
+        return log.reader(position, stop=stop)
+
+
+class StoredService(ReadService[StoredLog]):
+    """The records of a log in a store."""
+
+    _calls = STORED_CALLS
+
+    @property
+    def is_over(self) -> bool:
+        """As of :class:`Service`."""
+        return self._log.is_closing
+
+    async def reader(
+        self, position: int, stop: int | None, shown: str, wait: float
+    ) -> Reader | None:
+        """As of :class:`Service`."""
+        log = self._log
+        return log.reader(position, stop=stop) if await log.wait_more(position, wait) else None
+
+    async def aclose(self, *, is_told: bool = False) -> None:
+        """As of :class:`Service`."""
+        await self._log.release()
 
 
 class EmptyService:

@@ -21,6 +21,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.runtime.resource import Opening
+from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import (
     EtcdAddress,
@@ -141,9 +142,8 @@ class EtcdKeyValues:
             lost = error
         why = f"the swap of {key!r} may have happened or may still happen: {lost}"
         try:
-            swap = await self._gateway.within(
-                self._gateway.patience_seconds, self._find_out(key, value, expected)
-            )
+            seconds, finding = self._gateway.patience_seconds, self._find_out(key, value, expected)
+            swap = await within(seconds, finding, sleep=self._gateway.sleep)
         except (WalError, EtcdRefusalError, TimeoutError) as error:
             what = str(error) or "no answer in time"
             raise OutcomeUnknownError(f"{why}; and it cannot be read: {what}") from lost

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from walstore.errors import (
     AccessDeniedError,
@@ -14,12 +14,13 @@ from walstore.errors import (
     WalClosedError,
 )
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard
+from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import EtcdAddress
 from walstore.topology.etcd_messages import Body, EtcdEndpointError, EtcdRefusalError
 from walstore.topology.etcd_stream import EtcdStream, read_answer
-from walstore.topology.in_time import within
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _LARGE_BYTES: Final = 1 << 18
 """Larger requests are sent in pieces, and larger answers parsed on a thread."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
-_LONGEST_PAUSE_SECONDS: Final = 0.5
 _T = TypeVar("_T")
 
 
@@ -40,17 +40,9 @@ class Sent:
         self.is_sent = False
 
 
-class Pause:
-    """Growing pauses between attempts."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seconds = _FIRST_PAUSE_SECONDS
-
-    async def wait(self) -> None:
-        """Wait longer than the last time."""
-        await self._clock.sleep(self._seconds)
-        self._seconds = min(2 * self._seconds, _LONGEST_PAUSE_SECONDS)
+def retry_backoff() -> Backoff:
+    """Return the pauses between attempts at the nodes."""
+    return Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=0.5)
 
 
 class EtcdGateway:
@@ -69,12 +61,13 @@ class EtcdGateway:
         self.endpoints: Final = address.endpoints
         self.request_seconds: Final = request_seconds
         self.faults: Final = faults
+        self.sleep: Final = clock.sleep
+        self._clock = clock
         self.streams: Final[set[EtcdStream]] = set()
         """Those that have begun."""
         self._session = session
         self._user = address.user
         self._password = address.password
-        self._clock = clock
         self._token: str | None = None
         """"" if none is needed; None if it is not known yet."""
         self._turn = 0
@@ -105,14 +98,6 @@ class EtcdGateway:
         """Get a new token before the next request."""
         self._token = None
 
-    def pause(self) -> Pause:
-        """Return what waits between attempts."""
-        return Pause(self._clock)
-
-    async def within(self, seconds: float, call: Coroutine[Any, Any, _T]) -> _T:
-        """Return what a call returns; TimeoutError if it takes longer."""
-        return await within(self._clock, seconds, call)
-
     def check_open(self) -> None:
         """Raise WalClosedError once it is closed, WrongLoopError on another event loop."""
         if self._is_closed:
@@ -130,7 +115,7 @@ class EtcdGateway:
         """
         deadline = self._clock.monotonic() + self.patience_seconds
         failures: dict[str, str] = {}
-        pause = self.pause()
+        backoff = retry_backoff()
         while True:
             endpoint = self.endpoint
             left = deadline - self._clock.monotonic()
@@ -147,7 +132,7 @@ class EtcdGateway:
                 said = "; ".join(failures.values())
                 raise StorageUnavailableError(f"no node of etcd does it: {said}") from cause
             if is_round_over:
-                await pause.wait()
+                await self.sleep(backoff.next_seconds())
 
     async def ask_at(
         self,
@@ -196,7 +181,7 @@ class EtcdGateway:
                 raise messages.failure_of(endpoint, await read_answer(answer), answer.status)
 
         try:
-            await self.within(self.request_seconds, begin())
+            await within(self.request_seconds, begin(), sleep=self.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
 
@@ -252,7 +237,7 @@ class EtcdGateway:
                 return answer.status, await read_answer(answer)
 
         try:
-            status, data = await self.within(seconds, post())
+            status, data = await within(seconds, post(), sleep=self.sleep)
         except self.faults as error:
             raise self.failed(endpoint, error, sent) from error
         return await self.parse(endpoint, data, decode, status=status)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from walstore.errors import LimitExceededError
+from walstore.runtime.time_limit import within
 from walstore.topology.etcd_messages import Body, EtcdEndpointError
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class EtcdStream:
         while (end := self._buffer.find(b"\n", self._searched)) < 0:
             self._searched = len(self._buffer)
             try:
-                data = await self._gateway.within(seconds, self._answer.content.readany())
+                reading = self._answer.content.readany()
+                data = await within(seconds, reading, sleep=self._gateway.sleep)
             except TimeoutError:
                 return None
             except self._faults as error:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from walstore.topology import etcd_messages as messages
-from walstore.topology.etcd_gateway import EtcdGateway
+from walstore.topology.etcd_gateway import EtcdGateway, retry_backoff
 from walstore.topology.etcd_messages import (
     DENIED,
     EtcdEndpointError,
@@ -47,7 +47,7 @@ class EtcdWatch:
     async def run(self) -> AsyncGenerator[Events, None]:
         """Yield the changes. Errors as of :meth:`walstore.topology.key_values.KeyValues.watch`."""
         gateway = self._gateway
-        pause = gateway.pause()
+        backoff = retry_backoff()
         while True:
             endpoint = gateway.endpoint
             self._held, self._silent_periods, self._is_behind = [], 0, False
@@ -56,13 +56,13 @@ class EtcdWatch:
                 async with gateway.stream(endpoint, "/v3/watch", body) as stream:
                     while (events := await self._next(endpoint, stream)) is not None:
                         if events:
-                            pause = gateway.pause()
+                            backoff.reset()
                             yield events
             except EtcdEndpointError as error:
                 gateway.check_open()
                 logger.info("a watch of etcd goes on elsewhere: %s", error)
                 gateway.leave(endpoint)
-                await pause.wait()
+                await gateway.sleep(backoff.next_seconds())
             except EtcdRefusalError as refusal:
                 if self._was_denied or not (refusal.is_denied and gateway.has_user):
                     raise refusal.as_error() from None

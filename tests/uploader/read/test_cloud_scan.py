@@ -18,7 +18,7 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.read.cloud_source import within
+from uploader.read.cloud_source import within_limits
 from uploader.root.tree import overlapping
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
@@ -193,7 +193,7 @@ async def test_a_scan_that_is_continued_leaves_nothing_out(lengths, data, record
 
         found = [
             each
-            async for each in within(
+            async for each in within_limits(
                 fragments(), position, max_records=records, max_fragments=count
             )
         ]

@@ -129,7 +129,7 @@ async def test_it_follows_through_rotations_and_restarts(log_directory: Path) ->
                 assert log.limit == wal.durable_limit
                 found = [await anext(reader) for _ in range(10)]
                 assert numbers(found) == expected[-10:]
-            assert log.epoch == life
+            assert log.epoch == wal.epoch == life
     assert log is not None
     assert log.limit == len(expected) + 1
     assert numbers(await drain(log)) == expected

@@ -18,6 +18,7 @@ from walstore import CorruptionError, LogNotFoundError, ReadonlyWal, Wal, WalErr
 from walstore.files.directory import peek_log_id
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
+from walstore.runtime.backoff import Backoff
 from walstore.spark.bounds import LogName, show
 from walstore.spark.logs import NamedLog
 from walstore.spark.planned_log import DirectoryLog, StoreLog, StoreOpener, SyncRunner
@@ -112,9 +113,6 @@ async def _limit(log: ReadonlyWal) -> int:
     return log.limit
 
 
-_SLOWER: Final = 1.5
-
-
 class PollPace:
     """When to poll one log again. Times are monotonic seconds. Pure.
 
@@ -124,9 +122,9 @@ class PollPace:
 
     def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:
         """Wait ``shortest_seconds`` after new records, and up to ``longest_seconds`` while idle."""
-        self._shortest_seconds = shortest_seconds
-        self._longest_seconds = max(shortest_seconds, longest_seconds)
-        self._pause_seconds = shortest_seconds
+        longest_seconds = max(shortest_seconds, longest_seconds)
+        self._backoff = Backoff(shortest_seconds, longest_seconds, growth=1.5)
+        self._attempt = 1
         self._due_at = 0.0
         self._failing_since: float | None = None
 
@@ -137,22 +135,16 @@ class PollPace:
     def answered(self, now: float, *, is_new: bool) -> None:
         """Record an answer, and whether there were new records."""
         self._failing_since = None
-        if is_new:
-            self._pause_seconds = self._shortest_seconds
-        else:
-            self._slow_down()
-        self._due_at = now + self._pause_seconds
+        self._attempt = 1 if is_new else self._attempt + 1
+        self._due_at = now + self._backoff.after(self._attempt)
 
     def failed(self, now: float) -> float:
         """Record a failure; return for how many seconds there has been no answer."""
         if self._failing_since is None:
             self._failing_since = now
-        self._slow_down()
-        self._due_at = now + self._pause_seconds
+        self._attempt += 1
+        self._due_at = now + self._backoff.after(self._attempt)
         return now - self._failing_since
-
-    def _slow_down(self) -> None:
-        self._pause_seconds = min(self._pause_seconds * _SLOWER, self._longest_seconds)
 
 
 logger = logging.getLogger("walstore.spark")
