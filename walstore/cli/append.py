@@ -6,8 +6,6 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated
 
-import typer
-
 from walstore import Durability
 from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
@@ -22,6 +20,7 @@ from walstore.cli.options import (
     Shards,
     TakeOver,
     layout_arguments,
+    option,
 )
 from walstore.cli.output import print_result
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
@@ -58,61 +57,48 @@ def append(
     *,
     length_prefixed: Annotated[
         bool,
-        typer.Option(
+        option(
             "--length-prefixed",
-            help="Records are a big-endian u32 length and so many bytes, instead of lines.",
+            "Records are a big-endian u32 length and so many bytes, instead of lines.",
         ),
     ] = False,
     input_format: Annotated[
         InputFormat,
-        typer.Option(
+        option(
             "--format",
-            help="What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
+            "What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
             "headers and time.",
         ),
     ] = InputFormat.LINES,
     key_delimiter: Annotated[
         str | None,
-        typer.Option(
-            "--key-delimiter",
-            metavar="TEXT",
-            help="The key of a record is what its line has before this.",
-        ),
+        option("--key-delimiter TEXT", "The key of a record is what its line has before this."),
     ] = None,
     time_delimiter: Annotated[
         str | None,
-        typer.Option(
-            "--time-delimiter",
-            metavar="TEXT",
-            help="The time of a record is what its line has before this: ISO 8601, or microseconds.",
+        option(
+            "--time-delimiter TEXT",
+            "The time of a record is what its line has before this: ISO 8601, or microseconds.",
         ),
     ] = None,
     crlf: Annotated[
-        bool, typer.Option("--crlf", help="Lines end with CR LF; neither is part of a record.")
+        bool, option("--crlf", "Lines end with CR LF; neither is part of a record.")
     ] = False,
     max_record_bytes: Annotated[
         int,
-        typer.Option(
-            "--max-record-bytes",
-            metavar="N",
+        option(
+            "--max-record-bytes N",
+            "Largest record; a larger one ends the input with an error.",
             min=1,
             max=MOST_RECORD_BYTES,
-            help="Largest record; a larger one ends the input with an error.",
         ),
     ] = 16 * MIB,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="TEXT", help="Key of every record.")
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option("--stream", metavar="NAME", help="Stream of every record.")
-    ] = None,
+    key: Annotated[str | None, option("--key TEXT", "Key of every record.")] = None,
+    stream: Annotated[str | None, option("--stream NAME", "Stream of every record.")] = None,
     durability: Annotated[
-        Level | None,
-        typer.Option("--durability", help="What to wait for at the end; disk unless given."),
+        Level | None, option("--durability", "What to wait for at the end; disk unless given.")
     ] = None,
-    tier: Annotated[
-        str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
-    ] = None,
+    tier: Annotated[str | None, option("--tier URL", "Ship the log to a store as well.")] = None,
     layout: LayoutOption = None,
     alpha: Alpha = None,
     shards: Shards = None,

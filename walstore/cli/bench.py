@@ -8,14 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore.cli.bench_page import COLUMNS, bench_page, result_rows
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.machine import describe_machine
 from walstore.cli.measurement import BenchResults, Measured, MeasurePlan, measure_all
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import format_time, print_json, print_table, replaced_file, terminal
 from walstore.cli.running import run_async
 from walstore.errors import LogNotFoundError
@@ -33,23 +31,19 @@ Examples:
 
 
 def bench(
-    directory: Annotated[
-        str,
-        typer.Argument(metavar="DIRECTORY", help="Where to write; on the disk in question."),
-    ],
+    directory: Annotated[str, argument("DIRECTORY", "Where to write; on the disk in question.")],
     *,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure in all.")
+        float, option("--seconds", "How long to measure in all.", min=0.1, max=3600)
     ] = 5,
     producers: Annotated[
-        int, typer.Option("--producers", min=1, max=10_000, help="Tasks that append at once.")
+        int, option("--producers", "Tasks that append at once.", min=1, max=10_000)
     ] = 64,
     record_bytes: Annotated[
-        int, typer.Option("--record-bytes", min=0, max=1 << 20, help="Size of each value.")
+        int, option("--record-bytes", "Size of each value.", min=0, max=1 << 20)
     ] = 100,
     html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="FILE", help="Also write a page with plots to FILE."),
+        str | None, option("--html FILE", "Also write a page with plots to FILE.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -20,7 +20,7 @@ from walstore.cli.cluster_remove import remove_log
 from walstore.cli.cluster_specs import Change, parse_specs
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
-from walstore.cli.options import AsJson, Confirm
+from walstore.cli.options import AsJson, Confirm, argument, option
 from walstore.cli.output import complain, print_json, print_result, print_table
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
@@ -79,21 +79,17 @@ Examples:
 """
 Cluster = Annotated[
     str,
-    typer.Option(
-        "--cluster",
-        metavar="ETCD",
+    option(
+        "--cluster ETCD",
+        "The etcd that the machines share: etcd://host:2379,host2:2379; etcds:// for TLS.",
         envvar=CLUSTER_VARIABLE,
-        help="The etcd that the machines share: etcd://host:2379,host2:2379; etcds:// for TLS.",
         show_default=False,
     ),
 ]
 Selector = Annotated[
-    str,
-    typer.Option(
-        "--selector", metavar="LABELS", help="Only logs with these labels: env=prod,!old,zone!=a."
-    ),
+    str, option("--selector LABELS", "Only logs with these labels: env=prod,!old,zone!=a.")
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)]
+Name = Annotated[str, argument("NAME", "The log's name.", show_default=False)]
 
 
 def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
@@ -139,64 +135,48 @@ def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = Fa
 
 
 def apply(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "The log's name.", show_default=False)] = None,
     *,
     cluster: Cluster,
     replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", metavar="N", help="Copies in all, 1 to 16; 3 for a new log."),
+        int | None, option("--replicas N", "Copies in all, 1 to 16; 3 for a new log.")
     ] = None,
     quorum: Annotated[
-        int | None,
-        typer.Option(
-            "--quorum", metavar="N", help="Copies that must have a record; else more than half."
-        ),
+        int | None, option("--quorum N", "Copies that must have a record; else more than half.")
     ] = None,
     labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label", metavar="NAME=VALUE", help="Set a label; NAME= removes it. Repeatable."
-        ),
+        list[str] | None, option("--label NAME=VALUE", "Set a label; NAME= removes it. Repeatable.")
     ] = None,
     tier: Annotated[
-        str | None,
-        typer.Option("--tier", metavar="URL", help="Ship it to a store; cannot be changed later."),
+        str | None, option("--tier URL", "Ship it to a store; cannot be changed later.")
     ] = None,
     reads: Annotated[
         str | None,
-        typer.Option(
-            "--source",
-            metavar="URL",
-            help="Read it from a store that others write; it has no copies then.",
-        ),
+        option("--source URL", "Read it from a store that others write; it has no copies then."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
+        option(
+            "--set NAME=VALUE",
+            "A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
         ),
     ] = None,
     source: Annotated[
-        typer.FileText | None,
-        typer.Option("--from", metavar="FILE", help="Specs as JSON lines; - for stdin."),
+        typer.FileText | None, option("--from FILE", "Specs as JSON lines; - for stdin.")
     ] = None,
     adopts: Annotated[
         bool,
-        typer.Option(
+        option(
             "--adopt",
-            help="With --from: take newer lists of copies than the cluster stores, after it was set back. "
+            "With --from: take newer lists of copies than the cluster stores, after it was set back. "
             "The machines are asked first what they have. A dry run without --confirm.",
         ),
     ] = False,
     gives_up: Annotated[
         bool,
-        typer.Option(
+        option(
             "--give-up-records",
-            help="With --adopt: also if machines that are left out have more, which is lost then.",
+            "With --adopt: also if machines that are left out have more, which is lost then.",
         ),
     ] = False,
     confirm: Confirm = False,
@@ -271,9 +251,7 @@ def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) 
 
 def move(
     name: Name,
-    address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="The machine that should lead it.")
-    ],
+    address: Annotated[str, argument("ADDRESS", "The machine that should lead it.")],
     *,
     cluster: Cluster,
     as_json: AsJson = False,

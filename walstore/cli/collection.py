@@ -8,12 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_log, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt, ColumnTypes, KeyColumns, LikeFile
+from walstore.cli.options import AsJson, CollectionAt, ColumnTypes, KeyColumns, LikeFile, option
 from walstore.cli.output import (
     complain,
     format_bytes,
@@ -55,8 +53,7 @@ def create(
     like: LikeFile = None,
     key: KeyColumns = None,
     kind: Annotated[
-        KindName,
-        typer.Option("--kind", help="Whether updates change counts of rows, or replace rows."),
+        KindName, option("--kind", "Whether updates change counts of rows, or replace rows.")
     ] = KindName.DIFF,
     as_json: AsJson = False,
 ) -> None:

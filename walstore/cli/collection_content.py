@@ -14,7 +14,7 @@ from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
 from walstore.cli.input import read_stdin, require_stdin
 from walstore.cli.location import open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt
+from walstore.cli.options import AsJson, CollectionAt, argument, option
 from walstore.cli.output import format_count, print_result, print_table, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.errors import OutcomeUnknownError
@@ -37,28 +37,18 @@ def read(
     url: CollectionAt,
     *,
     as_of: Annotated[
-        int | None,
-        typer.Option(
-            "--as-of", min=0, metavar="T", help="Content at this time. Without it, the latest."
-        ),
+        int | None, option("--as-of T", "Content at this time. Without it, the latest.", min=0)
     ] = None,
     after: Annotated[
-        int | None,
-        typer.Option("--after", min=-1, metavar="T", help="The changes after this time instead."),
+        int | None, option("--after T", "The changes after this time instead.", min=-1)
     ] = None,
     follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", "-f", help="Then the changes as they are published, until interrupted."
-        ),
+        bool, option("--follow -f", "Then the changes as they are published, until interrupted.")
     ] = False,
     output: Annotated[
-        str | None,
-        typer.Option("--output", metavar="FILE", help="Write a Parquet file, not to stdout."),
+        str | None, option("--output FILE", "Write a Parquet file, not to stdout.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, metavar="N", help="Most rows to write.")
-    ] = None,
+    limit: Annotated[int | None, option("--limit N", "Most rows to write.", min=0)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the content of a collection at a time, or the changes after one.
@@ -175,32 +165,21 @@ _STDIN: Final = "-"
 def write(
     url: CollectionAt,
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A Parquet file, or - for JSON lines on stdin.",
-            show_default=False,
-        ),
+        str, argument("FILE", "A Parquet file, or - for JSON lines on stdin.", show_default=False)
     ],
     *,
-    writer: Annotated[
-        str, typer.Option("--writer", metavar="NAME", help="The shard to append to.")
-    ] = "main",
+    writer: Annotated[str, option("--writer NAME", "The shard to append to.")] = "main",
     lower: Annotated[
-        int | None,
-        typer.Option(
-            "--lower", min=0, metavar="T", help="Where the batch begins: at the end of the shard."
-        ),
+        int | None, option("--lower T", "Where the batch begins: at the end of the shard.", min=0)
     ] = None,
     upper: Annotated[
-        int | None,
-        typer.Option("--upper", min=1, metavar="T", help="Where it ends; one time after --lower."),
+        int | None, option("--upper T", "Where it ends; one time after --lower.", min=1)
     ] = None,
     definite: Annotated[
         bool,
-        typer.Option(
+        option(
             "--definite",
-            help="Leave out the times that the shard has already: for rows that are derived from an "
+            "Leave out the times that the shard has already: for rows that are derived from an "
             "input again.",
         ),
     ] = False,

@@ -16,7 +16,7 @@ from walstore.cli.collection import KindName, make_collection, wanted_schema
 from walstore.cli.errors import UsageError
 from walstore.cli.landing import print_summary, showing
 from walstore.cli.location import is_url, open_collection, to_directory, to_url
-from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile
+from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile, argument, option
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
@@ -48,50 +48,39 @@ class EnvelopeName(StrEnum):
 
 def materialize(
     log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG", help="A log directory, or a stored log's URL.", show_default=False
-        ),
+        str, argument("LOG", "A log directory, or a stored log's URL.", show_default=False)
     ],
     collection: Annotated[
         str,
-        typer.Argument(
-            metavar="COLLECTION",
-            help="Where the collection is: s3://bucket/prefix or file:///directory.",
+        argument(
+            "COLLECTION",
+            "Where the collection is: s3://bucket/prefix or file:///directory.",
             show_default=False,
         ),
     ],
     *,
     envelope: Annotated[
-        EnvelopeName,
-        typer.Option("--envelope", help="What a record says: a row, a row for a key, a change."),
+        EnvelopeName, option("--envelope", "What a record says: a row, a row for a key, a change.")
     ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new records, until interrupted.")
+        bool, option("--follow -f", "Continue with new records, until interrupted.")
     ] = False,
     trigger_seconds: Annotated[
-        float,
-        typer.Option(
-            "--trigger-seconds", metavar="S", help="With --follow, begin a batch so often."
-        ),
+        float, option("--trigger-seconds S", "With --follow, begin a batch so often.")
     ] = _DEFAULT_TRIGGER_SECONDS,
     cursor: Annotated[
         str | None,
-        typer.Option(
-            "--cursor",
-            metavar="NAME",
-            help="Keep what is not in the collection from being removed from the log, by this cursor.",
+        option(
+            "--cursor NAME",
+            "Keep what is not in the collection from being removed from the log, by this cursor.",
         ),
     ] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the collection if there is none.")
-    ] = False,
+    create: Annotated[bool, option("--create", "Create the collection if there is none.")] = False,
     column: ColumnTypes = None,
     like: LikeFile = None,
     key: KeyColumns = None,
     kind: Annotated[
-        KindName | None,
-        typer.Option("--kind", help="With --create; the envelope's unless given."),
+        KindName | None, option("--kind", "With --create; the envelope's unless given.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from walstore.cli.location import at_collection, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl
+from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl, argument, option
 from walstore.cli.output import complain, format_bytes, format_count, print_result
 from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError, CorruptionError
@@ -47,7 +47,7 @@ def compact(
     url: CollectionAt,
     *,
     full: Annotated[
-        bool, typer.Option("--full", help="Make one batch of all, without what was overwritten.")
+        bool, option("--full", "Make one batch of all, without what was overwritten.")
     ] = False,
     engine: Annotated[
         CompactionEngine,
@@ -231,11 +231,7 @@ def expire(
     url: CollectionAt,
     reader: Annotated[
         str,
-        typer.Argument(
-            metavar="READER",
-            help="Its name, as 'walstore collection show' has it.",
-            show_default=False,
-        ),
+        argument("READER", "Its name, as 'walstore collection show' has it.", show_default=False),
     ],
     *,
     take_over: TakeControl = False,

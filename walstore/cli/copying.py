@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from walstore import Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_directory, to_url
@@ -23,7 +21,9 @@ from walstore.cli.options import (
     StoredAt,
     StoreUrl,
     TakeOver,
+    argument,
     layout_arguments,
+    option,
 )
 from walstore.cli.output import (
     complain,
@@ -124,19 +124,14 @@ Examples:
 def restore(
     url: StoredAt,
     directory: Annotated[
-        str,
-        typer.Argument(metavar="DIRECTORY", help="Where to make the log; empty or not there yet."),
+        str, argument("DIRECTORY", "Where to make the log; empty or not there yet.")
     ],
     *,
     to_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--to-offset", metavar="OFFSET", help="Restore the records before this offset."
-        ),
+        int | None, option("--to-offset OFFSET", "Restore the records before this offset.")
     ] = None,
     to_time: Annotated[
-        str | None,
-        typer.Option("--to-time", metavar="TIME", help="Restore the records before this time."),
+        str | None, option("--to-time TIME", "Restore the records before this time.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -207,22 +202,13 @@ Examples:
 
 
 def fork(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="URL of the log to copy."),
-    ],
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="URL of the new log."),
-    ],
+    source: Annotated[str, argument("SOURCE", "URL of the log to copy.")],
+    target: Annotated[str, argument("TARGET", "URL of the new log.")],
     *,
     from_: Annotated[
-        str | None,
-        typer.Option("--from", metavar="PLACE", help="Begin with the fragment of this record."),
+        str | None, option("--from PLACE", "Begin with the fragment of this record.")
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="PLACE", help="End before this record.")
-    ] = None,
+    to: Annotated[str | None, option("--to PLACE", "End before this record.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a stored log, or a part of it, to a log of its own.

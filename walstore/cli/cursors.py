@@ -9,12 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from walstore import CursorInfo
 from walstore.cli.errors import UsageError
 from walstore.cli.location import check_offset, is_store, to_directory
-from walstore.cli.options import AsJson, Confirm, Location
+from walstore.cli.options import AsJson, Confirm, Location, option
 from walstore.cli.output import complain, format_time, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.cursors.directory import (
@@ -49,18 +47,13 @@ def cursors(
     location: Location,
     *,
     move: Annotated[
-        tuple[str, int] | None,
-        typer.Option("--set", metavar="NAME OFFSET", help="Make the cursor stand at an offset."),
+        tuple[str, int] | None, option("--set NAME OFFSET", "Make the cursor stand at an offset.")
     ] = None,
-    delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Remove the cursor and its pin.")
-    ] = None,
+    delete: Annotated[str | None, option("--delete NAME", "Remove the cursor and its pin.")] = None,
     lease: Annotated[
         float | None,
-        typer.Option(
-            "--lease",
-            metavar="SECONDS",
-            help="With --set, in a store: hold what is behind it for so long only.",
+        option(
+            "--lease SECONDS", "With --set, in a store: hold what is behind it for so long only."
         ),
     ] = None,
     confirm: Confirm = False,

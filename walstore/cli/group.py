@@ -7,12 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore import GroupInfo, Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
-from walstore.cli.options import AsJson, Confirm
+from walstore.cli.options import AsJson, Confirm, argument, option
 from walstore.cli.output import complain, format_count, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.cursors.kept import list_all_cursors
@@ -35,15 +33,10 @@ Examples:
 
 def group(
     location: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOCATION", help="A log directory, the address of a server, or a store URL."
-        ),
+        str, argument("LOCATION", "A log directory, the address of a server, or a store URL.")
     ],
     *,
-    delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Remove the group.")
-    ] = None,
+    delete: Annotated[str | None, option("--delete NAME", "Remove the group.")] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:

@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore.cli import cluster as stores
 from walstore.cli.location import to_directory
-from walstore.cli.options import AsJson, Confirm
+from walstore.cli.options import AsJson, Confirm, argument, option
 from walstore.cli.output import complain, print_result
 from walstore.cli.running import run_async
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
@@ -38,16 +36,13 @@ Examples:
   walstore logs give-up /srv/walstore/orders --confirm
 """
 
-Directory = Annotated[
-    str, typer.Argument(metavar="DIRECTORY", help="The log's directory on this machine.")
-]
+Directory = Annotated[str, argument("DIRECTORY", "The log's directory on this machine.")]
 MaybeCluster = Annotated[
     str,
-    typer.Option(
-        "--cluster",
-        metavar="ETCD",
+    option(
+        "--cluster ETCD",
+        "The etcd that the machines share, if they do: what it knows of the copies is removed.",
         envvar=stores.CLUSTER_VARIABLE,
-        help="The etcd that the machines share, if they do: what it knows of the copies is removed.",
         show_default=False,
     ),
 ]

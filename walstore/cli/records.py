@@ -10,12 +10,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from walstore import Batch, Record
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
-from walstore.cli.options import AnyLocation, AsJson, Stream
+from walstore.cli.options import AnyLocation, AsJson, Stream, option
 from walstore.cli.output import complain, escape_controls, to_json, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 
@@ -81,12 +79,7 @@ def _base64(data: bytes) -> str:
 
 
 _First = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="PLACE",
-        help="First record: earliest, latest, an offset, -N, a time, -1h.",
-    ),
+    str, option("--from PLACE", "First record: earliest, latest, an offset, -N, a time, -1h.")
 ]
 
 _LAST_TEN = "-10"
@@ -105,12 +98,10 @@ def tail(
     location: AnyLocation,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
+        bool, option("--follow -f", "Wait for new records until interrupted.")
     ] = False,
     start: _First = _LAST_TEN,
-    count: Annotated[
-        int | None, typer.Option("-n", metavar="N", min=0, help="The last N records: --from -N.")
-    ] = None,
+    count: Annotated[int | None, option("-n N", "The last N records: --from -N.", min=0)] = None,
     stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
@@ -189,14 +180,10 @@ def dump(
     *,
     start: _First = "earliest",
     stop: Annotated[
-        str, typer.Option("--to", metavar="PLACE", help="Record before which to stop; as --from.")
+        str, option("--to PLACE", "Record before which to stop; as --from.")
     ] = "latest",
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, metavar="N", help="Most records to write.")
-    ] = None,
-    value: Annotated[
-        ValueEncoding, typer.Option("--value", help="How bytes appear.")
-    ] = ValueEncoding.AUTO,
+    limit: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
+    value: Annotated[ValueEncoding, option("--value", "How bytes appear.")] = ValueEncoding.AUTO,
     stream: Stream = None,
     as_json: AsJson = False,  # noqa: ARG001 - it is JSON with or without
 ) -> None:

@@ -11,12 +11,10 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from walstore import Wal
 from walstore.cli.errors import OutputError, UsageError
 from walstore.cli.location import open_location, parse_place, to_directory, to_url
-from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
+from walstore.cli.options import AsJson, Confirm, Directory, StoredAt, argument, option
 from walstore.cli.output import (
     complain,
     format_bytes,
@@ -49,10 +47,8 @@ def trim(
     *,
     before: Annotated[
         str,
-        typer.Option(
-            "--before",
-            metavar="PLACE",
-            help="First record to stay: an offset, a time, -N for the last N, latest.",
+        option(
+            "--before PLACE", "First record to stay: an offset, a time, -N for the last N, latest."
         ),
     ],
     confirm: Confirm = False,
@@ -153,42 +149,30 @@ class Action(StrEnum):
 
 def gc(
     action: Annotated[
-        Action,
-        typer.Argument(
-            metavar="ACTION", help="'plan' shows what would be removed, 'apply' removes it."
-        ),
+        Action, argument("ACTION", "'plan' shows what would be removed, 'apply' removes it.")
     ],
     url: StoredAt,
     *,
     keep_bytes: Annotated[
-        int,
-        typer.Option("--keep-bytes", metavar="N", help="Keep so many newest bytes in any case."),
+        int, option("--keep-bytes N", "Keep so many newest bytes in any case.")
     ] = 0,
     keep_seconds: Annotated[
-        float, typer.Option("--keep-seconds", metavar="S", help="Keep younger records in any case.")
+        float, option("--keep-seconds S", "Keep younger records in any case.")
     ] = 0.0,
     max_fragments: Annotated[
-        int, typer.Option("--max-fragments", metavar="N", help="Take so many at the most.")
+        int, option("--max-fragments N", "Take so many at the most.")
     ] = 10_000,
     max_fraction: Annotated[
-        float,
-        typer.Option(
-            "--max-fraction", metavar="F", help="Refuse to take more than this part of the bytes."
-        ),
+        float, option("--max-fraction F", "Refuse to take more than this part of the bytes.")
     ] = 0.95,
     interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", metavar="S", help="How long readers of older manifests are waited for."
-        ),
+        float, option("--interval S", "How long readers of older manifests are waited for.")
     ] = 3600.0,
     wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait that long, rather than leave the rest to a later run."),
+        bool, option("--wait", "Wait that long, rather than leave the rest to a later run.")
     ] = False,
     audit: Annotated[
-        str | None,
-        typer.Option("--audit", metavar="FILE", help="Add a line of JSON for each removed object."),
+        str | None, option("--audit FILE", "Add a line of JSON for each removed object.")
     ] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
@@ -400,7 +384,7 @@ def destroy(
     url: StoredAt,
     *,
     unsealed: Annotated[
-        bool, typer.Option("--unsealed", help="Also if the log is not sealed: it is sealed first.")
+        bool, option("--unsealed", "Also if the log is not sealed: it is sealed first.")
     ] = False,
     confirm: Confirm = False,
     as_json: AsJson = False,

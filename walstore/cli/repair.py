@@ -14,7 +14,7 @@ import typer
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.inspect import find_holder
 from walstore.cli.location import to_directory, to_url
-from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
+from walstore.cli.options import AsJson, Confirm, Directory, StoredAt, option
 from walstore.cli.output import (
     complain,
     format_bytes,
@@ -49,25 +49,18 @@ def repair(
     *,
     keep: Annotated[
         str | None,
-        typer.Option(
-            "--keep",
-            metavar="WHAT",
-            help="Records to keep around damage: before it, after it, or those around an offset.",
+        option(
+            "--keep WHAT",
+            "Records to keep around damage: before it, after it, or those around an offset.",
         ),
     ] = None,
     from_tier: Annotated[
         bool,
-        typer.Option(
-            "--from-tier", help="Take damaged and missing records from where the log is shipped to."
-        ),
+        option("--from-tier", "Take damaged and missing records from where the log is shipped to."),
     ] = False,
     from_url: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="URL",
-            help="Take them from this store URL, which must be of this log.",
-        ),
+        option("--from URL", "Take them from this store URL, which must be of this log."),
     ] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
@@ -220,25 +213,21 @@ def rebuild(
     *,
     keep: Annotated[
         str | None,
-        typer.Option(
-            "--keep",
-            metavar="WHAT",
-            help="Records to keep around a hole: before it, which is the default, after it, or those "
+        option(
+            "--keep WHAT",
+            "Records to keep around a hole: before it, which is the default, after it, or those "
             "around an offset.",
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(
-            "--exclude", metavar="KEY", help="Leave this fragment out; may be given repeatedly."
-        ),
+        option("--exclude KEY", "Leave this fragment out; may be given repeatedly."),
     ] = None,
     log_id: Annotated[
         str | None,
-        typer.Option(
-            "--log-id",
-            metavar="HEX",
-            help="Identity of the log directory that continues to ship there, see inspect.",
+        option(
+            "--log-id HEX",
+            "Identity of the log directory that continues to ship there, see inspect.",
         ),
     ] = None,
     confirm: Confirm = False,

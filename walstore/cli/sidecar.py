@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
 from walstore.cli.landing import Several, print_summary, showing
 from walstore.cli.location import is_url, to_directory, to_url
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import complain
 from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.runtime.clock import SystemClock
@@ -53,104 +51,71 @@ class SparkLog(StrEnum):
 def sidecar(
     location: Annotated[
         str,
-        typer.Argument(
-            metavar="LOCATION",
-            help="A log directory or a store URL; with --subscribe the parent of several logs.",
+        argument(
+            "LOCATION",
+            "A log directory or a store URL; with --subscribe the parent of several logs.",
         ),
     ],
     *,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="TABLE", help="Path or URL of the table, or a collection's URL."
-        ),
-    ],
+    to: Annotated[str, option("--to TABLE", "Path or URL of the table, or a collection's URL.")],
     checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", metavar="PATH", help="Spark's checkpoint; TABLE/_checkpoint by default."
-        ),
+        str | None, option("--checkpoint PATH", "Spark's checkpoint; TABLE/_checkpoint by default.")
     ] = None,
     table_format: Annotated[
-        TableFormat,
-        typer.Option(
-            "--format", metavar="NAME", help="'parquet', 'delta', 'iceberg' or 'collection'."
-        ),
+        TableFormat, option("--format NAME", "'parquet', 'delta', 'iceberg' or 'collection'.")
     ] = TableFormat.PARQUET,
     envelope: Annotated[
         EnvelopeName | None,
-        typer.Option(
-            "--envelope",
-            metavar="NAME",
-            help="What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
+        option(
+            "--envelope NAME",
+            "What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
         ),
     ] = None,
     trigger_seconds: Annotated[
-        float,
-        typer.Option("--trigger-seconds", metavar="S", help="Begin a batch so often; 0: at once."),
+        float, option("--trigger-seconds S", "Begin a batch so often; 0: at once.")
     ] = DEFAULT_TRIGGER_SECONDS,
     once: Annotated[
-        bool,
-        typer.Option("--once", "--available-now", help="End when all that is there has landed."),
+        bool, option("--once --available-now", "End when all that is there has landed.")
     ] = False,
     max_records: Annotated[
-        int,
-        typer.Option("--max-records-per-trigger", metavar="N", help="Most records of one batch."),
+        int, option("--max-records-per-trigger N", "Most records of one batch.")
     ] = DEFAULT_MAX_RECORDS,
     subscribe: Annotated[
-        str | None,
-        typer.Option("--subscribe", metavar="NAMES", help="Logs below LOCATION, with commas."),
+        str | None, option("--subscribe NAMES", "Logs below LOCATION, with commas.")
     ] = None,
     pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--subscribe-pattern", metavar="REGEX", help="Logs below LOCATION that match."
-        ),
+        str | None, option("--subscribe-pattern REGEX", "Logs below LOCATION that match.")
     ] = None,
     partition_by: Annotated[
         str,
-        typer.Option(
-            "--partition-by",
-            metavar="COLUMNS",
-            help="Divide the table by some of stream, topic, partition, date, hour.",
+        option(
+            "--partition-by COLUMNS",
+            "Divide the table by some of stream, topic, partition, date, hour.",
         ),
     ] = "",
     no_headers: Annotated[
-        bool, typer.Option("--no-headers", help="Leave the column headers out of the table.")
+        bool, option("--no-headers", "Leave the column headers out of the table.")
     ] = False,
     cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="NAME", help="Name of the cursor that holds the log."),
+        str | None, option("--cursor NAME", "Name of the cursor that holds the log.")
     ] = None,
     master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark's master; this machine by default."),
+        str | None, option("--master URL", "Spark's master; this machine by default.")
     ] = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", "--conf", metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
-        ),
+        list[str] | None, option("--config --conf NAME=VALUE", "A setting of Spark's; repeatable.")
     ] = None,
     packages: Annotated[
         list[str] | None,
-        typer.Option(
-            "--packages",
-            metavar="COORDINATES",
-            help="Maven packages that Spark fetches, with commas; repeatable.",
+        option(
+            "--packages COORDINATES", "Maven packages that Spark fetches, with commas; repeatable."
         ),
     ] = None,
     metrics_port: Annotated[
-        int | None,
-        typer.Option("--metrics-port", metavar="PORT", help="Serve metrics for Prometheus."),
+        int | None, option("--metrics-port PORT", "Serve metrics for Prometheus.")
     ] = None,
     spark_log: Annotated[
-        SparkLog,
-        typer.Option(
-            "--spark-log",
-            metavar="LEVEL",
-            help="Spark's log level: 'off', 'error', 'warn', 'info'.",
-        ),
+        SparkLog, option("--spark-log LEVEL", "Spark's log level: 'off', 'error', 'warn', 'info'.")
     ] = SparkLog.OFF,
     as_json: AsJson = False,
 ) -> None:

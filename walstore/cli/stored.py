@@ -6,11 +6,9 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_url
-from walstore.cli.options import AsJson, StoredAt
+from walstore.cli.options import AsJson, StoredAt, option
 from walstore.cli.output import (
     format_bytes,
     format_count,
@@ -42,7 +40,7 @@ def manifest(
     url: StoredAt,
     *,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Write the manifest itself: its JSON, byte for byte.")
+        bool, option("--raw", "Write the manifest itself: its JSON, byte for byte.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -148,13 +146,11 @@ def fragments(
     url: StoredAt,
     *,
     from_: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="Begin with the fragment of this record.")
+        str, option("--from PLACE", "Begin with the fragment of this record.")
     ] = "earliest",
-    to: Annotated[
-        str, typer.Option("--to", metavar="PLACE", help="End before the fragments behind it.")
-    ] = "latest",
+    to: Annotated[str, option("--to PLACE", "End before the fragments behind it.")] = "latest",
     times: Annotated[
-        bool, typer.Option("--times", help="Show times, too; a request for each fragment.")
+        bool, option("--times", "Show times, too; a request for each fragment.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

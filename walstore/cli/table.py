@@ -7,11 +7,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, parse_place, to_url
-from walstore.cli.options import AsJson, CatalogUri, Confirm, IcebergName, StoredAt, Warehouse
+from walstore.cli.options import (
+    AsJson,
+    CatalogUri,
+    Confirm,
+    IcebergName,
+    StoredAt,
+    Warehouse,
+    option,
+)
 from walstore.cli.options import iceberg_target as target_of
 from walstore.cli.output import complain, format_count, print_result, to_json, writing
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
@@ -37,31 +43,25 @@ def table(
     to: IcebergName,
     catalog_uri: CatalogUri = None,
     warehouse: Warehouse = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then go on as fragments appear.")
-    ] = False,
+    follow: Annotated[bool, option("--follow -f", "Then go on as fragments appear.")] = False,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="NAME:TYPE[:/POINTER]",
-            help="Copy the records, with this typed column of their JSON values; repeat it for more.",
+        option(
+            "--column NAME:TYPE[:/POINTER]",
+            "Copy the records, with this typed column of their JSON values; repeat it for more.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a value that does not fit its column.")
+        bool, option("--strict", "Stop at a value that does not fit its column.")
     ] = False,
     release: Annotated[
         str | None,
-        typer.Option(
-            "--release",
-            metavar="PLACE",
-            help="Instead take the fragments before this place out of the table, and let gc have them.",
+        option(
+            "--release PLACE",
+            "Instead take the fragments before this place out of the table, and let gc have them.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be registered.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only show what would be registered.")] = False,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:

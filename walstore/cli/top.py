@@ -7,14 +7,13 @@ import dataclasses
 from collections import deque
 from typing import Annotated, Any, Final, Literal
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from walstore.cli.location import to_directory
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import (
     cell,
     format_bytes,
@@ -83,25 +82,17 @@ def _grown(before: Sample, after: Sample) -> int:
 def top(
     location: Annotated[
         str,
-        typer.Argument(
-            metavar="LOCATION",
-            help="A log directory, a directory of logs, a store URL, or the address of a server.",
+        argument(
+            "LOCATION",
+            "A log directory, a directory of logs, a store URL, or the address of a server.",
         ),
     ],
     *,
     interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", metavar="SECONDS", min=0.1, max=3600, help="From one look to the next."
-        ),
+        float, option("--interval SECONDS", "From one look to the next.", min=0.1, max=3600)
     ] = 1.0,
-    count: Annotated[
-        int | None,
-        typer.Option("--count", metavar="N", min=1, help="Look so often and end."),
-    ] = None,
-    sort: Annotated[
-        Sort, typer.Option("--sort", help="Order of several logs.", show_default=True)
-    ] = "name",
+    count: Annotated[int | None, option("--count N", "Look so often and end.", min=1)] = None,
+    sort: Annotated[Sort, option("--sort", "Order of several logs.", show_default=True)] = "name",
     as_json: AsJson = False,
 ) -> None:
     """Show what happens to a log, or to all logs of a directory, until SIGINT. Takes no lock.
@@ -357,9 +348,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 
 def ls(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="A store, or a directory of logs.")
-    ] = ".",
+    directory: Annotated[str, argument("DIRECTORY", "A store, or a directory of logs.")] = ".",
     *,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from walstore.cli.errors import CORRUPTION, FAILED
 from walstore.cli.location import is_store, to_directory, to_url
-from walstore.cli.options import AsJson, Location, StoredAt
+from walstore.cli.options import AsJson, Location, StoredAt, option
 from walstore.cli.output import (
     complain,
     format_bytes,
@@ -178,14 +178,10 @@ def scrub(
     url: StoredAt,
     *,
     start: Annotated[
-        int | None,
-        typer.Option("--start", metavar="OFFSET", help="Begin with the fragment of this offset."),
+        int | None, option("--start OFFSET", "Begin with the fragment of this offset.")
     ] = None,
     max_fragments: Annotated[
-        int | None,
-        typer.Option(
-            "--max-fragments", metavar="N", min=1, help="Look at so many fragments at the most."
-        ),
+        int | None, option("--max-fragments N", "Look at so many fragments at the most.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

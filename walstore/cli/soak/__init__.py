@@ -12,7 +12,7 @@ import typer
 from walstore.cli.append import Level
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.location import fresh_prefix, is_url, own_directory, to_directory, to_url
-from walstore.cli.options import AsJson, LayoutName
+from walstore.cli.options import AsJson, LayoutName, argument, option
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
@@ -27,30 +27,27 @@ Examples:
 def soak(
     location: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LOCATION",
-            help="An empty directory, or a store URL to write straight to; otherwise a temporary one.",
+        argument(
+            "LOCATION",
+            "An empty directory, or a store URL to write straight to; otherwise a temporary one.",
         ),
     ] = None,
     *,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.01, max=100_000, help="How long to append.")
+        float, option("--minutes", "How long to append.", min=0.01, max=100_000)
     ] = 5,
-    tier: Annotated[
-        str | None, typer.Option("--tier", metavar="URL", help="Ship a directory's log below this.")
-    ] = None,
+    tier: Annotated[str | None, option("--tier URL", "Ship a directory's log below this.")] = None,
     layout: Annotated[
-        LayoutName, typer.Option("--layout", help="Layout of the stored log.")
+        LayoutName, option("--layout", "Layout of the stored log.")
     ] = LayoutName.SWAP,
     durability: Annotated[
-        Level | None, typer.Option("--durability", help="What appends wait for; disk unless given.")
+        Level | None, option("--durability", "What appends wait for; disk unless given.")
     ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", min=1, max=1e6, help="Records a second in all streams.")
+        float, option("--rate", "Records a second in all streams.", min=1, max=1e6)
     ] = 1000,
     kill_seconds: Annotated[
-        float,
-        typer.Option("--kill-seconds", min=0, max=1e6, help="Mean time between kills; 0: none."),
+        float, option("--kill-seconds", "Mean time between kills; 0: none.", min=0, max=1e6)
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
