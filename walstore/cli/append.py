@@ -15,16 +15,14 @@ from walstore.cli.location import is_address, is_url, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
     AnyLocation,
-    AsJson,
     LayoutOption,
     Shards,
     TakeOver,
     layout_arguments,
     option,
 )
-from walstore.cli.output import print_result
+from walstore.cli.report import Report
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
-from walstore.cli.running import run_async
 from walstore.settings import MIB
 
 APPEND_EXAMPLES = """\b
@@ -52,7 +50,7 @@ class Level(StrEnum):
     CLOUD = Durability.CLOUD
 
 
-def append(
+async def append(
     location: AnyLocation,
     *,
     length_prefixed: Annotated[
@@ -103,8 +101,7 @@ def append(
     alpha: Alpha = None,
     shards: Shards = None,
     take_over: TakeOver = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Append records from stdin, a line each, and write the offsets they got to stdout.
 
     Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
@@ -130,12 +127,12 @@ def append(
             raise UsageError(
                 "--durability, --tier, --layout and --take-over are for the owner of a log, not for clients"
             )
-        done = run_async(append_to_server(location, splitter, parser, options))
+        done = await append_to_server(location, splitter, parser, options)
     elif is_url(location):
         if durability is not None or tier is not None or take_over:
             raise UsageError("--durability, --tier and --take-over are for log directories")
         url = to_url(location, "append")
-        done = run_async(append_to_store(url, splitter, parser, options, placing))
+        done = await append_to_store(url, splitter, parser, options, placing)
     else:
         if durability is Level.CLOUD and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
@@ -149,12 +146,12 @@ def append(
 
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
         level = durability or Level.DISK
-        done = run_async(
-            append_to_directory(path, splitter, parser, options, level=level, tier=shipping)
+        done = await append_to_directory(
+            path, splitter, parser, options, level=level, tier=shipping
         )
     offsets = f"[{done['start']}, {done['limit']})"
     fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 def _choose_parser(

@@ -13,8 +13,9 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.machine import describe_machine
 from walstore.cli.measurement import BenchResults, Measured, MeasurePlan, measure_all
-from walstore.cli.options import AsJson, argument, option
-from walstore.cli.output import format_time, print_json, print_table, replaced_file, terminal
+from walstore.cli.options import argument, option
+from walstore.cli.output import format_time, replaced_file, terminal
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.errors import LogNotFoundError
 from walstore.format.checkpoint import FILE_NAME
@@ -45,8 +46,7 @@ def bench(
     html: Annotated[
         str | None, option("--html FILE", "Also write a page with plots to FILE.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure a disk and a log on it: write + fdatasync alone, durable appends, catching up.
 
     Writes below DIRECTORY, which must be there and hold no log, and removes what it wrote. Every append
@@ -67,18 +67,14 @@ def bench(
         if file is not None:
             page = bench_page(plan, results, _facts(path))
             file.write(page.encode(errors="backslashreplace"))
-    if as_json:
-        print_json(
-            {
-                "directory": str(path),
-                "seconds": seconds,
-                "producers": producers,
-                "record_bytes": record_bytes,
-                "results": [_bench_json(one) for one in results.rows],
-            }
-        )
-    else:
-        print_table(COLUMNS, result_rows(plan, results))
+    found = {
+        "directory": str(path),
+        "seconds": seconds,
+        "producers": producers,
+        "record_bytes": record_bytes,
+        "results": [_bench_json(one) for one in results.rows],
+    }
+    return Report(found, Listing(COLUMNS, result_rows(plan, results)))
 
 
 def _measure(plan: MeasurePlan) -> BenchResults:

@@ -14,14 +14,15 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from walstore.cli.cluster_adopt import Adoption, adopt, check_made, print_adoption
+from walstore.cli.cluster_adopt import Adoption, adopt, check_made, report_adoption
 from walstore.cli.cluster_change import log_row, plan_changes, spec_fields, write_changes
 from walstore.cli.cluster_remove import remove_log
 from walstore.cli.cluster_specs import Change, parse_specs
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
-from walstore.cli.options import AsJson, Confirm, argument, option
-from walstore.cli.output import complain, print_json, print_result, print_table
+from walstore.cli.options import Confirm, argument, option
+from walstore.cli.output import complain
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
 from walstore.errors import LogNotFoundError
@@ -92,46 +93,43 @@ Selector = Annotated[
 Name = Annotated[str, argument("NAME", "The log's name.", show_default=False)]
 
 
-def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+async def list_logs(*, cluster: Cluster, selector: Selector = "") -> Report:
     """List the logs of a cluster: their leaders, where their copies are, which of those have caught up."""
     wanted = parse_selector(selector)
-    view = run_async(_look(cluster))
+    view = await _look(cluster)
     rows = [
         log_row(view, name)
         for name in sorted(view.specs)
         if is_selected(view.specs[name].labels, wanted)
     ]
-    if as_json:
-        members = [one._asdict() for one in view.members.values()]
-        left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
-        print_json({"logs": rows, "members": members, "left_out": left_out})
-        return
-    for member in view.members.values():
-        if member.replaced:
-            complain(
-                f"{member.address}: {member.home} has taken the place of {member.replaced}; if both are to "
-                "be machines, give each an address (--advertise) and a directory of its own"
-            )
-    if not rows:
-        complain("there are no such logs; make one with 'walstore logs apply NAME'")
-        return
-    print_table(
-        ("log", "leader", "epoch", "copies", "present", "labels"),
-        [
-            [
-                row["name"],
-                row["leader"] or ("suspended" if row["suspended"] else row["source"] or "nobody"),
-                "–" if row["epoch"] is None else str(row["epoch"]),
-                "–" if row["source"] else f"{len(row['copies'])} of {row['replicas']}",
-                "–" if row["present"] is None else str(row["present"]),
-                " ".join(f"{label}={value}" for label, value in row["labels"].items()),
-            ]
-            for row in rows
-        ],
-    )
+    members = [one._asdict() for one in view.members.values()]
+    left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
+    remarks = [
+        f"{member.address}: {member.home} has taken the place of {member.replaced}; if both are to "
+        "be machines, give each an address (--advertise) and a directory of its own"
+        for member in view.members.values()
+        if member.replaced
+    ]
     for row in rows:
         for address, why in row["missing"].items():
-            complain(f"{row['name']}: the copy at {address} does not count: {why}")
+            remarks.append(f"{row['name']}: the copy at {address} does not count: {why}")
+    found = {"logs": rows, "members": members, "left_out": left_out}
+    if not rows:
+        remarks.append("there are no such logs; make one with 'walstore logs apply NAME'")
+        return Report(found, remarks=remarks)
+    names = ("log", "leader", "epoch", "copies", "present", "labels")
+    return Report(found, Listing(names, map(_cells, rows)), remarks=remarks)
+
+
+def _cells(row: dict[str, Any]) -> Sequence[str]:
+    return (
+        row["name"],
+        row["leader"] or ("suspended" if row["suspended"] else row["source"] or "nobody"),
+        "–" if row["epoch"] is None else str(row["epoch"]),
+        "–" if row["source"] else f"{len(row['copies'])} of {row['replicas']}",
+        "–" if row["present"] is None else str(row["present"]),
+        " ".join(f"{label}={value}" for label, value in row["labels"].items()),
+    )
 
 
 def apply(
@@ -180,8 +178,7 @@ def apply(
         ),
     ] = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
 
     What is not given stays as it is. The number of copies changes one at a time, while all others have
@@ -204,8 +201,7 @@ def apply(
         wanted = parse_specs(_read(source), adopts=adopts)
         if adopts:
             adopting = _adopt(cluster, wanted, is_confirmed=confirm, gives_up=gives_up)
-            print_adoption(run_async(adopting), as_json=as_json)
-            return
+            return report_adoption(run_async(adopting))
     else:
         assert name is not None
         options: dict[str, Any] = {
@@ -227,11 +223,10 @@ def apply(
             )
 
         wanted = {check_log_name(name): change}
-    done = run_async(_change(cluster, wanted))
-    _print_changed(done, as_json=as_json)
+    return run_async(_change(cluster, wanted))
 
 
-def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+def edit(*, cluster: Cluster, selector: Selector = "") -> Report | None:
     """Change specs in the editor that EDITOR names, a log a line. Logs that are left out stay."""
     chosen = parse_selector(selector)
     view = run_async(_look(cluster))
@@ -245,17 +240,16 @@ def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) 
     text = _edited("".join(f"{line}\n" for line in lines))
     if text.split("\n") == [*lines, ""]:
         complain("nothing was changed")
-        return
-    _print_changed(run_async(_change(cluster, parse_specs(text))), as_json=as_json)
+        return None
+    return run_async(_change(cluster, parse_specs(text)))
 
 
-def move(
+async def move(
     name: Name,
     address: Annotated[str, argument("ADDRESS", "The machine that should lead it.")],
     *,
     cluster: Cluster,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Let another machine with a copy lead a log. Appends wait while it is handed over."""
     place = str(parse_address(address))
 
@@ -269,41 +263,39 @@ def move(
             )
         return spec._replace(preferred=place)
 
-    wanted: dict[str, Change] = {check_log_name(name): change}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, {check_log_name(name): change}, makes=False)
 
 
-def suspend(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+async def suspend(name: Name, *, cluster: Cluster) -> Report:
     """Let nobody lead a log until it is resumed. Its leader closes it in order; its copies and files stay.
 
     Appends and readers are refused meanwhile, and no machine has a file or a task for it.
     """
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=True)}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, wanted, makes=False)
 
 
-def resume(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+async def resume(name: Name, *, cluster: Cluster) -> Report:
     """Let a log that was suspended be led again, with everything that was acknowledged."""
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=False)}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, wanted, makes=False)
 
 
-def remove(
-    name: Name, *, cluster: Cluster, confirm: Confirm = False, as_json: AsJson = False
-) -> None:
+async def remove(name: Name, *, cluster: Cluster, confirm: Confirm = False) -> Report:
     """Take a log out of its cluster: nobody leads it any more. The files of its copies stay.
 
     A dry run without --confirm.
     """
     check_log_name(name)
-    found = run_async(_remove(cluster, name, is_confirmed=confirm))
-    if not confirm:
-        complain(f"nothing was changed; give --confirm to take {name!r} out of the cluster")
-    print_result(
-        {"removed": confirm, **found},
-        [("log", name), *((("copy at", one)) for one in found["copies"])],
-        as_json=as_json,
+    async with open_keys(cluster) as keys:
+        found = await remove_log(keys, name, is_confirmed=confirm)
+    dry = (
+        []
+        if confirm
+        else [f"nothing was changed; give --confirm to take {name!r} out of the cluster"]
     )
+    fields = [("log", name), *(("copy at", one) for one in found["copies"])]
+    return Report({"removed": confirm, **found}, fields, notes=dry)
 
 
 # -- for serve ---------------------------------------------------------------------------------
@@ -344,15 +336,14 @@ def _value(text: str) -> Any:
         return text
 
 
-async def _change(
-    cluster: str, wanted: dict[str, Change], *, makes: bool = True
-) -> list[dict[str, Any]]:
+async def _change(cluster: str, wanted: dict[str, Change], *, makes: bool = True) -> Report:
     async with open_keys(cluster) as keys:
         view = ClusterView(keys, clock=SystemClock())
         await view.look()
         planned = await plan_changes(keys, view, wanted, makes=makes)
         await check_made(keys, view, planned)
-        return await write_changes(keys, view, planned)
+        rows = await write_changes(keys, view, planned)
+    return Report({"logs": rows}, *map(_changed, rows))
 
 
 async def _adopt(
@@ -360,11 +351,6 @@ async def _adopt(
 ) -> Adoption:
     async with open_keys(cluster) as keys:
         return await adopt(keys, wanted, is_confirmed=is_confirmed, gives_up=gives_up)
-
-
-async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
-    async with open_keys(cluster) as keys:
-        return await remove_log(keys, name, is_confirmed=is_confirmed)
 
 
 def _read(source: TextIO) -> str:
@@ -393,24 +379,18 @@ def _edited(text: str) -> str:
         return path.read_text()
 
 
-def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"logs": list(rows)})
-        return
-    for row in rows:
-        quorum = "more than half" if row["quorum"] is None else row["quorum"]
-        kept = [
-            ["replicas", str(row["replicas"])],
-            ["quorum", str(quorum)],
-            ["copies", " ".join(row["copies"]) or "to be chosen"],
-            ["preferred", row["preferred"] or "any"],
-            ["tier", row["tier"] or "none"],
-        ]
-        print_table(
-            ("log", row["name"]),
-            [
-                *([["source", row["source"]]] if row["source"] else kept),
-                *([["suspended", "yes"]] if row["suspended"] else []),
-                *([name, str(value)] for name, value in row["settings"].items()),
-            ],
-        )
+def _changed(row: dict[str, Any]) -> Listing:
+    quorum = "more than half" if row["quorum"] is None else row["quorum"]
+    kept = [
+        ("replicas", row["replicas"]),
+        ("quorum", quorum),
+        ("copies", " ".join(row["copies"]) or "to be chosen"),
+        ("preferred", row["preferred"] or "any"),
+        ("tier", row["tier"] or "none"),
+    ]
+    rows = [
+        *([("source", row["source"])] if row["source"] else kept),
+        *([("suspended", "yes")] if row["suspended"] else []),
+        *row["settings"].items(),
+    ]
+    return Listing(("log", row["name"]), rows)

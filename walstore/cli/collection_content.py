@@ -15,7 +15,8 @@ from walstore.cli.errors import UsageError
 from walstore.cli.input import read_stdin, require_stdin
 from walstore.cli.location import open_collection, to_url
 from walstore.cli.options import AsJson, CollectionAt, argument, option
-from walstore.cli.output import format_count, print_result, print_table, write_bytes
+from walstore.cli.output import format_count, print_table, write_bytes
+from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.errors import OutcomeUnknownError
 
@@ -50,7 +51,7 @@ def read(
     ] = None,
     limit: Annotated[int | None, option("--limit N", "Most rows to write.", min=0)] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Write the content of a collection at a time, or the changes after one.
 
     It is registered as a leased reader meanwhile, and released at the end. Content is sorted by key; changes
@@ -65,9 +66,7 @@ def read(
     done = run_async(_read(place, _Reading(as_of, after, follow), output, limit, as_json=as_json))
     if done is None:
         raise typer.Abort
-    if output is not None:
-        fields = [(name, value) for name, value in done.items() if value is not None]
-        print_result(done, fields, as_json=as_json)
+    return None if output is None else Report(done, list(done.items()))
 
 
 class _Reading:
@@ -183,8 +182,7 @@ def write(
             "input again.",
         ),
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Append rows to a collection as one batch, which holds all updates of its times.
 
     Rows have the collection's columns, and may have _t (default: the batch's first time), _d (of a diff
@@ -206,7 +204,7 @@ def write(
         ("times", f"[{done['lower']}, {done['upper']})"),
         ("rows", format_count(done["rows"])),
     ]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 async def _write(

@@ -14,9 +14,10 @@ import typer
 from walstore import ReadonlyWal
 from walstore.cli.collection import KindName, make_collection, wanted_schema
 from walstore.cli.errors import UsageError
-from walstore.cli.landing import print_summary, showing
+from walstore.cli.landing import report_landing, showing
 from walstore.cli.location import is_url, open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile, argument, option
+from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
@@ -83,7 +84,7 @@ def materialize(
         KindName | None, option("--kind", "With --create; the envelope's unless given.")
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Bring a collection up to date with a log: each record once, at the time that is its offset.
 
     It begins where the collection ends, so it may be killed and started again, also twice at once. A record
@@ -116,7 +117,7 @@ def materialize(
         summary = run_async(land(settings, observer, cursor=cursor, make=make))
     if summary.is_stopped and not follow:
         raise typer.Abort
-    print_summary(settings, summary, cursor=cursor, as_json=as_json)
+    return report_landing(settings, summary, cursor)
 
 
 def _fitting_kind(envelope: EnvelopeName, kind: KindName | None) -> KindName:

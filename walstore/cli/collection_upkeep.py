@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from walstore.cli.location import at_collection, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl, argument, option
-from walstore.cli.output import complain, format_bytes, format_count, print_result
+from walstore.cli.options import CollectionAt, Confirm, TakeControl, argument, option
+from walstore.cli.output import complain, format_bytes, format_count
+from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError, CorruptionError
 
@@ -57,8 +58,7 @@ def compact(
     ] = CompactionEngine.LOCAL,
     take_over: TakeControl = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Merge what is pending and batches of similar size. A dry run without --confirm.
 
     Times that no reader distinguishes become one, and what cancels out or was overwritten there vanishes. The
@@ -71,8 +71,7 @@ def compact(
             done = run_async(_compact(place, merger, is_full=full, take_over=take_over))
     else:
         done = run_async(_plan_compaction(place, is_full=full, is_spark=is_spark))
-    print_result(done, _compaction_fields(done), as_json=as_json)
-    _conclude(is_confirmed=confirm)
+    return Report(done, _compaction_fields(done), is_dry_run=not confirm)
 
 
 @contextmanager
@@ -134,8 +133,8 @@ async def _compact(
         return {"location": location, "applied": True, "plan": None, **figures}
 
 
-def _compaction_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = [("location", done["location"])]
+def _compaction_fields(done: dict[str, Any]) -> Fields:
+    fields: Fields = [("location", done["location"])]
     plan = done["plan"]
     if done["applied"]:
         fields += [
@@ -172,47 +171,38 @@ Examples:
 """
 
 
-def gc(
-    url: CollectionAt,
-    *,
-    take_over: TakeControl = False,
-    confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+async def gc(
+    url: CollectionAt, *, take_over: TakeControl = False, confirm: Confirm = False
+) -> Report:
     """Remove objects that no reader needs, an hour after they were replaced. A dry run without --confirm.
 
     After an interruption, the same command continues. With --confirm exit code 4 if another controller is at
     work.
     """
     place = to_url(url, "collection gc")
-    found = run_async(_collect(place, take_over=take_over, is_confirmed=confirm))
-    fields = [
-        ("location", found["location"]),
-        ("pending", f"{found['pending']} batches"),
-        ("merged", f"{found['merged']} objects"),
-        ("versions", found["versions"]),
-        ("size", format_bytes(found["bytes"])),
-        ("kept from", f"version {found['gc_floor']} on, {_held(found['held_by'])}"),
-    ]
-    print_result(found, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
-
-
-async def _collect(url: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
-    opened = _control(url, take_over=take_over) if is_confirmed else _watch(url)
+    opened = _control(place, take_over=take_over) if confirm else _watch(place)
     async with opened as (location, controller):
-        swept: Purged = await controller.gc(dry_run=not is_confirmed)
-        return {
-            "location": location,
-            "applied": is_confirmed,
-            "pending": swept.pending,
-            "merged": swept.merged,
-            "versions": swept.versions,
-            "bytes": swept.size_bytes,
-            "gc_floor": swept.gc_floor,
-            "purged": swept.purged,
-            "held_by": swept.held_by,
-        }
+        swept: Purged = await controller.gc(dry_run=not confirm)
+    found = {
+        "location": location,
+        "applied": confirm,
+        "pending": swept.pending,
+        "merged": swept.merged,
+        "versions": swept.versions,
+        "bytes": swept.size_bytes,
+        "gc_floor": swept.gc_floor,
+        "purged": swept.purged,
+        "held_by": swept.held_by,
+    }
+    fields = [
+        ("location", location),
+        ("pending", f"{swept.pending} batches"),
+        ("merged", f"{swept.merged} objects"),
+        ("versions", swept.versions),
+        ("size", format_bytes(swept.size_bytes)),
+        ("kept from", f"version {swept.gc_floor} on, {_held(swept.held_by)}"),
+    ]
+    return Report(found, fields, is_dry_run=not confirm)
 
 
 def _held(reader: str | None) -> str:
@@ -227,7 +217,7 @@ Examples:
 """
 
 
-def expire(
+async def expire(
     url: CollectionAt,
     reader: Annotated[
         str,
@@ -236,15 +226,14 @@ def expire(
     *,
     take_over: TakeControl = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Remove a reader, leased or critical, and what it holds back. A dry run without --confirm.
 
     If its program still runs, its next read fails. With --confirm exit code 4 if another controller is at
     work.
     """
     place = to_url(url, "collection expire")
-    done = run_async(_expire(place, reader, take_over=take_over, is_confirmed=confirm))
+    done = await _expire(place, reader, take_over=take_over, is_confirmed=confirm)
     held = "no version" if done["version"] is None else f"version {done['version']}"
     fields = [
         ("location", done["location"]),
@@ -252,8 +241,7 @@ def expire(
         ("held", f"times from {done['frontier']} on, {held}"),
         ("since", done["since"]),
     ]
-    print_result(done, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
+    return Report(done, fields, is_dry_run=not confirm)
 
 
 async def _expire(url: str, name: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
@@ -292,23 +280,21 @@ Examples:
 """
 
 
-def delete(url: CollectionAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+async def delete(url: CollectionAt, *, confirm: Confirm = False) -> Report:
     """Remove a collection for good, also if it is being read and written. A dry run without --confirm.
 
     A mark stays, so that no collection begins in its place. After an interruption, the same command
     continues; repeated, it removes what was written meanwhile.
     """
-    place = to_url(url, "collection delete")
-    done = run_async(_delete(place, is_confirmed=confirm))
-    fields = [("location", done["location"])]
-    fields.append(
-        ("removed" if confirm else "would go", f"{format_count(done['objects'])} objects")
-    )
+    done = await _delete(to_url(url, "collection delete"), is_confirmed=confirm)
+    fields = [
+        ("location", done["location"]),
+        ("removed" if confirm else "would go", f"{format_count(done['objects'])} objects"),
+    ]
     if done["rows"] is not None:
         fields.append(("size", _size(done["rows"], done["bytes"])))
     fields += [("reader", name) for name in done["readers"] or ()]
-    print_result(done, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
+    return Report(done, fields, is_dry_run=not confirm)
 
 
 async def _delete(url: str, *, is_confirmed: bool) -> dict[str, Any]:
@@ -347,11 +333,6 @@ async def _size_of(collection: Collection) -> dict[str, Any]:
         "bytes": found.pending_bytes + sum(one.size_bytes for one in found.batches),
         "readers": sorted(found.readers),
     }
-
-
-def _conclude(*, is_confirmed: bool) -> None:
-    if not is_confirmed:
-        complain("nothing was changed; give --confirm to do this")
 
 
 @asynccontextmanager

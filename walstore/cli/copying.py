@@ -14,7 +14,6 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
-    AsJson,
     Directory,
     LayoutOption,
     Shards,
@@ -25,15 +24,8 @@ from walstore.cli.options import (
     layout_arguments,
     option,
 )
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    print_result,
-    progress_bar,
-    terminal,
-)
-from walstore.cli.running import run_async
+from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
+from walstore.cli.report import Fields, Report
 from walstore.files.log_files import LogSnapshot
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
@@ -52,7 +44,7 @@ Examples:
 _PROGRESS_SECONDS = 0.2
 
 
-def upload(
+async def upload(
     directory: Directory,
     url: StoreUrl,
     *,
@@ -60,8 +52,7 @@ def upload(
     alpha: Alpha = None,
     shards: Shards = None,
     take_over: TakeOver = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
     Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
@@ -69,7 +60,7 @@ def upload(
     took the prefix over: see --take-over.
     """
     options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
-    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
+    shipped = await _upload(to_directory(directory, "upload"), to_url(url, "upload"), options)
     fields = [
         ("directory", shipped["directory"]),
         ("url", shipped["url"]),
@@ -78,7 +69,7 @@ def upload(
         ("fragments", shipped["fragments"]),
         ("size", format_bytes(shipped["bytes"])),
     ]
-    print_result(shipped, fields, as_json=as_json)
+    return Report(shipped, fields)
 
 
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +112,7 @@ Examples:
 """
 
 
-def restore(
+async def restore(
     url: StoredAt,
     directory: Annotated[
         str, argument("DIRECTORY", "Where to make the log; empty or not there yet.")
@@ -133,8 +124,7 @@ def restore(
     to_time: Annotated[
         str | None, option("--to-time TIME", "Restore the records before this time.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Rebuild a log directory from URL, whole or up to an offset or time.
 
     Whole, the directory becomes the log's own: opened with its tier, it continues where the lost one ended.
@@ -146,10 +136,9 @@ def restore(
         raise UsageError("give --to-offset or --to-time, not both")
     stop = to_offset if to_time is None else _parse_time(to_time)
     source, path = to_url(url, "restore"), to_directory(directory, "restore")
-    done = run_async(_restore(source, path, stop))
-    print_result(done, _restored_fields(done), as_json=as_json)
-    if not done["owns_prefix"]:
-        complain(f"this is a log of its own; it cannot ship to {done['url']}")
+    done = await _restore(source, path, stop)
+    apart = f"this is a log of its own; it cannot ship to {done['url']}"
+    return Report(done, _restored_fields(done), notes=[] if done["owns_prefix"] else [apart])
 
 
 def _parse_time(text: str) -> datetime:
@@ -176,7 +165,7 @@ async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[st
     return found
 
 
-def _restored_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+def _restored_fields(done: dict[str, Any]) -> Fields:
     fields = [
         ("directory", done["directory"]),
         ("url", done["url"]),
@@ -201,7 +190,7 @@ Examples:
 """
 
 
-def fork(
+async def fork(
     source: Annotated[str, argument("SOURCE", "URL of the log to copy.")],
     target: Annotated[str, argument("TARGET", "URL of the new log.")],
     *,
@@ -209,8 +198,7 @@ def fork(
         str | None, option("--from PLACE", "Begin with the fragment of this record.")
     ] = None,
     to: Annotated[str | None, option("--to PLACE", "End before this record.")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Copy a stored log, or a part of it, to a log of its own.
 
     Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
@@ -218,7 +206,7 @@ def fork(
     at TARGET, and the same command continues. Exit code 4 if something else is there.
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
-    done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))
+    done = await _fork(to_url(source, "fork"), to_url(target, "fork"), *places)
     fields = [
         ("source", done["source"]),
         ("target", done["target"]),
@@ -227,7 +215,7 @@ def fork(
         ("size", format_bytes(done["fragment_bytes"])),
         ("setsum", done["setsum"]),
     ]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 async def _fork(

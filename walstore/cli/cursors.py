@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from walstore import CursorInfo
 from walstore.cli.errors import UsageError
 from walstore.cli.location import check_offset, is_store, to_directory
-from walstore.cli.options import AsJson, Confirm, Location, option
-from walstore.cli.output import complain, format_time, print_json, print_table
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, Location, option
+from walstore.cli.output import complain, format_time
+from walstore.cli.report import Listing, Report
 from walstore.cursors.directory import (
     TAG_BYTES,
     CursorState,
@@ -43,7 +43,7 @@ Examples:
 _PATIENCE_SECONDS = 2.0
 
 
-def cursors(
+async def cursors(
     location: Location,
     *,
     move: Annotated[
@@ -57,8 +57,7 @@ def cursors(
         ),
     ] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """List the named cursors of a log, or move or remove one. May run next to the writer.
 
     A cursor's position is the offset of the next record to read; nothing from there on is removed by
@@ -70,11 +69,11 @@ def cursors(
         raise UsageError("give --set or --delete, not both")
     if lease is not None and (move is None or not is_store(location)):
         raise UsageError("--lease goes with --set, and with a store")
-    found = run_async(_change(location, move, delete, lease, is_confirmed=confirm))
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+    found = await _change(location, move, delete, lease, is_confirmed=confirm)
+    if not found["cursors"]:
+        return Report(found, remarks=[f"there are no cursors in {found['location']}"])
+    names = ("name", "position", "behind", "pins", "updated", "owner")
+    return Report(found, Listing(names, map(_cells, found["cursors"])))
 
 
 async def _change(
@@ -293,22 +292,12 @@ def _stored_entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    entries = found["cursors"]
-    if not entries:
-        complain(f"there are no cursors in {found['location']}")
-        return
-    print_table(
-        ("name", "position", "behind", "pins", "updated", "owner"),
-        [
-            (
-                one["name"],
-                "-" if one["position"] is None else one["position"],
-                "-" if one["behind"] is None else one["behind"],
-                "yes" if one["pins"] else "no",
-                format_time(one["updated_us"]),
-                one["problem"] or one["owner"],
-            )
-            for one in entries
-        ],
+def _cells(entry: dict[str, Any]) -> Sequence[Any]:
+    return (
+        entry["name"],
+        "-" if entry["position"] is None else entry["position"],
+        "-" if entry["behind"] is None else entry["behind"],
+        "yes" if entry["pins"] else "no",
+        format_time(entry["updated_us"]),
+        entry["problem"] or entry["owner"],
     )

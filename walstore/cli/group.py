@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from walstore import GroupInfo, Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
-from walstore.cli.options import AsJson, Confirm, argument, option
-from walstore.cli.output import complain, format_count, print_json, print_table
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, argument, option
+from walstore.cli.output import complain, format_count
+from walstore.cli.report import Listing, Report
 from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
 from walstore.files.directory import PROMISE_NAME
@@ -31,15 +31,14 @@ Examples:
 """
 
 
-def group(
+async def group(
     location: Annotated[
         str, argument("LOCATION", "A log directory, the address of a server, or a store URL.")
     ],
     *,
     delete: Annotated[str | None, option("--delete NAME", "Remove the group.")] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """List the groups of a log, or remove one with all that it remembers.
 
     A served log also tells what members have now. Of a directory the floor may be some seconds old while a
@@ -49,22 +48,15 @@ def group(
     """
     if delete is not None:
         _check_name(delete)
-    found = run_async(_change(location, delete, is_confirmed=confirm))
-    rows = [_fields(one) for one in found]
-    for one in found:
-        if one.problem is not None:
-            complain(f"group {one.name}: {one.problem}")
-    if as_json:
-        print_json({"location": location, "groups": rows})
-        return
-    if not rows:
-        complain(f"there are no groups in {location}")
-        return
-    names = ("group", "floor", "behind", "pending", "unsettled", "delivered", "dead")
-    print_table(names, [[_or_dash(row[_FIELD.get(name, name)]) for name in names] for row in rows])
-
-
-_FIELD = {"group": "name"}
+    found = await _change(location, delete, is_confirmed=confirm)
+    groups = [_fields(one) for one in found]
+    report = {"location": location, "groups": groups}
+    if not groups:
+        return Report(report, remarks=[f"there are no groups in {location}"])
+    notes = [f"group {one.name}: {one.problem}" for one in found if one.problem is not None]
+    names = ("floor", "behind", "pending", "unsettled", "delivered", "dead")
+    rows = [[_or_dash(one[name]) for name in ("name", *names)] for one in groups]
+    return Report(report, Listing(("group", *names), rows), notes=notes)
 
 
 async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> list[GroupInfo]:

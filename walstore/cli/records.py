@@ -185,7 +185,6 @@ def dump(
     limit: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
     value: Annotated[ValueEncoding, option("--value", "How bytes appear.")] = ValueEncoding.AUTO,
     stream: Stream = None,
-    as_json: AsJson = False,  # noqa: ARG001 - it is JSON with or without
 ) -> None:
     """Write records to stdout as JSON lines, and end at the last durable one.
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
-from walstore.cli.landing import Several, print_summary, showing
+from walstore.cli.landing import Several, report_landing, showing
 from walstore.cli.location import is_url, to_directory, to_url
 from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import complain
+from walstore.cli.report import Report
 from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
@@ -118,7 +119,7 @@ def sidecar(
         SparkLog, option("--spark-log LEVEL", "Spark's log level: 'off', 'error', 'warn', 'info'.")
     ] = SparkLog.OFF,
     as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Land a log in a table, and continue until SIGINT or SIGTERM.
 
     A Spark streaming query writes the table; with --format collection there is no Spark, and the table is a
@@ -154,7 +155,7 @@ def sidecar(
             raise UsageError("--spark-log is for tables; a collection is kept without Spark")
     run = _keep if is_collection else _run
     summary = run(settings, metrics_port, spark_log, as_json=as_json)
-    print_summary(settings, summary, cursor=settings.cursor_name, as_json=as_json)
+    return report_landing(settings, summary, settings.cursor_name)
 
 
 def _run(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from walstore.cli.errors import UsageError
@@ -13,13 +12,12 @@ from walstore.cli.output import (
     format_bytes,
     format_count,
     format_time,
-    print_fields,
     print_json,
-    print_table,
     visible,
     write_bytes,
     writing,
 )
+from walstore.cli.report import Listing, Part, Report
 from walstore.cli.running import run_async
 from walstore.runtime.threads import Worker
 
@@ -43,7 +41,7 @@ def manifest(
         bool, option("--raw", "Write the manifest itself: its JSON, byte for byte.")
     ] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Show the manifest of a stored log: totals, snapshots, newest fragments.
 
     It names older fragments through snapshots; 'walstore fragments' lists all of them.
@@ -51,12 +49,10 @@ def manifest(
     if raw and as_json:
         raise UsageError("give --raw or --json, not both")
     location, found = run_async(_load(to_url(url, "manifest")))
-    if raw:
-        write_bytes(found.serialise())
-    elif as_json:
-        print_json(_manifest_json(location, found))
-    else:
-        _print_manifest(location, found)
+    if not raw:
+        return Report(_manifest_json(location, found), *_manifest_parts(location, found))
+    write_bytes(found.serialise())
+    return None
 
 
 async def _load(url: str) -> tuple[str, Manifest]:
@@ -103,31 +99,27 @@ def live_bytes(found: Manifest) -> int:
     return sum(one.num_bytes for one in entries)
 
 
-def _print_manifest(location: str, found: Manifest) -> None:
-    print_fields(
-        [
-            ("location", location),
-            ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
-            ("records", format_count(found.next_offset - found.oldest_offset)),
-            (
-                "size",
-                f"{format_bytes(live_bytes(found))}, {format_bytes(found.acc_bytes)} ever added",
-            ),
-            ("next fragment", found.next_seq_no),
-            ("setsum", found.setsum.hexdigest()),
-            ("collected", found.collected.hexdigest()),
-            ("writer", found.writer),
-            ("sealed", "yes" if found.is_sealed else "no"),
-        ]
-    )
+def _manifest_parts(location: str, found: Manifest) -> Iterator[Part]:
+    size, ever = format_bytes(live_bytes(found)), format_bytes(found.acc_bytes)
+    yield [
+        ("location", location),
+        ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
+        ("records", format_count(found.next_offset - found.oldest_offset)),
+        ("size", f"{size}, {ever} ever added"),
+        ("next fragment", found.next_seq_no),
+        ("setsum", found.setsum.hexdigest()),
+        ("collected", found.collected.hexdigest()),
+        ("writer", found.writer),
+        ("sealed", "yes" if found.is_sealed else "no"),
+    ]
     rows = [
         (f"snapshot, depth {one.depth}", one.start, one.limit, one.num_bytes, one.path_to_snapshot)
         for one in found.snapshots
     ]
     rows += [("fragment", one.start, one.limit, one.num_bytes, one.path) for one in found.fragments]
     if rows:
-        sys.stdout.write("\n")
-        print_table(("entry", "start", "limit", "bytes", "path"), rows)
+        yield ""
+        yield Listing(("entry", "start", "limit", "bytes", "path"), rows)
 
 
 FRAGMENTS_EXAMPLES = """\b
@@ -142,7 +134,7 @@ _NAMES: Final = ("fragment", "start", "limit", "records", "bytes", "path")
 _TIMES: Final = ("min_timestamp_us", "max_timestamp_us")
 
 
-def fragments(
+async def fragments(
     url: StoredAt,
     *,
     from_: Annotated[
@@ -159,9 +151,8 @@ def fragments(
     With --json a line for each. Fragments that hold only records outside of the two places are left out.
     """
     start, stop = parse_place(from_), parse_place(to)
-    run_async(
-        _list_fragments(to_url(url, "fragments"), start, stop, with_times=times, as_json=as_json)
-    )
+    place = to_url(url, "fragments")
+    await _list_fragments(place, start, stop, with_times=times, as_json=as_json)
 
 
 async def _list_fragments(

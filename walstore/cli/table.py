@@ -19,8 +19,9 @@ from walstore.cli.options import (
     option,
 )
 from walstore.cli.options import iceberg_target as target_of
-from walstore.cli.output import complain, format_count, print_result, to_json, writing
-from walstore.cli.running import run_async, stop_on_signal, until_stopped
+from walstore.cli.output import format_count, to_json, writing
+from walstore.cli.report import Report
+from walstore.cli.running import stop_on_signal, until_stopped
 
 if TYPE_CHECKING:
     from uploader import IcebergTarget, LogTable, Registered
@@ -37,7 +38,7 @@ Examples:
 """
 
 
-def table(
+async def table(
     url: StoredAt,
     *,
     to: IcebergName,
@@ -64,7 +65,7 @@ def table(
     dry_run: Annotated[bool, option("--dry-run", "Only show what would be registered.")] = False,
     confirm: Confirm = False,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Register the fragments of a stored log in an Iceberg table, as they are, each once.
 
     The table refers to the log's own objects; nothing is copied. A cursor keeps gc from them. Any number may
@@ -89,12 +90,12 @@ def table(
     target = target_of(to, catalog_uri, warehouse)
     opened = partial(_opened, to_url(url, "table"), target, columns=column, strict=strict)
     if release is not None:
-        done = run_async(_release(opened, target, release, is_confirmed=confirm))
+        done = await _release(opened, target, release, is_confirmed=confirm)
     elif follow:
-        run_async(_follow(opened, as_json=as_json))
-        return
+        await _follow(opened, as_json=as_json)
+        return None
     else:
-        done = run_async(_register(opened, target, is_dry=dry_run))
+        done = await _register(opened, target, is_dry=dry_run)
     fields = [
         ("location", done["location"]),
         ("table", done["table"]),
@@ -106,11 +107,8 @@ def table(
     if column and not dry_run:
         fields.append(("misfits", format_count(done["misfits"])))
     fields.append(("cursor", done["cursor"] or "-"))
-    print_result(done, fields, as_json=as_json)
-    if dry_run:
-        complain("nothing was changed; leave --dry-run out to do this")
-    elif not done["applied"]:
-        complain("nothing was changed; give --confirm to do this")
+    notes = ["nothing was changed; leave --dry-run out to do this"] if dry_run else []
+    return Report(done, fields, notes=notes, is_dry_run=not (dry_run or done["applied"]))
 
 
 async def _register(opening: Opening, target: IcebergTarget, *, is_dry: bool) -> dict[str, Any]:

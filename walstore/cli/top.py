@@ -20,10 +20,10 @@ from walstore.cli.output import (
     format_count,
     format_time,
     print_json,
-    print_table,
     visible,
     writing,
 )
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.cli.samples import Look, Sample, look_at, open_samples
 from walstore.runtime.clock import SystemClock
@@ -349,27 +349,22 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 def ls(
     directory: Annotated[str, argument("DIRECTORY", "A store, or a directory of logs.")] = ".",
-    *,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """List the logs of a store, or of a directory that holds log directories. Takes no lock."""
     samples = look_at(to_directory(directory, "ls"))
-    if as_json:
-        print_json({"location": directory, "logs": [_sample_fields(one) for one in samples]})
-        return
-    print_table(
-        ("log", "records", "size", "files", "cursors", "not shipped", "sealed until", "writer"),
-        [
-            (
-                one.name,
-                format_count(one.records),
-                format_bytes(one.size_bytes),
-                one.segments,
-                len(one.cursors),
-                _or_dash(one.not_shipped),
-                format_time(one.newest_us),
-                dict(one.notes).get("problem") or one.writer or "none",
-            )
-            for one in samples
-        ],
-    )
+    names = ("log", "records", "size", "files", "cursors", "not shipped", "sealed until", "writer")
+    rows = [
+        (
+            one.name,
+            format_count(one.records),
+            format_bytes(one.size_bytes),
+            one.segments,
+            len(one.cursors),
+            _or_dash(one.not_shipped),
+            format_time(one.newest_us),
+            dict(one.notes).get("problem") or one.writer or "none",
+        )
+        for one in samples
+    ]
+    logs = [_sample_fields(one) for one in samples]
+    return Report({"location": directory, "logs": logs}, Listing(names, rows))
