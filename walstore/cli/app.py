@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect as inspection
 import itertools
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from inspect import Parameter, signature
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -122,9 +122,7 @@ def _is_utf8(text: str) -> bool:
 _PATHS: Final = frozenset(("LOCATION", "LOG", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
 _HELP_CHARS: Final = 68
 _headings: dict[str, str] = {}
-_AS_JSON: Final = inspection.Parameter(
-    "as_json", inspection.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
-)
+_AS_JSON: Final = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
 
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 
@@ -156,10 +154,10 @@ def _add(heading: str, verb: Verb, about: str) -> None:
 
 
 def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = None) -> None:
-    """Add a verb to the program or to a group of verbs. Each has --json; a report is printed accordingly."""
+    """Add a verb to the program or to a group of verbs. Each gets --json, also one that returns a report."""
     examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
-    signature = inspection.signature(verb, eval_str=True)
-    prints_itself = _AS_JSON.name in signature.parameters
+    taken = signature(verb, eval_str=True)
+    prints_itself = _AS_JSON.name in taken.parameters
 
     @functools.wraps(verb)
     def guarded(*, as_json: bool, **options: Any) -> None:
@@ -176,9 +174,9 @@ def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = No
             raise
 
     if not prints_itself:
-        parameters = [*signature.parameters.values(), _AS_JSON]
-        guarded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    group.command(name, cls=_Verb, epilog=examples, short_help=about)(guarded)
+        parameters = [*taken.parameters.values(), _AS_JSON]
+        guarded.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
+    group.command(name, cls=_Verb, epilog=f"\b\nExamples:\n{examples}", short_help=about)(guarded)
 
 
 _add(RECORDS, append.append, "records from stdin into a log")

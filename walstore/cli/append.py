@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
-from walstore import Durability
 from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
 from walstore.cli.errors import UsageError
@@ -25,8 +23,7 @@ from walstore.cli.report import Report
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
 from walstore.settings import MIB
 
-APPEND_EXAMPLES = """\b
-Examples:
+APPEND_EXAMPLES = """\
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
   walstore dump data/orders | walstore append data/copy --format json
@@ -35,19 +32,9 @@ Examples:
 """
 
 
-class InputFormat(StrEnum):
-    """What a line of the input is."""
-
-    LINES = "lines"
-    JSON = "json"
-
-
-class Level(StrEnum):
-    """The levels of durability."""
-
-    MEMORY = Durability.MEMORY
-    DISK = Durability.DISK
-    CLOUD = Durability.CLOUD
+InputFormat: TypeAlias = Literal["lines", "json"]
+Level: TypeAlias = Literal["memory", "disk", "cloud"]
+"""How safe records must be; these are values of :class:`walstore.Durability`."""
 
 
 async def append(
@@ -67,7 +54,7 @@ async def append(
             "What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
             "headers and time.",
         ),
-    ] = InputFormat.LINES,
+    ] = "lines",
     key_delimiter: Annotated[
         str | None,
         option("--key-delimiter TEXT", "The key of a record is what its line has before this."),
@@ -134,7 +121,7 @@ async def append(
         url = to_url(location, "append")
         done = await append_to_store(url, splitter, parser, options, placing)
     else:
-        if durability is Level.CLOUD and tier is None:
+        if durability == "cloud" and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
         if placing and tier is None:
             raise UsageError("--layout, --alpha and --shards need --tier URL")
@@ -145,7 +132,7 @@ async def append(
             from uploader import CloudTier
 
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
-        level = durability or Level.DISK
+        level = durability or "disk"
         done = await append_to_directory(
             path, splitter, parser, options, level=level, tier=shipping
         )
@@ -163,7 +150,7 @@ def _choose_parser(
     is_lines: bool,
 ) -> Parser:
     """Return what makes records of the input; UsageError for options that contradict each other."""
-    is_json = input_format is InputFormat.JSON
+    is_json = input_format == "json"
     is_marked = has_crlf or key_delimiter is not None or time_delimiter is not None
     if is_marked and (is_json or not is_lines):
         raise UsageError(

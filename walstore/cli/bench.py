@@ -22,8 +22,7 @@ from walstore.format.checkpoint import FILE_NAME
 from walstore.format.segment import SUFFIX
 from walstore.runtime.clock import SystemClock
 
-BENCH_EXAMPLES = """\b
-Examples:
+BENCH_EXAMPLES = """\
   walstore bench .
   walstore bench /var/lib/app --seconds 20 --record-bytes 1024
   walstore bench /mnt/disk --producers 256 --json

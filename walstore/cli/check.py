@@ -20,8 +20,7 @@ from walstore.files.log_bounds import find_missing
 from walstore.files.log_files import LogSnapshot
 from walstore.runtime.clock import SystemClock
 
-CHECK_EXAMPLES = """\b
-Examples:
+CHECK_EXAMPLES = """\
   walstore check data/orders --max-lag 10000 --max-upload-lag 100000
   walstore check data/orders --max-age 300 --min-free-bytes 10000000000 --writer
   walstore check s3://bucket/orders --max-lag 10000 --json

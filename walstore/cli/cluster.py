@@ -39,13 +39,11 @@ from walstore.wire.address import parse_address
 
 CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
 
-LIST_LOGS_EXAMPLES = """\b
-Examples:
+LIST_LOGS_EXAMPLES = """\
   walstore logs list --cluster etcd://10.0.0.1:2379
   walstore logs list --selector env=prod,!archived --json
 """
-APPLY_EXAMPLES = """\b
-Examples:
+APPLY_EXAMPLES = """\
   walstore logs apply orders --cluster etcd://10.0.0.1:2379
   walstore logs apply orders --replicas 5 --label env=prod
   walstore logs apply scratch --replicas 1
@@ -53,28 +51,23 @@ Examples:
   walstore logs apply partners --source s3://their-bucket/orders
   walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
 """
-EDIT_EXAMPLES = """\b
-Examples:
+EDIT_EXAMPLES = """\
   EDITOR=vi walstore logs edit
   EDITOR=vi walstore logs edit --selector env=prod
 """
-MOVE_EXAMPLES = """\b
-Examples:
+MOVE_EXAMPLES = """\
   walstore logs move orders tls://10.0.0.2:7430
   walstore logs move orders tls://10.0.0.2:7430 --cluster etcd://10.0.0.1:2379
 """
-SUSPEND_EXAMPLES = """\b
-Examples:
+SUSPEND_EXAMPLES = """\
   walstore logs suspend orders
   walstore logs suspend orders --cluster etcd://10.0.0.1:2379
 """
-RESUME_EXAMPLES = """\b
-Examples:
+RESUME_EXAMPLES = """\
   walstore logs resume orders
   walstore logs resume orders --cluster etcd://10.0.0.1:2379
 """
-REMOVE_EXAMPLES = """\b
-Examples:
+REMOVE_EXAMPLES = """\
   walstore logs remove orders
   walstore logs remove orders --confirm
 """

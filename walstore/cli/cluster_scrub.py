@@ -25,8 +25,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.statistics import CopyScrub, ScrubRound, Statistics
 from walstore.topology.documents import check_log_name
 
-SCRUB_EXAMPLES = """\b
-Examples:
+SCRUB_EXAMPLES = """\
   walstore logs scrub orders
   walstore logs scrub orders --cluster etcd://10.0.0.1:2379 --json
 """

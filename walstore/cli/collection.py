@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 
     from uploader import CollectionStatus
 
-CREATE_EXAMPLES = """\b
-Examples:
+CREATE_EXAMPLES = """\
   walstore collection create s3://bucket/people --column id:int64 --column name:string:null \\
       --key id --kind upsert
   walstore collection create s3://bucket/sales --like sales.parquet --key region,day
@@ -31,11 +29,7 @@ Examples:
 """
 
 
-class KindName(StrEnum):
-    """The kinds of collections there are."""
-
-    DIFF = "diff"
-    UPSERT = "upsert"
+KindName: TypeAlias = Literal["diff", "upsert"]
 
 
 def create(
@@ -46,7 +40,7 @@ def create(
     key: KeyColumns = None,
     kind: Annotated[
         KindName, option("--kind", "Whether updates change counts of rows, or replace rows.")
-    ] = KindName.DIFF,
+    ] = "diff",
 ) -> Report:
     """Create a collection. If there is one with the same columns, key and kind, nothing changes."""
     schema, names = wanted_schema(column, like, key)
@@ -74,11 +68,11 @@ async def make_collection(
 
     is_new = False
     try:
-        opened = await Collection.open(url, schema=schema, key=key, kind=kind.value)
+        opened = await Collection.open(url, schema=schema, key=key, kind=kind)
     except CollectionNotFoundError:
         if await is_log(url):
             raise UsageError(f"there is a log at {url}; choose a prefix of its own") from None
-        opened = await Collection.open(url, create=True, schema=schema, key=key, kind=kind.value)
+        opened = await Collection.open(url, create=True, schema=schema, key=key, kind=kind)
         is_new = True
     async with opened as collection:
         found = await collection.status()
@@ -109,8 +103,7 @@ def _schema_fields(found: dict[str, Any]) -> Fields:
     ]
 
 
-SHOW_EXAMPLES = """\b
-Examples:
+SHOW_EXAMPLES = """\
   walstore collection show s3://bucket/people
   walstore collection show s3://bucket/people --json
   walstore collection show file:///srv/c --json | jq .held_by

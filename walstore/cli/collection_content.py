@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from uploader import CollectionReader
 
-READ_EXAMPLES = """\b
-Examples:
+READ_EXAMPLES = """\
   walstore collection read s3://bucket/people
   walstore collection read s3://bucket/people --as-of 41 --output people.parquet
   walstore collection read s3://bucket/people --after 41 --json
@@ -152,8 +151,7 @@ def _write_rows(table: pa.Table, above: _Above | None, *, as_json: bool) -> _Abo
     return above
 
 
-WRITE_EXAMPLES = """\b
-Examples:
+WRITE_EXAMPLES = """\
   walstore collection write s3://bucket/people people.parquet
   echo '{"id": 1, "name": "Ada"}' | walstore collection write s3://bucket/people -
   walstore collection write s3://bucket/people day.parquet --lower 20 --upper 30 --definite

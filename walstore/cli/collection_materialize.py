@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from uploader import CloudLog
     from walstore.spark.sidecar import Observer, Summary
 
-MATERIALIZE_EXAMPLES = """\b
-Examples:
+MATERIALIZE_EXAMPLES = """\
   walstore collection materialize data/changes s3://bucket/book --envelope debezium
   walstore collection materialize s3://bucket/changes s3://bucket/book --envelope upsert --follow
   walstore collection materialize data/orders file:///srv/orders --envelope append --cursor orders \\
@@ -39,12 +37,7 @@ _DEFAULT_TRIGGER_SECONDS = 1.0
 _BATCH_RECORDS = 100_000
 
 
-class EnvelopeName(StrEnum):
-    """The envelopes there are."""
-
-    APPEND = "append"
-    UPSERT = "upsert"
-    DEBEZIUM = "debezium"
+EnvelopeName: TypeAlias = Literal["append", "upsert", "debezium"]
 
 
 def materialize(
@@ -95,7 +88,7 @@ def materialize(
         location=log,
         table=to_url(collection, "collection materialize"),
         table_format=TableFormat.COLLECTION,
-        envelope=str(envelope),
+        envelope=envelope,
         cursor=cursor,
         is_once=not follow,
         trigger_seconds=trigger_seconds,
@@ -127,7 +120,7 @@ def _fitting_kind(envelope: EnvelopeName, kind: KindName | None) -> KindName:
     kinds = ENVELOPES[envelope]
     if kind is not None and kind not in kinds:
         raise UsageError(f"--envelope {envelope} needs --kind {' or '.join(kinds)}")
-    return kind or KindName(kinds[0])
+    return kind or cast("KindName", kinds[0])
 
 
 async def land(

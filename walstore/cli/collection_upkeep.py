@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
 
 from walstore.cli.location import at_collection, open_collection, to_url
 from walstore.cli.options import CollectionAt, Confirm, TakeControl, argument, option
@@ -28,15 +25,7 @@ if TYPE_CHECKING:
     )
 
 
-class CompactionEngine(StrEnum):
-    """Who merges."""
-
-    LOCAL = "local"
-    SPARK = "spark"
-
-
-COMPACT_EXAMPLES = """\b
-Examples:
+COMPACT_EXAMPLES = """\
   walstore collection compact s3://bucket/people
   walstore collection compact s3://bucket/people --confirm
   walstore collection compact s3://bucket/people --full --confirm --json
@@ -51,11 +40,12 @@ def compact(
         bool, option("--full", "Make one batch of all, without what was overwritten.")
     ] = False,
     engine: Annotated[
-        CompactionEngine,
-        typer.Option(
-            help="Who merges more rows than fit in memory: this process in several passes, or Spark.",
+        Literal["local", "spark"],
+        option(
+            "--engine",
+            "Who merges more rows than fit in memory: this process in several passes, or Spark.",
         ),
-    ] = CompactionEngine.LOCAL,
+    ] = "local",
     take_over: TakeControl = False,
     confirm: Confirm = False,
 ) -> Report:
@@ -65,7 +55,7 @@ def compact(
     dry run shows the first pass. With --confirm exit code 4 if another controller is at work.
     """
     place = to_url(url, "collection compact")
-    is_spark = engine is CompactionEngine.SPARK
+    is_spark = engine == "spark"
     if confirm:
         with _merging(is_spark=is_spark) as merger:
             done = run_async(_compact(place, merger, is_full=full, take_over=take_over))
@@ -163,8 +153,7 @@ def _size(rows: int, size_bytes: int) -> str:
     return f"{format_count(rows)} rows, {format_bytes(size_bytes)}"
 
 
-GC_EXAMPLES = """\b
-Examples:
+GC_EXAMPLES = """\
   walstore collection gc s3://bucket/people
   walstore collection gc s3://bucket/people --confirm
   walstore collection gc s3://bucket/people --take-over --confirm --json
@@ -209,8 +198,7 @@ def _held(reader: str | None) -> str:
     return "no reader holds an older one" if reader is None else f"held by {reader}"
 
 
-EXPIRE_EXAMPLES = """\b
-Examples:
+EXPIRE_EXAMPLES = """\
   walstore collection expire s3://bucket/people report
   walstore collection expire s3://bucket/people report --confirm
   walstore collection expire s3://bucket/people report --take-over --confirm --json
@@ -233,37 +221,33 @@ async def expire(
     work.
     """
     place = to_url(url, "collection expire")
-    done = await _expire(place, reader, take_over=take_over, is_confirmed=confirm)
-    held = "no version" if done["version"] is None else f"version {done['version']}"
+    async with open_collection(place) as collection:
+        found = await collection.status()
+        hold = found.readers.get(reader)
+        if hold is None:
+            raise _no_reader(reader, collection.url)
+        if confirm:
+            async with _control(place, take_over=take_over) as (_, controller):
+                if not await controller.expire(reader):
+                    raise _no_reader(reader, collection.url)
+            found = await collection.status()
+    done = {
+        "location": collection.url,
+        "applied": confirm,
+        "reader": reader,
+        "frontier": hold.frontier,
+        "version": hold.version,
+        "expires_us": hold.expires_us,
+        "since": found.since,
+    }
+    held = "no version" if hold.version is None else f"version {hold.version}"
     fields = [
-        ("location", done["location"]),
-        ("reader", done["reader"]),
-        ("held", f"times from {done['frontier']} on, {held}"),
-        ("since", done["since"]),
+        ("location", collection.url),
+        ("reader", reader),
+        ("held", f"times from {hold.frontier} on, {held}"),
+        ("since", found.since),
     ]
     return Report(done, fields, is_dry_run=not confirm)
-
-
-async def _expire(url: str, name: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
-    async with open_collection(url) as collection:
-        found = await collection.status()
-        hold = found.readers.get(name)
-        if hold is None:
-            raise _no_reader(name, collection.url)
-        if is_confirmed:
-            async with _control(url, take_over=take_over) as (_, controller):
-                if not await controller.expire(name):
-                    raise _no_reader(name, collection.url)
-            found = await collection.status()
-        return {
-            "location": collection.url,
-            "applied": is_confirmed,
-            "reader": name,
-            "frontier": hold.frontier,
-            "version": hold.version,
-            "expires_us": hold.expires_us,
-            "since": found.since,
-        }
 
 
 def _no_reader(name: str, location: str) -> CollectionNotFoundError:
@@ -272,8 +256,7 @@ def _no_reader(name: str, location: str) -> CollectionNotFoundError:
     )
 
 
-DELETE_EXAMPLES = """\b
-Examples:
+DELETE_EXAMPLES = """\
   walstore collection delete s3://bucket/people
   walstore collection delete s3://bucket/people --confirm
   walstore collection delete file:///srv/scratch --confirm --json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -33,8 +32,7 @@ from walstore.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from uploader import Forked, RestoreProgress
 
-UPLOAD_EXAMPLES = """\b
-Examples:
+UPLOAD_EXAMPLES = """\
   walstore upload data/orders s3://bucket/orders
   walstore upload data/orders file:///srv/bucket/orders --json
   walstore upload data/orders s3://bucket/orders --layout chain --shards 4
@@ -59,24 +57,12 @@ async def upload(
     URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
     took the prefix over: see --take-over.
     """
-    options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
-    shipped = await _upload(to_directory(directory, "upload"), to_url(url, "upload"), options)
-    fields = [
-        ("directory", shipped["directory"]),
-        ("url", shipped["url"]),
-        ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
-        ("records", shipped["records"]),
-        ("fragments", shipped["fragments"]),
-        ("size", format_bytes(shipped["bytes"])),
-    ]
-    return Report(shipped, fields)
-
-
-async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    placing = layout_arguments(layout, alpha, shards)
+    path, place = to_directory(directory, "upload"), to_url(url, "upload")
     from uploader import CloudTier
 
     await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
-    tier = CloudTier(url, **options)
+    tier = CloudTier(place, **placing, take_over=take_over)
     async with Wal.open(path, tier=tier) as wal:
         start, limit = wal.uploaded_limit, wal.durable_limit
         async with asyncio.TaskGroup() as group:
@@ -84,16 +70,25 @@ async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str,
             if limit > start:
                 await wal.wait_durable(limit - 1, "cloud")
             progress.cancel()
-        counters = tier.uploader
-        return {
+        limit, counters = wal.uploaded_limit, tier.uploader
+        shipped = {
             "directory": str(path),
             "url": tier.url,
             "start": start,
-            "limit": wal.uploaded_limit,
-            "records": wal.uploaded_limit - start,
+            "limit": limit,
+            "records": limit - start,
             "fragments": counters.uploaded_fragments + counters.adopted_fragments,
             "bytes": counters.uploaded_bytes,
         }
+    fields = [
+        ("directory", path),
+        ("url", tier.url),
+        ("shipped", f"[{start}, {limit})"),
+        ("records", limit - start),
+        ("fragments", shipped["fragments"]),
+        ("size", format_bytes(counters.uploaded_bytes)),
+    ]
+    return Report(shipped, fields)
 
 
 async def _show_progress(wal: Wal, start: int, limit: int) -> None:
@@ -104,8 +99,7 @@ async def _show_progress(wal: Wal, start: int, limit: int) -> None:
             await clock.sleep(_PROGRESS_SECONDS)
 
 
-RESTORE_EXAMPLES = """\b
-Examples:
+RESTORE_EXAMPLES = """\
   walstore restore s3://bucket/orders data/orders
   walstore restore s3://bucket/orders data/before-the-bug --to-time 2025-06-01T12:00
   walstore restore file:///srv/bucket/orders data/orders --to-offset 5000 --json
@@ -182,8 +176,7 @@ def _restored_fields(done: dict[str, Any]) -> Fields:
     return fields
 
 
-FORK_EXAMPLES = """\b
-Examples:
+FORK_EXAMPLES = """\
   walstore fork s3://bucket/orders s3://bucket/orders-test
   walstore fork s3://bucket/orders s3://bucket/june --from 2025-06-01 --to 2025-07-01
   walstore fork file:///srv/bucket/orders file:///srv/bucket/copy --to 5000 --json

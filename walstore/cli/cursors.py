@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from uploader import CloudCursor
     from uploader.layouts.log_session import LogSession
 
-CURSORS_EXAMPLES = """\b
-Examples:
+CURSORS_EXAMPLES = """\
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
   walstore cursors data/orders --delete old-job --confirm

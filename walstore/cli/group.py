@@ -22,8 +22,7 @@ from walstore.groups.listing import list_groups
 from walstore.groups.settings import check_group_name
 from walstore.runtime.clock import SystemClock
 
-GROUP_EXAMPLES = """\b
-Examples:
+GROUP_EXAMPLES = """\
   walstore group data/orders
   walstore group unix:///run/orders.sock --json
   walstore group unix:///run/orders.sock --delete old-workers --confirm

@@ -25,13 +25,11 @@ from walstore.ports import FileSystem
 from walstore.replication.copy_marks import read_marks
 from walstore.topology.documents import PREFIX, SYNCED
 
-RESET_HEAD_EXAMPLES = """\b
-Examples:
+RESET_HEAD_EXAMPLES = """\
   walstore logs reset-head /srv/walstore/orders
   walstore logs reset-head /srv/walstore/orders --cluster etcd://10.0.0.1:2379 --confirm
 """
-GIVE_UP_EXAMPLES = """\b
-Examples:
+GIVE_UP_EXAMPLES = """\
   walstore logs give-up /srv/walstore/orders
   walstore logs give-up /srv/walstore/orders --confirm
 """

@@ -23,8 +23,7 @@ from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.ports import File
 
-INSPECT_EXAMPLES = """\b
-Examples:
+INSPECT_EXAMPLES = """\
   walstore inspect data/orders
   walstore inspect 's3://bucket/orders?region=eu-west-1' --json
 """
@@ -208,8 +207,7 @@ def _same_device(path: Path, place: str) -> bool:
     return place.startswith(f"{os.major(device):02x}:{os.minor(device):02x}:")
 
 
-SEGMENTS_EXAMPLES = """\b
-Examples:
+SEGMENTS_EXAMPLES = """\
   walstore segments data/orders
   walstore segments data/orders --json | jq '.segments[] | select(.sealed) | .name'
   walstore segments data/orders | tail -3

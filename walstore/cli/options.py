@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -131,12 +130,7 @@ def iceberg_target(name: str, uri: str | None, warehouse: str | None) -> Iceberg
     return IcebergTarget.parse(name, properties)
 
 
-class LayoutName(StrEnum):
-    """The layouts there are."""
-
-    SWAP = "swap"
-    CHAIN = "chain"
-
+LayoutName: TypeAlias = Literal["swap", "chain"]
 
 LayoutOption = Annotated[
     LayoutName | None,
@@ -169,13 +163,10 @@ def layout_arguments(
     chosen = {
         name: value for name, value in (("alpha", alpha), ("shards", shards)) if value is not None
     }
-    if chosen and layout is LayoutName.SWAP:
+    if chosen and layout == "swap":
         raise UsageError("--alpha and --shards are for --layout chain")
     if layout is None and not chosen:
         return {}
     from uploader import ChainSettings
 
-    return {
-        "layout": None if layout is None else str(layout),
-        "chain": ChainSettings(**chosen) if chosen else None,
-    }
+    return {"layout": layout, "chain": ChainSettings(**chosen) if chosen else None}

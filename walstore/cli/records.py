@@ -15,7 +15,7 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
 from walstore.cli.options import AnyLocation, AsJson, Stream, option
 from walstore.cli.output import complain, escape_controls, to_json, write_bytes
-from walstore.cli.running import run_async, stop_on_signal, until_stopped
+from walstore.cli.running import stop_on_signal, until_stopped
 
 
 class ValueEncoding(StrEnum):
@@ -84,8 +84,7 @@ _First = Annotated[
 
 _LAST_TEN = "-10"
 
-TAIL_EXAMPLES = """\b
-Examples:
+TAIL_EXAMPLES = """\
   walstore tail data/orders
   walstore tail -n 5 data/orders
   walstore tail -f data/orders --from latest --stream eu
@@ -94,7 +93,7 @@ Examples:
 """
 
 
-def tail(
+async def tail(
     location: AnyLocation,
     *,
     follow: Annotated[
@@ -114,21 +113,10 @@ def tail(
     """
     if start != _LAST_TEN and count is not None:
         raise UsageError("give --from or -n, not both")
-    first = start if count is None else f"-{count}"
+    check_stream(stream)
+    first = parse_place(start if count is None else f"-{count}")
     encode = encoder(ValueEncoding.AUTO)
     render = partial(to_json_lines, encode=encode) if as_json else _to_values
-    run_async(_tail(location, first, check_stream(stream), render, follow=follow))
-
-
-async def _tail(
-    location: str,
-    start: str,
-    stream: str | None,
-    render: Callable[[Batch], bytes],
-    *,
-    follow: bool,
-) -> None:
-    first = parse_place(start)
     with stop_on_signal() as stop:
         async with open_location(location) as log:
             begin = await first.resolve(log, stream)
@@ -167,15 +155,14 @@ def _to_values(batch: Batch) -> bytes:
     return b"".join([value + b"\n" for value in batch.values])
 
 
-DUMP_EXAMPLES = """\b
-Examples:
+DUMP_EXAMPLES = """\
   walstore dump data/orders --limit 10
   walstore dump data/orders --from -100 --stream eu | jq .value
   walstore dump s3://bucket/orders --from 2025-06-01 --to 2025-06-02 --value base64
 """
 
 
-def dump(
+async def dump(
     location: AnyLocation,
     *,
     start: _First = "earliest",
@@ -193,17 +180,8 @@ def dump(
     records are older than the time of --from, or none has the stream, that is said on stderr, and
     the exit code is 0.
     """
-    run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
-
-
-async def _dump(
-    location: str,
-    places: tuple[str, str],
-    stream: str | None,
-    limit: int | None,
-    value: ValueEncoding,
-) -> None:
-    first, last = map(parse_place, places)
+    check_stream(stream)
+    first, last = parse_place(start), parse_place(stop)
     render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from walstore import Wal
 from walstore.cli.errors import OutputError, UsageError
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan
     from uploader.gc.collection import AuditCallback
 
-TRIM_EXAMPLES = """\b
-Examples:
+TRIM_EXAMPLES = """\
   walstore trim data/orders --before 100000
   walstore trim data/orders --before 2025-06-01 --confirm
   walstore trim data/orders --before -1000000 --json
@@ -117,24 +115,17 @@ def _trim_fields(done: dict[str, Any]) -> Fields:
     return fields
 
 
-GC_EXAMPLES = """\b
-Examples:
+GC_EXAMPLES = """\
   walstore gc plan s3://bucket/orders
   walstore gc apply s3://bucket/orders --confirm
   walstore gc apply s3://bucket/orders --keep-seconds 604800 --confirm --audit gc.jsonl
 """
 
 
-class Action(StrEnum):
-    """What to do."""
-
-    PLAN = "plan"
-    APPLY = "apply"
-
-
 async def gc(
     action: Annotated[
-        Action, argument("ACTION", "'plan' shows what would be removed, 'apply' removes it.")
+        Literal["plan", "apply"],
+        argument("ACTION", "'plan' shows what would be removed, 'apply' removes it."),
     ],
     url: StoredAt,
     *,
@@ -177,7 +168,7 @@ async def gc(
         max_drop_fraction=max_fraction,
         max_wait_seconds=None if wait else 0.0,
     )
-    applies = action is Action.APPLY
+    applies = action == "apply"
     found = await _collect(to_url(url, "gc"), settings, audit, is_applied=applies and confirm)
     notes = [f"refused: {finding}" for finding in found["findings"]]
     if found["due_us"] is not None and found["applied"]:
@@ -304,8 +295,7 @@ def _gc_fields(found: dict[str, Any]) -> Fields:
     return fields
 
 
-SEAL_EXAMPLES = """\b
-Examples:
+SEAL_EXAMPLES = """\
   walstore seal s3://bucket/orders
   walstore seal s3://bucket/orders --confirm
   walstore seal file:///srv/bucket/orders --confirm --json
@@ -318,13 +308,14 @@ async def seal(url: StoredAt, *, confirm: Confirm = False) -> Report:
     No append commits afterwards, whoever makes it; there is no way back. It can be read, collected, forked
     and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
     """
+    place = to_url(url, "seal")
     from uploader import seal
     from uploader.layouts.log_session import open_session
 
-    async with open_session(to_url(url, "seal")) as found:
+    async with open_session(place) as found:
         found.check_found()
         if confirm:
-            await seal(url)
+            await seal(place)
             await found.root.load()
         location, manifest = found.store.url, found.root.manifest
     head, tail, is_sealed = manifest.oldest_offset, manifest.next_offset, manifest.is_sealed
@@ -344,8 +335,7 @@ async def seal(url: StoredAt, *, confirm: Confirm = False) -> Report:
     return Report(done, fields, is_dry_run=not (confirm or is_sealed))
 
 
-DESTROY_EXAMPLES = """\b
-Examples:
+DESTROY_EXAMPLES = """\
   walstore destroy s3://bucket/orders
   walstore seal s3://bucket/orders --confirm && walstore destroy s3://bucket/orders --confirm
   walstore destroy s3://bucket/scratch --unsealed --confirm --json
@@ -366,27 +356,23 @@ async def destroy(
     stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
     After an interruption, the same command continues.
     """
-    done = await _destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm)
-    return Report(done, _destroyed_fields(done), is_dry_run=not confirm)
-
-
-async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
+    place = to_url(url, "destroy")
     from uploader.format import layout
     from uploader.layouts.log_session import open_session
 
-    async with open_session(url) as found:
+    async with open_session(place) as found:
         manifest = found.root.manifest
         location, is_known = found.store.url, found.root.is_known
-        if not is_confirmed:
+        if not confirm:
             found.check_found()
         is_buried = await found.store.head(layout.TOMBSTONE) is not None
-        if is_known and not (manifest.is_sealed or even_unsealed or is_buried):
+        if is_known and not (manifest.is_sealed or unsealed or is_buried):
             raise UsageError(
                 f"{location} is not sealed and may be in use; seal it first, or give --unsealed"
             )
     done: dict[str, Any] = {
         "location": location,
-        "applied": is_confirmed,
+        "applied": confirm,
         "head": manifest.oldest_offset if is_known else None,
         "tail": manifest.next_offset if is_known else None,
         "bytes": live_bytes(manifest) if is_known else None,
@@ -394,13 +380,13 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
         "object_bytes": None,
         "left": [],
     }
-    if is_confirmed:
+    if confirm:
         from uploader import destroy
 
-        removed = await destroy(url, confirm=even_unsealed)
+        removed = await destroy(place, confirm=unsealed)
         done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
         done["left"] = list(removed.left)
-    return done
+    return Report(done, _destroyed_fields(done), is_dry_run=not confirm)
 
 
 def _destroyed_fields(done: dict[str, Any]) -> Fields:

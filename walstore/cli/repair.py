@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from uploader import RebuildPlan
     from uploader.stores import ObjectStore
 
-REPAIR_EXAMPLES = """\b
-Examples:
+REPAIR_EXAMPLES = """\
   walstore repair data/orders
   walstore repair data/orders --confirm
   walstore repair data/orders --from-tier --confirm
@@ -181,8 +180,7 @@ def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
     }
 
 
-REBUILD_EXAMPLES = """\b
-Examples:
+REBUILD_EXAMPLES = """\
   walstore rebuild s3://bucket/orders
   walstore rebuild s3://bucket/orders --confirm
   walstore rebuild s3://bucket/orders --keep after --json

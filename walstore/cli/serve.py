@@ -28,8 +28,7 @@ from walstore.topology.session import LEASE_SECONDS
 from walstore.validation.arguments import as_token
 from walstore.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 
-SERVE_EXAMPLES = """\b
-Examples:
+SERVE_EXAMPLES = """\
   walstore serve data/orders
   walstore serve data/orders --unix /run/orders.sock --tier s3://bucket/orders
   walstore serve data --store --tcp 127.0.0.1:7420

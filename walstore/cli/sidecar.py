@@ -7,8 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from walstore.spark.sidecar.metrics import SidecarMetrics
     from walstore.spark.sidecar.sidecar import Observer, Summary
 
-SIDECAR_EXAMPLES = """\b
-Examples:
+SIDECAR_EXAMPLES = """\
   walstore sidecar s3://bucket/orders --to s3a://lake/orders
   walstore sidecar data/orders --to tables/orders --once
   walstore sidecar data/orders --to tables/o --format delta --packages io.delta:delta-spark_4.2_2.13:4.4.0
@@ -40,13 +38,8 @@ Examples:
 """
 
 
-class SparkLog(StrEnum):
-    """How much Spark itself writes to stderr."""
-
-    OFF = "off"
-    ERROR = "error"
-    WARN = "warn"
-    INFO = "info"
+SparkLog: TypeAlias = Literal["off", "error", "warn", "info"]
+"""How much Spark itself writes to stderr."""
 
 
 def sidecar(
@@ -117,7 +110,7 @@ def sidecar(
     ] = None,
     spark_log: Annotated[
         SparkLog, option("--spark-log LEVEL", "Spark's log level: 'off', 'error', 'warn', 'info'.")
-    ] = SparkLog.OFF,
+    ] = "off",
     as_json: AsJson = False,
 ) -> Report:
     """Land a log in a table, and continue until SIGINT or SIGTERM.
@@ -146,12 +139,12 @@ def sidecar(
         cursor=cursor,
         master=master,
         config=add_packages(parse_config(config or []), packages or []),
-        envelope=None if envelope is None else str(envelope),
+        envelope=envelope,
     )
     is_collection = table_format is TableFormat.COLLECTION
     if is_collection:
         to_url(to, "sidecar --format collection")
-        if spark_log is not SparkLog.OFF:
+        if spark_log != "off":
             raise UsageError("--spark-log is for tables; a collection is kept without Spark")
     run = _keep if is_collection else _run
     summary = run(settings, metrics_port, spark_log, as_json=as_json)
@@ -167,7 +160,7 @@ def _run(
     from walstore.spark.sidecar.sidecar import Sidecar
 
     with _observing(metrics_port, as_json=as_json) as (everybody, _):
-        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
+        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=spark_log)
         with _stopping_on_signal(running.stop) as take:
             everybody.on_start = take
             return running.run()

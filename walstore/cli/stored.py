@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_url
+from walstore.cli.location import OpenedLog, parse_place, to_url
 from walstore.cli.options import AsJson, StoredAt, option
 from walstore.cli.output import (
     format_bytes,
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from uploader.format.manifest import Manifest
     from uploader.read.fragment_ranges import FragmentFooters
 
-MANIFEST_EXAMPLES = """\b
-Examples:
+MANIFEST_EXAMPLES = """\
   walstore manifest s3://bucket/orders
   walstore manifest s3://bucket/orders --json
   walstore manifest file:///srv/bucket/orders --raw > MANIFEST
@@ -122,8 +121,7 @@ def _manifest_parts(location: str, found: Manifest) -> Iterator[Part]:
         yield Listing(("entry", "start", "limit", "bytes", "path"), rows)
 
 
-FRAGMENTS_EXAMPLES = """\b
-Examples:
+FRAGMENTS_EXAMPLES = """\
   walstore fragments s3://bucket/orders
   walstore fragments s3://bucket/orders --from 2025-06-01 --times
   walstore fragments s3://bucket/orders --from -1000000 --json
@@ -152,30 +150,24 @@ async def fragments(
     """
     start, stop = parse_place(from_), parse_place(to)
     place = to_url(url, "fragments")
-    await _list_fragments(place, start, stop, with_times=times, as_json=as_json)
-
-
-async def _list_fragments(
-    url: str, start: StartPlace, stop: StartPlace, *, with_times: bool, as_json: bool
-) -> None:
     from uploader import CloudLog
     from uploader.read.fragment_reader import FragmentReader
     from uploader.root.tree import ManifestTree
     from uploader.stores import open_store
 
-    store, worker = open_store(url), Worker("fragments", threads=2)
+    store, worker = open_store(place), Worker("fragments", threads=2)
     try:
-        async with CloudLog.open(url, store=store) as log:
+        async with CloudLog.open(place, store=store) as log:
             source = OpenedLog(log)
             low, high = await start.resolve(source), await stop.resolve(source)
             footers = FragmentReader(store=store, worker=worker, cache_bytes=0).footers
             if not as_json:
-                _write_line(_NAMES, ("oldest", "newest") if with_times else ())
+                _write_line(_NAMES, ("oldest", "newest") if times else ())
             tree = ManifestTree(store, worker)
             found = tree.fragments(log.manifest, low, high)
             async for part in _parts(found):
-                times = await _read_times(footers, part) if with_times else [()] * len(part)
-                for entry, bounds in zip(part, times, strict=True):
+                found_times = await _read_times(footers, part) if times else [()] * len(part)
+                for entry, bounds in zip(part, found_times, strict=True):
                     shown = _fragment_json(entry)
                     if as_json:
                         print_json(shown | dict(zip(_TIMES, bounds, strict=False)))

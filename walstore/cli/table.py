@@ -19,7 +19,7 @@ from walstore.cli.options import (
     option,
 )
 from walstore.cli.options import iceberg_target as target_of
-from walstore.cli.output import format_count, to_json, writing
+from walstore.cli.output import format_count
 from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal, until_stopped
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[LogTable]]
 
-TABLE_EXAMPLES = """\b
-Examples:
+TABLE_EXAMPLES = """\
   walstore table s3://bucket/orders --to iceberg:shop.orders
   walstore table s3://bucket/orders --to iceberg:prod/shop.orders --follow
   walstore table file:///srv/orders --to iceberg:shop.orders --catalog-uri sqlite:////srv/c.db --warehouse file:///srv/lake
@@ -171,8 +170,7 @@ def _show(done: Registered, *, as_json: bool) -> None:
         "misfits": done.misfits,
     }
     text = f"{format_count(done.records)} records, [{done.start}, {done.limit}) in the table"
-    with writing() as stdout:
-        stdout.write(f"{to_json(line) if as_json else text}\n")
+    Report(line, text).print(as_json=as_json)
 
 
 @asynccontextmanager

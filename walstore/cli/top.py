@@ -24,12 +24,11 @@ from walstore.cli.output import (
     writing,
 )
 from walstore.cli.report import Listing, Report
-from walstore.cli.running import run_async, stop_on_signal
+from walstore.cli.running import stop_on_signal
 from walstore.cli.samples import Look, Sample, look_at, open_samples
 from walstore.runtime.clock import SystemClock
 
-TOP_EXAMPLES = """\b
-Examples:
+TOP_EXAMPLES = """\
   walstore top data/orders
   walstore top data --sort lag
   walstore top unix:///run/orders.sock
@@ -37,8 +36,7 @@ Examples:
   walstore top data/orders --count 1 --json
 """
 
-LS_EXAMPLES = """\b
-Examples:
+LS_EXAMPLES = """\
   walstore ls data
   walstore ls data --json | jq -r '.logs[] | select(.writer == null) | .name'
 """
@@ -79,7 +77,7 @@ def _grown(before: Sample, after: Sample) -> int:
     return max(0, after.size_bytes - before.size_bytes)
 
 
-def top(
+async def top(
     location: Annotated[
         str,
         argument(
@@ -102,12 +100,6 @@ def top(
     tells of its groups and of what waits. A look at a store costs a read and a listing. On a terminal the
     screen is redrawn; otherwise each look is written below the last one, or with --json as a line.
     """
-    run_async(_watch(location, interval, count, sort, as_json=as_json))
-
-
-async def _watch(
-    location: str, interval: float, count: int | None, sort: Sort, *, as_json: bool
-) -> None:
     clock, histories = SystemClock(), dict[str, History]()
     console = Console(highlight=False)
     async with open_samples(location, "top") as look:

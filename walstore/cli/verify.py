@@ -21,8 +21,7 @@ from walstore.verify import VerifyReport, verify_directory
 if TYPE_CHECKING:
     from uploader import ScrubReport, ScrubTally
 
-VERIFY_EXAMPLES = """\b
-Examples:
+VERIFY_EXAMPLES = """\
   walstore verify data/orders
   walstore verify s3://bucket/orders --json
 """
@@ -155,8 +154,7 @@ def _verified_fields(found: dict[str, Any]) -> Fields:
     return fields
 
 
-SCRUB_EXAMPLES = """\b
-Examples:
+SCRUB_EXAMPLES = """\
   walstore scrub s3://bucket/orders
   walstore scrub s3://bucket/orders --max-fragments 1000 --json
   walstore scrub s3://bucket/orders --start 5000001
@@ -181,9 +179,10 @@ async def scrub(
     'walstore verify', it continues after damage, gives advice for it, and may run in parts. Exit code 2 if
     records are lost or damaged, 1 if the store kept it from reading everything.
     """
+    place = to_url(url, "scrub")
     from uploader import Scrubber
 
-    async with Scrubber.open(to_url(url, "scrub")) as scrubber:
+    async with Scrubber.open(place) as scrubber:
         with progress_bar("scrubbing") as show:
             begin: list[int] = []
 

@@ -19,8 +19,7 @@ from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async
 
 PROC: Final = Path("/proc")
-DEMO_EXAMPLES = """\b
-Examples:
+DEMO_EXAMPLES = """\
   walstore demo
   walstore demo --seconds 30 --directory /var/tmp/demo
   walstore demo --store 's3://bucket/try?endpoint_url=http://127.0.0.1:9000' --no-spark

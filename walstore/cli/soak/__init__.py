@@ -16,8 +16,7 @@ from walstore.cli.options import AsJson, LayoutName, argument, option
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
-SOAK_EXAMPLES = """\b
-Examples:
+SOAK_EXAMPLES = """\
   walstore soak
   walstore soak /var/tmp/soak --minutes 60 --layout chain --tier s3://bucket/soak
   walstore soak 's3://bucket/soak?endpoint_url=http://127.0.0.1:9000' --rate 200 --json
@@ -37,9 +36,7 @@ def soak(
         float, option("--minutes", "How long to append.", min=0.01, max=100_000)
     ] = 5,
     tier: Annotated[str | None, option("--tier URL", "Ship a directory's log below this.")] = None,
-    layout: Annotated[
-        LayoutName, option("--layout", "Layout of the stored log.")
-    ] = LayoutName.SWAP,
+    layout: Annotated[LayoutName, option("--layout", "Layout of the stored log.")] = "swap",
     durability: Annotated[
         Level | None, option("--durability", "What appends wait for; disk unless given.")
     ] = None,
@@ -67,7 +64,7 @@ def soak(
             return await soaking.run(stop, status.update)
 
     is_stored = location is not None and is_url(location)
-    if is_stored and (tier is not None or durability not in {None, Level.CLOUD}):
+    if is_stored and (tier is not None or durability not in {None, "cloud"}):
         raise UsageError("--tier and --durability memory or disk are for directories")
     given = None if location is None or is_stored else to_directory(location, "soak")
     target = location if is_stored else tier
@@ -77,8 +74,8 @@ def soak(
     plan = SoakJob(
         url=url,
         directory=None if is_stored else str(place / "log"),
-        layout=layout.value,
-        durability=("cloud" if is_stored else "disk") if durability is None else durability.value,
+        layout=layout,
+        durability=durability or ("cloud" if is_stored else "disk"),
         seed=random.SystemRandom().getrandbits(32),
         rate=rate,
         collect_seconds=min(5.0, 6 * minutes),
