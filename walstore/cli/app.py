@@ -6,8 +6,9 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from inspect import Parameter, signature
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -53,6 +54,7 @@ from walstore.cli.errors import (
     unwrap,
 )
 from walstore.cli.location import is_url
+from walstore.cli.options import AsJson
 from walstore.cli.output import (
     complain,
     forget_stdout,
@@ -60,6 +62,8 @@ from walstore.cli.output import (
     send_logs_to_stderr,
     writing,
 )
+from walstore.cli.report import Report
+from walstore.cli.running import run_async
 
 PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130
@@ -118,6 +122,7 @@ def _is_utf8(text: str) -> bool:
 _PATHS: Final = frozenset(("LOCATION", "LOG", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
 _HELP_CHARS: Final = 68
 _headings: dict[str, str] = {}
+_AS_JSON: Final = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
 
 _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 
@@ -138,28 +143,40 @@ class _ReaderGoneError(Exception):
     """Whoever read stdout had enough. Not an OSError, which typer would make an exit code of."""
 
 
-def _add(heading: str, verb: Callable[..., None], about: str) -> None:
+Verb: TypeAlias = Callable[..., Coroutine[Any, Any, Report | None] | Report | None]
+"""A function whose parameters are arguments and options. It returns what is printed, or prints itself."""
+
+
+def _add(heading: str, verb: Verb, about: str) -> None:
     """Add a verb with its examples; ``about`` describes it in fewer words than its help."""
     _headings[verb.__name__] = heading
     _add_to(app, verb, about)
 
 
-def _add_to(
-    group: typer.Typer, verb: Callable[..., None], about: str, *, name: str | None = None
-) -> None:
-    """Add a verb to the program or to a group of verbs."""
+def _add_to(group: typer.Typer, verb: Verb, about: str, *, name: str | None = None) -> None:
+    """Add a verb to the program or to a group of verbs. Each gets --json, also one that returns a report."""
     examples = getattr(sys.modules[verb.__module__], f"{verb.__name__.upper()}_EXAMPLES")
+    taken = signature(verb, eval_str=True)
+    prints_itself = _AS_JSON.name in taken.parameters
 
     @functools.wraps(verb)
-    def guarded(*arguments: Any, **options: Any) -> None:
+    def guarded(*, as_json: bool, **options: Any) -> None:
+        if prints_itself:
+            options[_AS_JSON.name] = as_json
         try:
-            verb(*arguments, **options)
+            done = verb(**options)
+            report = run_async(done) if isinstance(done, Coroutine) else done
+            if report is not None:
+                report.print(as_json=as_json)
         except Exception as error:
             if isinstance(unwrap(error), BrokenPipeError):
                 raise _ReaderGoneError from None
             raise
 
-    group.command(name, cls=_Verb, epilog=examples, short_help=about)(guarded)
+    if not prints_itself:
+        parameters = [*taken.parameters.values(), _AS_JSON]
+        guarded.__signature__ = taken.replace(parameters=parameters)  # type: ignore[attr-defined]
+    group.command(name, cls=_Verb, epilog=f"\b\nExamples:\n{examples}", short_help=about)(guarded)
 
 
 _add(RECORDS, append.append, "records from stdin into a log")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
-import typer
-
-from walstore import Durability
 from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
 from walstore.cli.errors import UsageError
@@ -17,19 +13,17 @@ from walstore.cli.location import is_address, is_url, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
     AnyLocation,
-    AsJson,
     LayoutOption,
     Shards,
     TakeOver,
     layout_arguments,
+    option,
 )
-from walstore.cli.output import print_result
+from walstore.cli.report import Report
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
-from walstore.cli.running import run_async
 from walstore.settings import MIB
 
-APPEND_EXAMPLES = """\b
-Examples:
+APPEND_EXAMPLES = """\
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
   walstore dump data/orders | walstore append data/copy --format json
@@ -38,87 +32,63 @@ Examples:
 """
 
 
-class InputFormat(StrEnum):
-    """What a line of the input is."""
-
-    LINES = "lines"
-    JSON = "json"
+InputFormat: TypeAlias = Literal["lines", "json"]
+Level: TypeAlias = Literal["memory", "disk", "cloud"]
+"""How safe records must be; these are values of :class:`walstore.Durability`."""
 
 
-class Level(StrEnum):
-    """The levels of durability."""
-
-    MEMORY = Durability.MEMORY
-    DISK = Durability.DISK
-    CLOUD = Durability.CLOUD
-
-
-def append(
+async def append(
     location: AnyLocation,
     *,
     length_prefixed: Annotated[
         bool,
-        typer.Option(
+        option(
             "--length-prefixed",
-            help="Records are a big-endian u32 length and so many bytes, instead of lines.",
+            "Records are a big-endian u32 length and so many bytes, instead of lines.",
         ),
     ] = False,
     input_format: Annotated[
         InputFormat,
-        typer.Option(
+        option(
             "--format",
-            help="What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
+            "What a line is: a value, or a record as 'walstore dump' writes it, with its key, stream, "
             "headers and time.",
         ),
-    ] = InputFormat.LINES,
+    ] = "lines",
     key_delimiter: Annotated[
         str | None,
-        typer.Option(
-            "--key-delimiter",
-            metavar="TEXT",
-            help="The key of a record is what its line has before this.",
-        ),
+        option("--key-delimiter TEXT", "The key of a record is what its line has before this."),
     ] = None,
     time_delimiter: Annotated[
         str | None,
-        typer.Option(
-            "--time-delimiter",
-            metavar="TEXT",
-            help="The time of a record is what its line has before this: ISO 8601, or microseconds.",
+        option(
+            "--time-delimiter TEXT",
+            "The time of a record is what its line has before this: ISO 8601, or microseconds.",
         ),
     ] = None,
     crlf: Annotated[
-        bool, typer.Option("--crlf", help="Lines end with CR LF; neither is part of a record.")
+        bool, option("--crlf", "Lines end with CR LF; neither is part of a record.")
     ] = False,
     max_record_bytes: Annotated[
         int,
-        typer.Option(
-            "--max-record-bytes",
-            metavar="N",
+        option(
+            "--max-record-bytes N",
+            "Largest record; a larger one ends the input with an error.",
             min=1,
             max=MOST_RECORD_BYTES,
-            help="Largest record; a larger one ends the input with an error.",
         ),
     ] = 16 * MIB,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="TEXT", help="Key of every record.")
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option("--stream", metavar="NAME", help="Stream of every record.")
-    ] = None,
+    key: Annotated[str | None, option("--key TEXT", "Key of every record.")] = None,
+    stream: Annotated[str | None, option("--stream NAME", "Stream of every record.")] = None,
     durability: Annotated[
-        Level | None,
-        typer.Option("--durability", help="What to wait for at the end; disk unless given."),
+        Level | None, option("--durability", "What to wait for at the end; disk unless given.")
     ] = None,
-    tier: Annotated[
-        str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
-    ] = None,
+    tier: Annotated[str | None, option("--tier URL", "Ship the log to a store as well.")] = None,
     layout: LayoutOption = None,
     alpha: Alpha = None,
     shards: Shards = None,
     take_over: TakeOver = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Append records from stdin, a line each, and write the offsets they got to stdout.
 
     Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
@@ -144,14 +114,14 @@ def append(
             raise UsageError(
                 "--durability, --tier, --layout and --take-over are for the owner of a log, not for clients"
             )
-        done = run_async(append_to_server(location, splitter, parser, options))
+        done = await append_to_server(location, splitter, parser, options)
     elif is_url(location):
         if durability is not None or tier is not None or take_over:
             raise UsageError("--durability, --tier and --take-over are for log directories")
         url = to_url(location, "append")
-        done = run_async(append_to_store(url, splitter, parser, options, placing))
+        done = await append_to_store(url, splitter, parser, options, placing)
     else:
-        if durability is Level.CLOUD and tier is None:
+        if durability == "cloud" and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
         if placing and tier is None:
             raise UsageError("--layout, --alpha and --shards need --tier URL")
@@ -162,13 +132,13 @@ def append(
             from uploader import CloudTier
 
             shipping = CloudTier(to_url(tier, "--tier"), take_over=take_over, **placing)
-        level = durability or Level.DISK
-        done = run_async(
-            append_to_directory(path, splitter, parser, options, level=level, tier=shipping)
+        level = durability or "disk"
+        done = await append_to_directory(
+            path, splitter, parser, options, level=level, tier=shipping
         )
     offsets = f"[{done['start']}, {done['limit']})"
     fields = [("offsets", offsets), ("records", done["records"]), ("bytes", done["bytes"])]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 def _choose_parser(
@@ -180,7 +150,7 @@ def _choose_parser(
     is_lines: bool,
 ) -> Parser:
     """Return what makes records of the input; UsageError for options that contradict each other."""
-    is_json = input_format is InputFormat.JSON
+    is_json = input_format == "json"
     is_marked = has_crlf or key_delimiter is not None or time_delimiter is not None
     if is_marked and (is_json or not is_lines):
         raise UsageError(

@@ -8,23 +8,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore.cli.bench_page import COLUMNS, bench_page, result_rows
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.machine import describe_machine
 from walstore.cli.measurement import BenchResults, Measured, MeasurePlan, measure_all
-from walstore.cli.options import AsJson
-from walstore.cli.output import format_time, print_json, print_table, replaced_file, terminal
+from walstore.cli.options import argument, option
+from walstore.cli.output import format_time, replaced_file, terminal
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.errors import LogNotFoundError
 from walstore.format.checkpoint import FILE_NAME
 from walstore.format.segment import SUFFIX
 from walstore.runtime.clock import SystemClock
 
-BENCH_EXAMPLES = """\b
-Examples:
+BENCH_EXAMPLES = """\
   walstore bench .
   walstore bench /var/lib/app --seconds 20 --record-bytes 1024
   walstore bench /mnt/disk --producers 256 --json
@@ -33,26 +31,21 @@ Examples:
 
 
 def bench(
-    directory: Annotated[
-        str,
-        typer.Argument(metavar="DIRECTORY", help="Where to write; on the disk in question."),
-    ],
+    directory: Annotated[str, argument("DIRECTORY", "Where to write; on the disk in question.")],
     *,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, max=3600, help="How long to measure in all.")
+        float, option("--seconds", "How long to measure in all.", min=0.1, max=3600)
     ] = 5,
     producers: Annotated[
-        int, typer.Option("--producers", min=1, max=10_000, help="Tasks that append at once.")
+        int, option("--producers", "Tasks that append at once.", min=1, max=10_000)
     ] = 64,
     record_bytes: Annotated[
-        int, typer.Option("--record-bytes", min=0, max=1 << 20, help="Size of each value.")
+        int, option("--record-bytes", "Size of each value.", min=0, max=1 << 20)
     ] = 100,
     html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="FILE", help="Also write a page with plots to FILE."),
+        str | None, option("--html FILE", "Also write a page with plots to FILE.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Measure a disk and a log on it: write + fdatasync alone, durable appends, catching up.
 
     Writes below DIRECTORY, which must be there and hold no log, and removes what it wrote. Every append
@@ -73,18 +66,14 @@ def bench(
         if file is not None:
             page = bench_page(plan, results, _facts(path))
             file.write(page.encode(errors="backslashreplace"))
-    if as_json:
-        print_json(
-            {
-                "directory": str(path),
-                "seconds": seconds,
-                "producers": producers,
-                "record_bytes": record_bytes,
-                "results": [_bench_json(one) for one in results.rows],
-            }
-        )
-    else:
-        print_table(COLUMNS, result_rows(plan, results))
+    found = {
+        "directory": str(path),
+        "seconds": seconds,
+        "producers": producers,
+        "record_bytes": record_bytes,
+        "results": [_bench_json(one) for one in results.rows],
+    }
+    return Report(found, Listing(COLUMNS, result_rows(plan, results)))
 
 
 def _measure(plan: MeasurePlan) -> BenchResults:

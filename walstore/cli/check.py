@@ -13,15 +13,14 @@ from walstore.cli.cursors import open_cursors
 from walstore.cli.errors import FAILED
 from walstore.cli.inspect import find_holder
 from walstore.cli.location import is_store, open_location
-from walstore.cli.options import AsJson, Location
+from walstore.cli.options import AsJson, Location, option
 from walstore.cli.output import format_bytes, format_count, print_verdict
 from walstore.cli.running import run_async
 from walstore.files.log_bounds import find_missing
 from walstore.files.log_files import LogSnapshot
 from walstore.runtime.clock import SystemClock
 
-CHECK_EXAMPLES = """\b
-Examples:
+CHECK_EXAMPLES = """\
   walstore check data/orders --max-lag 10000 --max-upload-lag 100000
   walstore check data/orders --max-age 300 --min-free-bytes 10000000000 --writer
   walstore check s3://bucket/orders --max-lag 10000 --json
@@ -32,35 +31,22 @@ def check(
     location: Location,
     *,
     max_lag: Annotated[
-        int | None,
-        typer.Option("--max-lag", metavar="N", min=0, help="No cursor is more records behind."),
+        int | None, option("--max-lag N", "No cursor is more records behind.", min=0)
     ] = None,
     max_upload_lag: Annotated[
         int | None,
-        typer.Option(
-            "--max-upload-lag",
-            metavar="N",
-            min=0,
-            help="No more records wait to be shipped; a directory's.",
-        ),
+        option("--max-upload-lag N", "No more records wait to be shipped; a directory's.", min=0),
     ] = None,
     max_age: Annotated[
         float | None,
-        typer.Option(
-            "--max-age", metavar="SECONDS", min=0, help="The newest record is not older than this."
-        ),
+        option("--max-age SECONDS", "The newest record is not older than this.", min=0),
     ] = None,
     min_free_bytes: Annotated[
         int | None,
-        typer.Option(
-            "--min-free-bytes",
-            metavar="N",
-            min=0,
-            help="The disk of a directory has so much space left.",
-        ),
+        option("--min-free-bytes N", "The disk of a directory has so much space left.", min=0),
     ] = None,
     writer: Annotated[
-        bool, typer.Option("--writer", help="A program has the directory open for writing.")
+        bool, option("--writer", "A program has the directory open for writing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -14,14 +14,15 @@ from typing import Annotated, Any, Final, TextIO
 
 import typer
 
-from walstore.cli.cluster_adopt import Adoption, adopt, check_made, print_adoption
+from walstore.cli.cluster_adopt import Adoption, adopt, check_made, report_adoption
 from walstore.cli.cluster_change import log_row, plan_changes, spec_fields, write_changes
 from walstore.cli.cluster_remove import remove_log
 from walstore.cli.cluster_specs import Change, parse_specs
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_url
-from walstore.cli.options import AsJson, Confirm
-from walstore.cli.output import complain, print_json, print_result, print_table
+from walstore.cli.options import Confirm, argument, option
+from walstore.cli.output import complain
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
 from walstore.errors import LogNotFoundError
@@ -38,13 +39,11 @@ from walstore.wire.address import parse_address
 
 CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
 
-LIST_LOGS_EXAMPLES = """\b
-Examples:
+LIST_LOGS_EXAMPLES = """\
   walstore logs list --cluster etcd://10.0.0.1:2379
   walstore logs list --selector env=prod,!archived --json
 """
-APPLY_EXAMPLES = """\b
-Examples:
+APPLY_EXAMPLES = """\
   walstore logs apply orders --cluster etcd://10.0.0.1:2379
   walstore logs apply orders --replicas 5 --label env=prod
   walstore logs apply scratch --replicas 1
@@ -52,156 +51,127 @@ Examples:
   walstore logs apply partners --source s3://their-bucket/orders
   walstore logs list --json | jq -c '.logs[]' | walstore logs apply --from -
 """
-EDIT_EXAMPLES = """\b
-Examples:
+EDIT_EXAMPLES = """\
   EDITOR=vi walstore logs edit
   EDITOR=vi walstore logs edit --selector env=prod
 """
-MOVE_EXAMPLES = """\b
-Examples:
+MOVE_EXAMPLES = """\
   walstore logs move orders tls://10.0.0.2:7430
   walstore logs move orders tls://10.0.0.2:7430 --cluster etcd://10.0.0.1:2379
 """
-SUSPEND_EXAMPLES = """\b
-Examples:
+SUSPEND_EXAMPLES = """\
   walstore logs suspend orders
   walstore logs suspend orders --cluster etcd://10.0.0.1:2379
 """
-RESUME_EXAMPLES = """\b
-Examples:
+RESUME_EXAMPLES = """\
   walstore logs resume orders
   walstore logs resume orders --cluster etcd://10.0.0.1:2379
 """
-REMOVE_EXAMPLES = """\b
-Examples:
+REMOVE_EXAMPLES = """\
   walstore logs remove orders
   walstore logs remove orders --confirm
 """
 Cluster = Annotated[
     str,
-    typer.Option(
-        "--cluster",
-        metavar="ETCD",
+    option(
+        "--cluster ETCD",
+        "The etcd that the machines share: etcd://host:2379,host2:2379; etcds:// for TLS.",
         envvar=CLUSTER_VARIABLE,
-        help="The etcd that the machines share: etcd://host:2379,host2:2379; etcds:// for TLS.",
         show_default=False,
     ),
 ]
 Selector = Annotated[
-    str,
-    typer.Option(
-        "--selector", metavar="LABELS", help="Only logs with these labels: env=prod,!old,zone!=a."
-    ),
+    str, option("--selector LABELS", "Only logs with these labels: env=prod,!old,zone!=a.")
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)]
+Name = Annotated[str, argument("NAME", "The log's name.", show_default=False)]
 
 
-def list_logs(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+async def list_logs(*, cluster: Cluster, selector: Selector = "") -> Report:
     """List the logs of a cluster: their leaders, where their copies are, which of those have caught up."""
     wanted = parse_selector(selector)
-    view = run_async(_look(cluster))
+    view = await _look(cluster)
     rows = [
         log_row(view, name)
         for name in sorted(view.specs)
         if is_selected(view.specs[name].labels, wanted)
     ]
-    if as_json:
-        members = [one._asdict() for one in view.members.values()]
-        left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
-        print_json({"logs": rows, "members": members, "left_out": left_out})
-        return
-    for member in view.members.values():
-        if member.replaced:
-            complain(
-                f"{member.address}: {member.home} has taken the place of {member.replaced}; if both are to "
-                "be machines, give each an address (--advertise) and a directory of its own"
-            )
-    if not rows:
-        complain("there are no such logs; make one with 'walstore logs apply NAME'")
-        return
-    print_table(
-        ("log", "leader", "epoch", "copies", "present", "labels"),
-        [
-            [
-                row["name"],
-                row["leader"] or ("suspended" if row["suspended"] else row["source"] or "nobody"),
-                "–" if row["epoch"] is None else str(row["epoch"]),
-                "–" if row["source"] else f"{len(row['copies'])} of {row['replicas']}",
-                "–" if row["present"] is None else str(row["present"]),
-                " ".join(f"{label}={value}" for label, value in row["labels"].items()),
-            ]
-            for row in rows
-        ],
-    )
+    members = [one._asdict() for one in view.members.values()]
+    left_out = [{"key": key, "why": why} for key, why in sorted(view.left_out.items())]
+    remarks = [
+        f"{member.address}: {member.home} has taken the place of {member.replaced}; if both are to "
+        "be machines, give each an address (--advertise) and a directory of its own"
+        for member in view.members.values()
+        if member.replaced
+    ]
     for row in rows:
         for address, why in row["missing"].items():
-            complain(f"{row['name']}: the copy at {address} does not count: {why}")
+            remarks.append(f"{row['name']}: the copy at {address} does not count: {why}")
+    found = {"logs": rows, "members": members, "left_out": left_out}
+    if not rows:
+        remarks.append("there are no such logs; make one with 'walstore logs apply NAME'")
+        return Report(found, remarks=remarks)
+    names = ("log", "leader", "epoch", "copies", "present", "labels")
+    return Report(found, Listing(names, map(_cells, rows)), remarks=remarks)
+
+
+def _cells(row: dict[str, Any]) -> Sequence[str]:
+    return (
+        row["name"],
+        row["leader"] or ("suspended" if row["suspended"] else row["source"] or "nobody"),
+        "–" if row["epoch"] is None else str(row["epoch"]),
+        "–" if row["source"] else f"{len(row['copies'])} of {row['replicas']}",
+        "–" if row["present"] is None else str(row["present"]),
+        " ".join(f"{label}={value}" for label, value in row["labels"].items()),
+    )
 
 
 def apply(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The log's name.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "The log's name.", show_default=False)] = None,
     *,
     cluster: Cluster,
     replicas: Annotated[
-        int | None,
-        typer.Option("--replicas", metavar="N", help="Copies in all, 1 to 16; 3 for a new log."),
+        int | None, option("--replicas N", "Copies in all, 1 to 16; 3 for a new log.")
     ] = None,
     quorum: Annotated[
-        int | None,
-        typer.Option(
-            "--quorum", metavar="N", help="Copies that must have a record; else more than half."
-        ),
+        int | None, option("--quorum N", "Copies that must have a record; else more than half.")
     ] = None,
     labels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--label", metavar="NAME=VALUE", help="Set a label; NAME= removes it. Repeatable."
-        ),
+        list[str] | None, option("--label NAME=VALUE", "Set a label; NAME= removes it. Repeatable.")
     ] = None,
     tier: Annotated[
-        str | None,
-        typer.Option("--tier", metavar="URL", help="Ship it to a store; cannot be changed later."),
+        str | None, option("--tier URL", "Ship it to a store; cannot be changed later.")
     ] = None,
     reads: Annotated[
         str | None,
-        typer.Option(
-            "--source",
-            metavar="URL",
-            help="Read it from a store that others write; it has no copies then.",
-        ),
+        option("--source URL", "Read it from a store that others write; it has no copies then."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
+        option(
+            "--set NAME=VALUE",
+            "A setting of its own, such as retention_bytes=1000000000; NAME= removes it. Repeatable.",
         ),
     ] = None,
     source: Annotated[
-        typer.FileText | None,
-        typer.Option("--from", metavar="FILE", help="Specs as JSON lines; - for stdin."),
+        typer.FileText | None, option("--from FILE", "Specs as JSON lines; - for stdin.")
     ] = None,
     adopts: Annotated[
         bool,
-        typer.Option(
+        option(
             "--adopt",
-            help="With --from: take newer lists of copies than the cluster stores, after it was set back. "
+            "With --from: take newer lists of copies than the cluster stores, after it was set back. "
             "The machines are asked first what they have. A dry run without --confirm.",
         ),
     ] = False,
     gives_up: Annotated[
         bool,
-        typer.Option(
+        option(
             "--give-up-records",
-            help="With --adopt: also if machines that are left out have more, which is lost then.",
+            "With --adopt: also if machines that are left out have more, which is lost then.",
         ),
     ] = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Make a log of a cluster, or change what is wanted of it. Machines for its copies are chosen.
 
     What is not given stays as it is. The number of copies changes one at a time, while all others have
@@ -224,8 +194,7 @@ def apply(
         wanted = parse_specs(_read(source), adopts=adopts)
         if adopts:
             adopting = _adopt(cluster, wanted, is_confirmed=confirm, gives_up=gives_up)
-            print_adoption(run_async(adopting), as_json=as_json)
-            return
+            return report_adoption(run_async(adopting))
     else:
         assert name is not None
         options: dict[str, Any] = {
@@ -247,11 +216,10 @@ def apply(
             )
 
         wanted = {check_log_name(name): change}
-    done = run_async(_change(cluster, wanted))
-    _print_changed(done, as_json=as_json)
+    return run_async(_change(cluster, wanted))
 
 
-def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) -> None:
+def edit(*, cluster: Cluster, selector: Selector = "") -> Report | None:
     """Change specs in the editor that EDITOR names, a log a line. Logs that are left out stay."""
     chosen = parse_selector(selector)
     view = run_async(_look(cluster))
@@ -265,19 +233,16 @@ def edit(*, cluster: Cluster, selector: Selector = "", as_json: AsJson = False) 
     text = _edited("".join(f"{line}\n" for line in lines))
     if text.split("\n") == [*lines, ""]:
         complain("nothing was changed")
-        return
-    _print_changed(run_async(_change(cluster, parse_specs(text))), as_json=as_json)
+        return None
+    return run_async(_change(cluster, parse_specs(text)))
 
 
-def move(
+async def move(
     name: Name,
-    address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="The machine that should lead it.")
-    ],
+    address: Annotated[str, argument("ADDRESS", "The machine that should lead it.")],
     *,
     cluster: Cluster,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Let another machine with a copy lead a log. Appends wait while it is handed over."""
     place = str(parse_address(address))
 
@@ -291,41 +256,39 @@ def move(
             )
         return spec._replace(preferred=place)
 
-    wanted: dict[str, Change] = {check_log_name(name): change}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, {check_log_name(name): change}, makes=False)
 
 
-def suspend(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+async def suspend(name: Name, *, cluster: Cluster) -> Report:
     """Let nobody lead a log until it is resumed. Its leader closes it in order; its copies and files stay.
 
     Appends and readers are refused meanwhile, and no machine has a file or a task for it.
     """
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=True)}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, wanted, makes=False)
 
 
-def resume(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+async def resume(name: Name, *, cluster: Cluster) -> Report:
     """Let a log that was suspended be led again, with everything that was acknowledged."""
     wanted = {check_log_name(name): lambda spec: spec._replace(suspended=False)}
-    _print_changed(run_async(_change(cluster, wanted, makes=False)), as_json=as_json)
+    return await _change(cluster, wanted, makes=False)
 
 
-def remove(
-    name: Name, *, cluster: Cluster, confirm: Confirm = False, as_json: AsJson = False
-) -> None:
+async def remove(name: Name, *, cluster: Cluster, confirm: Confirm = False) -> Report:
     """Take a log out of its cluster: nobody leads it any more. The files of its copies stay.
 
     A dry run without --confirm.
     """
     check_log_name(name)
-    found = run_async(_remove(cluster, name, is_confirmed=confirm))
-    if not confirm:
-        complain(f"nothing was changed; give --confirm to take {name!r} out of the cluster")
-    print_result(
-        {"removed": confirm, **found},
-        [("log", name), *((("copy at", one)) for one in found["copies"])],
-        as_json=as_json,
+    async with open_keys(cluster) as keys:
+        found = await remove_log(keys, name, is_confirmed=confirm)
+    dry = (
+        []
+        if confirm
+        else [f"nothing was changed; give --confirm to take {name!r} out of the cluster"]
     )
+    fields = [("log", name), *(("copy at", one) for one in found["copies"])]
+    return Report({"removed": confirm, **found}, fields, notes=dry)
 
 
 # -- for serve ---------------------------------------------------------------------------------
@@ -366,15 +329,14 @@ def _value(text: str) -> Any:
         return text
 
 
-async def _change(
-    cluster: str, wanted: dict[str, Change], *, makes: bool = True
-) -> list[dict[str, Any]]:
+async def _change(cluster: str, wanted: dict[str, Change], *, makes: bool = True) -> Report:
     async with open_keys(cluster) as keys:
         view = ClusterView(keys, clock=SystemClock())
         await view.look()
         planned = await plan_changes(keys, view, wanted, makes=makes)
         await check_made(keys, view, planned)
-        return await write_changes(keys, view, planned)
+        rows = await write_changes(keys, view, planned)
+    return Report({"logs": rows}, *map(_changed, rows))
 
 
 async def _adopt(
@@ -382,11 +344,6 @@ async def _adopt(
 ) -> Adoption:
     async with open_keys(cluster) as keys:
         return await adopt(keys, wanted, is_confirmed=is_confirmed, gives_up=gives_up)
-
-
-async def _remove(cluster: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
-    async with open_keys(cluster) as keys:
-        return await remove_log(keys, name, is_confirmed=is_confirmed)
 
 
 def _read(source: TextIO) -> str:
@@ -415,24 +372,18 @@ def _edited(text: str) -> str:
         return path.read_text()
 
 
-def _print_changed(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json({"logs": list(rows)})
-        return
-    for row in rows:
-        quorum = "more than half" if row["quorum"] is None else row["quorum"]
-        kept = [
-            ["replicas", str(row["replicas"])],
-            ["quorum", str(quorum)],
-            ["copies", " ".join(row["copies"]) or "to be chosen"],
-            ["preferred", row["preferred"] or "any"],
-            ["tier", row["tier"] or "none"],
-        ]
-        print_table(
-            ("log", row["name"]),
-            [
-                *([["source", row["source"]]] if row["source"] else kept),
-                *([["suspended", "yes"]] if row["suspended"] else []),
-                *([name, str(value)] for name, value in row["settings"].items()),
-            ],
-        )
+def _changed(row: dict[str, Any]) -> Listing:
+    quorum = "more than half" if row["quorum"] is None else row["quorum"]
+    kept = [
+        ("replicas", row["replicas"]),
+        ("quorum", quorum),
+        ("copies", " ".join(row["copies"]) or "to be chosen"),
+        ("preferred", row["preferred"] or "any"),
+        ("tier", row["tier"] or "none"),
+    ]
+    rows = [
+        *([("source", row["source"])] if row["source"] else kept),
+        *([("suspended", "yes")] if row["suspended"] else []),
+        *row["settings"].items(),
+    ]
+    return Listing(("log", row["name"]), rows)

@@ -10,7 +10,7 @@ from walstore.cli.cluster_change import Planned, plan_changes, spec_row, write_c
 from walstore.cli.cluster_specs import Change
 from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE
-from walstore.cli.output import complain, print_fields, print_json, print_table
+from walstore.cli.report import Listing, Report
 from walstore.cluster.machine_looks import LogLooks, MachineQuestions
 from walstore.cluster.view import ClusterView
 from walstore.replication.settings import Replication
@@ -68,38 +68,30 @@ async def adopt(
     return Adoption(rows, looks, is_done=False, refused=refused)
 
 
-def print_adoption(found: Adoption, *, as_json: bool) -> None:
-    """Write what was found and done; UsageError if it was refused."""
-    if as_json:
-        machines = [machine.described(one.name) for one in found.looks for machine in one.machines]
-        print_json({"adopted": found.is_done, "logs": list(found.rows), "machines": machines})
-    else:
-        print_table(
-            ("log", "machine", "list", "copy"),
-            [
-                [
-                    one.name,
-                    machine.address,
-                    "in" if machine.is_listed else "left out",
-                    machine.shown(),
-                ]
-                for one in found.looks
-                for machine in one.machines
-            ],
-        )
-        for row in found.rows:
-            list_is = "has now" if found.is_done else "would get"
-            print_fields([(f"{row['name']} {list_is}", ", ".join(row["copies"]))])
-    if found.refused is not None:
-        raise UsageError(found.refused)
-    for one in found.looks:
-        for machine in one.silent:
-            complain(
-                f"{one.name}: {machine.address}, which is left out, does not answer; whether it has more is "
-                "known from etcd at most"
-            )
+def report_adoption(found: Adoption) -> Report:
+    """Return what was found and done; UsageError, once it is printed, if it was refused."""
+    looked = [(one.name, machine) for one in found.looks for machine in one.machines]
+    machines = [machine.described(name) for name, machine in looked]
+    rows = [
+        (name, machine.address, "in" if machine.is_listed else "left out", machine.shown())
+        for name, machine in looked
+    ]
+    list_is = "has now" if found.is_done else "would get"
+    notes = [
+        f"{one.name}: {machine.address}, which is left out, does not answer; whether it has more is "
+        "known from etcd at most"
+        for one in found.looks
+        for machine in one.silent
+    ]
     if not found.is_done:
-        complain("nothing was changed; give --confirm to take the lists")
+        notes.append("nothing was changed; give --confirm to take the lists")
+    return Report(
+        {"adopted": found.is_done, "logs": list(found.rows), "machines": machines},
+        Listing(("log", "machine", "list", "copy"), rows),
+        *([(f"{row['name']} {list_is}", ", ".join(row["copies"]))] for row in found.rows),
+        notes=notes,
+        refusal=None if found.refused is None else UsageError(found.refused),
+    )
 
 
 def _placed(spec: LogSpec) -> tuple[Any, ...]:

@@ -6,15 +6,13 @@ import asyncio
 import dataclasses
 from typing import Any, Final
 
-import typer
-
 from walstore import RemoteWal
 from walstore.cli import cluster
 from walstore.cli.cluster import Cluster, Name
 from walstore.cli.errors import CORRUPTION, FAILED, OK, UsageError
 from walstore.cli.location import connect_to
-from walstore.cli.options import AsJson
-from walstore.cli.output import complain, format_bytes, format_time, print_json, print_table
+from walstore.cli.output import complain, format_bytes, format_time
+from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
 from walstore.errors import (
@@ -27,8 +25,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.statistics import CopyScrub, ScrubRound, Statistics
 from walstore.topology.documents import check_log_name
 
-SCRUB_EXAMPLES = """\b
-Examples:
+SCRUB_EXAMPLES = """\
   walstore logs scrub orders
   walstore logs scrub orders --cluster etcd://10.0.0.1:2379 --json
 """
@@ -37,7 +34,7 @@ _LOOK_SECONDS: Final = 0.2
 """From one question whether the round has ended to the next."""
 
 
-def scrub(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
+def scrub(name: Name, *, cluster: Cluster) -> Report:
     """Read all copies of a log now, let damage be replaced from a whole copy, and wait for the end.
 
     Its leader does it, also if this command is interrupted; a second one meanwhile waits for the same end.
@@ -53,37 +50,36 @@ def scrub(name: Name, *, cluster: Cluster, as_json: AsJson = False) -> None:
         {**dataclasses.asdict(one), "left": dict(one.left), "address": one.address or leader}
         for one in found.copies
     ]
-    if as_json:
-        fields = dataclasses.asdict(found)
-        print_json({"name": name, "leader": leader, **fields, "copies": copies})
-    else:
-        print_table(
-            ("copy", "checked", "damaged segments", "replaced", "stay damaged"),
-            [
-                [
-                    one["address"],
-                    format_bytes(one["checked_bytes"]),
-                    str(one["damaged_segments"]),
-                    format_bytes(one["mended_bytes"]),
-                    str(len(one["left"])),
-                ]
-                for one in copies
-            ],
+    rows = [
+        (
+            one["address"],
+            format_bytes(one["checked_bytes"]),
+            one["damaged_segments"],
+            format_bytes(one["mended_bytes"]),
+            len(one["left"]),
         )
-    raise typer.Exit(_verdict(name, copies))
+        for one in copies
+    ]
+    notes, code = _verdict(name, copies)
+    return Report(
+        {"name": name, "leader": leader, **dataclasses.asdict(found), "copies": copies},
+        Listing(("copy", "checked", "damaged segments", "replaced", "stay damaged"), rows),
+        notes=notes,
+        code=code,
+    )
 
 
-def _verdict(name: str, copies: list[dict[str, Any]]) -> int:
-    """Say what is not whole; return the exit code."""
-    code = OK
+def _verdict(name: str, copies: list[dict[str, Any]]) -> tuple[list[str], int]:
+    """Return what is not whole, and the exit code."""
+    notes, code = [], OK
     for one in copies:
         if one["trouble"] is not None:
-            complain(f"{name}: the copy at {one['address']} was not checked: {one['trouble']}")
+            notes.append(f"{name}: the copy at {one['address']} was not checked: {one['trouble']}")
             code = code or FAILED
         for file, why in one["left"].items():
-            complain(f"{name}: {file} at {one['address']} stays damaged: {why}")
+            notes.append(f"{name}: {file} at {one['address']} stays damaged: {why}")
             code = CORRUPTION
-    return code
+    return notes, code
 
 
 async def _scrub(address: str, name: str) -> tuple[str, ScrubRound]:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_log, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt, ColumnTypes, KeyColumns, LikeFile
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    print_fields,
-    print_json,
-    print_result,
-    print_table,
-)
+from walstore.cli.options import CollectionAt, ColumnTypes, KeyColumns, LikeFile, option
+from walstore.cli.output import format_bytes, format_count
+from walstore.cli.report import Fields, Listing, Part, Report
 from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError
 from walstore.runtime.clock import SystemClock
@@ -32,8 +21,7 @@ if TYPE_CHECKING:
 
     from uploader import CollectionStatus
 
-CREATE_EXAMPLES = """\b
-Examples:
+CREATE_EXAMPLES = """\
   walstore collection create s3://bucket/people --column id:int64 --column name:string:null \\
       --key id --kind upsert
   walstore collection create s3://bucket/sales --like sales.parquet --key region,day
@@ -41,11 +29,7 @@ Examples:
 """
 
 
-class KindName(StrEnum):
-    """The kinds of collections there are."""
-
-    DIFF = "diff"
-    UPSERT = "upsert"
+KindName: TypeAlias = Literal["diff", "upsert"]
 
 
 def create(
@@ -55,18 +39,15 @@ def create(
     like: LikeFile = None,
     key: KeyColumns = None,
     kind: Annotated[
-        KindName,
-        typer.Option("--kind", help="Whether updates change counts of rows, or replace rows."),
-    ] = KindName.DIFF,
-    as_json: AsJson = False,
-) -> None:
+        KindName, option("--kind", "Whether updates change counts of rows, or replace rows.")
+    ] = "diff",
+) -> Report:
     """Create a collection. If there is one with the same columns, key and kind, nothing changes."""
     schema, names = wanted_schema(column, like, key)
     place = to_url(url, "collection create")
     made = run_async(make_collection(place, schema, names, kind))
-    print_result(made, _schema_fields(made), as_json=as_json)
-    if not made["created"]:
-        complain("the collection exists; nothing was changed")
+    notes = [] if made["created"] else ["the collection exists; nothing was changed"]
+    return Report(made, _schema_fields(made), notes=notes)
 
 
 def wanted_schema(
@@ -87,11 +68,11 @@ async def make_collection(
 
     is_new = False
     try:
-        opened = await Collection.open(url, schema=schema, key=key, kind=kind.value)
+        opened = await Collection.open(url, schema=schema, key=key, kind=kind)
     except CollectionNotFoundError:
         if await is_log(url):
             raise UsageError(f"there is a log at {url}; choose a prefix of its own") from None
-        opened = await Collection.open(url, create=True, schema=schema, key=key, kind=kind.value)
+        opened = await Collection.open(url, create=True, schema=schema, key=key, kind=kind)
         is_new = True
     async with opened as collection:
         found = await collection.status()
@@ -109,7 +90,7 @@ def _schema_json(found: CollectionStatus) -> dict[str, Any]:
     }
 
 
-def _schema_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _schema_fields(found: dict[str, Any]) -> Fields:
     columns = [
         f"{one['name']} {one['type']}{', may be null' if one['nullable'] else ''}"
         for one in found["columns"]
@@ -122,29 +103,21 @@ def _schema_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-SHOW_EXAMPLES = """\b
-Examples:
+SHOW_EXAMPLES = """\
   walstore collection show s3://bucket/people
   walstore collection show s3://bucket/people --json
   walstore collection show file:///srv/c --json | jq .held_by
 """
 
 
-def show(url: CollectionAt, *, as_json: AsJson = False) -> None:
+async def show(url: CollectionAt) -> Report:
     """Show the schema, frontiers, batches and readers of a collection, the newest first.
 
     The line 'behind' says how many times before the latest one are still distinguished, and for whom.
     """
-    found = run_async(_show(to_url(url, "collection show")))
-    if as_json:
-        print_json(found)
-    else:
-        _print_status(found)
-
-
-async def _show(url: str) -> dict[str, Any]:
-    async with open_collection(url) as collection:
-        return _status_json(collection.url, await collection.status())
+    async with open_collection(to_url(url, "collection show")) as collection:
+        found = _status_json(collection.url, await collection.status())
+    return Report(found, *_status_parts(found))
 
 
 def _status_json(location: str, found: CollectionStatus) -> dict[str, Any]:
@@ -198,38 +171,34 @@ def _status_json(location: str, found: CollectionStatus) -> dict[str, Any]:
     }
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def _status_parts(found: dict[str, Any]) -> Iterator[Part]:
     pending = found["pending"]
-    print_fields(
-        [
-            *_schema_fields(found),
-            ("version", found["version"]),
-            ("upper", f"{found['upper']}, merged up to {found['merged_upper']}"),
-            ("since", found["since"]),
-            ("behind", _behind(found)),
-            ("pending", f"{pending['batches']} batches, {_size(pending)}"),
-            ("controller", found["controller"] or "none"),
-        ]
-    )
+    yield [
+        *_schema_fields(found),
+        ("version", found["version"]),
+        ("upper", f"{found['upper']}, merged up to {found['merged_upper']}"),
+        ("since", found["since"]),
+        ("behind", _behind(found)),
+        ("pending", f"{pending['batches']} batches, {_size(pending)}"),
+        ("controller", found["controller"] or "none"),
+    ]
     if found["batches"]:
-        sys.stdout.write("\n")
+        yield ""
         names = ("lower", "upper", "since", "layer", "rows", "bytes")
-        print_table(names, [[one[name] for name in names] for one in found["batches"]])
+        yield Listing(names, [[one[name] for name in names] for one in found["batches"]])
     if found["readers"]:
-        sys.stdout.write("\n")
-        print_table(
-            ("reader", "version", "frontier", "behind", "lease left"),
-            [
-                (
-                    one["name"],
-                    "-" if one["version"] is None else one["version"],
-                    one["frontier"],
-                    one["behind"],
-                    _lease_left(one["lease_seconds"]),
-                )
-                for one in found["readers"]
-            ],
-        )
+        yield ""
+        rows = [
+            (
+                one["name"],
+                "-" if one["version"] is None else one["version"],
+                one["frontier"],
+                one["behind"],
+                _lease_left(one["lease_seconds"]),
+            )
+            for one in found["readers"]
+        ]
+        yield Listing(("reader", "version", "frontier", "behind", "lease left"), rows)
 
 
 def _behind(found: dict[str, Any]) -> str:

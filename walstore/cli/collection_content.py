@@ -14,8 +14,9 @@ from walstore.cli import collection_rows as rows
 from walstore.cli.errors import UsageError
 from walstore.cli.input import read_stdin, require_stdin
 from walstore.cli.location import open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt
-from walstore.cli.output import format_count, print_result, print_table, write_bytes
+from walstore.cli.options import AsJson, CollectionAt, argument, option
+from walstore.cli.output import format_count, print_table, write_bytes
+from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.errors import OutcomeUnknownError
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
     from uploader import CollectionReader
 
-READ_EXAMPLES = """\b
-Examples:
+READ_EXAMPLES = """\
   walstore collection read s3://bucket/people
   walstore collection read s3://bucket/people --as-of 41 --output people.parquet
   walstore collection read s3://bucket/people --after 41 --json
@@ -37,30 +37,20 @@ def read(
     url: CollectionAt,
     *,
     as_of: Annotated[
-        int | None,
-        typer.Option(
-            "--as-of", min=0, metavar="T", help="Content at this time. Without it, the latest."
-        ),
+        int | None, option("--as-of T", "Content at this time. Without it, the latest.", min=0)
     ] = None,
     after: Annotated[
-        int | None,
-        typer.Option("--after", min=-1, metavar="T", help="The changes after this time instead."),
+        int | None, option("--after T", "The changes after this time instead.", min=-1)
     ] = None,
     follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", "-f", help="Then the changes as they are published, until interrupted."
-        ),
+        bool, option("--follow -f", "Then the changes as they are published, until interrupted.")
     ] = False,
     output: Annotated[
-        str | None,
-        typer.Option("--output", metavar="FILE", help="Write a Parquet file, not to stdout."),
+        str | None, option("--output FILE", "Write a Parquet file, not to stdout.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, metavar="N", help="Most rows to write.")
-    ] = None,
+    limit: Annotated[int | None, option("--limit N", "Most rows to write.", min=0)] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Write the content of a collection at a time, or the changes after one.
 
     It is registered as a leased reader meanwhile, and released at the end. Content is sorted by key; changes
@@ -75,9 +65,7 @@ def read(
     done = run_async(_read(place, _Reading(as_of, after, follow), output, limit, as_json=as_json))
     if done is None:
         raise typer.Abort
-    if output is not None:
-        fields = [(name, value) for name, value in done.items() if value is not None]
-        print_result(done, fields, as_json=as_json)
+    return None if output is None else Report(done, list(done.items()))
 
 
 class _Reading:
@@ -163,8 +151,7 @@ def _write_rows(table: pa.Table, above: _Above | None, *, as_json: bool) -> _Abo
     return above
 
 
-WRITE_EXAMPLES = """\b
-Examples:
+WRITE_EXAMPLES = """\
   walstore collection write s3://bucket/people people.parquet
   echo '{"id": 1, "name": "Ada"}' | walstore collection write s3://bucket/people -
   walstore collection write s3://bucket/people day.parquet --lower 20 --upper 30 --definite
@@ -175,37 +162,25 @@ _STDIN: Final = "-"
 def write(
     url: CollectionAt,
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A Parquet file, or - for JSON lines on stdin.",
-            show_default=False,
-        ),
+        str, argument("FILE", "A Parquet file, or - for JSON lines on stdin.", show_default=False)
     ],
     *,
-    writer: Annotated[
-        str, typer.Option("--writer", metavar="NAME", help="The shard to append to.")
-    ] = "main",
+    writer: Annotated[str, option("--writer NAME", "The shard to append to.")] = "main",
     lower: Annotated[
-        int | None,
-        typer.Option(
-            "--lower", min=0, metavar="T", help="Where the batch begins: at the end of the shard."
-        ),
+        int | None, option("--lower T", "Where the batch begins: at the end of the shard.", min=0)
     ] = None,
     upper: Annotated[
-        int | None,
-        typer.Option("--upper", min=1, metavar="T", help="Where it ends; one time after --lower."),
+        int | None, option("--upper T", "Where it ends; one time after --lower.", min=1)
     ] = None,
     definite: Annotated[
         bool,
-        typer.Option(
+        option(
             "--definite",
-            help="Leave out the times that the shard has already: for rows that are derived from an "
+            "Leave out the times that the shard has already: for rows that are derived from an "
             "input again.",
         ),
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Append rows to a collection as one batch, which holds all updates of its times.
 
     Rows have the collection's columns, and may have _t (default: the batch's first time), _d (of a diff
@@ -227,7 +202,7 @@ def write(
         ("times", f"[{done['lower']}, {done['upper']})"),
         ("rows", format_count(done["rows"])),
     ]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 async def _write(

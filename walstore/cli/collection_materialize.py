@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
 from walstore import ReadonlyWal
 from walstore.cli.collection import KindName, make_collection, wanted_schema
 from walstore.cli.errors import UsageError
-from walstore.cli.landing import print_summary, showing
+from walstore.cli.landing import report_landing, showing
 from walstore.cli.location import is_url, open_collection, to_directory, to_url
-from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile
+from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile, argument, option
+from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from uploader import CloudLog
     from walstore.spark.sidecar import Observer, Summary
 
-MATERIALIZE_EXAMPLES = """\b
-Examples:
+MATERIALIZE_EXAMPLES = """\
   walstore collection materialize data/changes s3://bucket/book --envelope debezium
   walstore collection materialize s3://bucket/changes s3://bucket/book --envelope upsert --follow
   walstore collection materialize data/orders file:///srv/orders --envelope append --cursor orders \\
@@ -38,63 +37,47 @@ _DEFAULT_TRIGGER_SECONDS = 1.0
 _BATCH_RECORDS = 100_000
 
 
-class EnvelopeName(StrEnum):
-    """The envelopes there are."""
-
-    APPEND = "append"
-    UPSERT = "upsert"
-    DEBEZIUM = "debezium"
+EnvelopeName: TypeAlias = Literal["append", "upsert", "debezium"]
 
 
 def materialize(
     log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG", help="A log directory, or a stored log's URL.", show_default=False
-        ),
+        str, argument("LOG", "A log directory, or a stored log's URL.", show_default=False)
     ],
     collection: Annotated[
         str,
-        typer.Argument(
-            metavar="COLLECTION",
-            help="Where the collection is: s3://bucket/prefix or file:///directory.",
+        argument(
+            "COLLECTION",
+            "Where the collection is: s3://bucket/prefix or file:///directory.",
             show_default=False,
         ),
     ],
     *,
     envelope: Annotated[
-        EnvelopeName,
-        typer.Option("--envelope", help="What a record says: a row, a row for a key, a change."),
+        EnvelopeName, option("--envelope", "What a record says: a row, a row for a key, a change.")
     ],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new records, until interrupted.")
+        bool, option("--follow -f", "Continue with new records, until interrupted.")
     ] = False,
     trigger_seconds: Annotated[
-        float,
-        typer.Option(
-            "--trigger-seconds", metavar="S", help="With --follow, begin a batch so often."
-        ),
+        float, option("--trigger-seconds S", "With --follow, begin a batch so often.")
     ] = _DEFAULT_TRIGGER_SECONDS,
     cursor: Annotated[
         str | None,
-        typer.Option(
-            "--cursor",
-            metavar="NAME",
-            help="Keep what is not in the collection from being removed from the log, by this cursor.",
+        option(
+            "--cursor NAME",
+            "Keep what is not in the collection from being removed from the log, by this cursor.",
         ),
     ] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the collection if there is none.")
-    ] = False,
+    create: Annotated[bool, option("--create", "Create the collection if there is none.")] = False,
     column: ColumnTypes = None,
     like: LikeFile = None,
     key: KeyColumns = None,
     kind: Annotated[
-        KindName | None,
-        typer.Option("--kind", help="With --create; the envelope's unless given."),
+        KindName | None, option("--kind", "With --create; the envelope's unless given.")
     ] = None,
     as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Bring a collection up to date with a log: each record once, at the time that is its offset.
 
     It begins where the collection ends, so it may be killed and started again, also twice at once. A record
@@ -105,7 +88,7 @@ def materialize(
         location=log,
         table=to_url(collection, "collection materialize"),
         table_format=TableFormat.COLLECTION,
-        envelope=str(envelope),
+        envelope=envelope,
         cursor=cursor,
         is_once=not follow,
         trigger_seconds=trigger_seconds,
@@ -127,7 +110,7 @@ def materialize(
         summary = run_async(land(settings, observer, cursor=cursor, make=make))
     if summary.is_stopped and not follow:
         raise typer.Abort
-    print_summary(settings, summary, cursor=cursor, as_json=as_json)
+    return report_landing(settings, summary, cursor)
 
 
 def _fitting_kind(envelope: EnvelopeName, kind: KindName | None) -> KindName:
@@ -137,7 +120,7 @@ def _fitting_kind(envelope: EnvelopeName, kind: KindName | None) -> KindName:
     kinds = ENVELOPES[envelope]
     if kind is not None and kind not in kinds:
         raise UsageError(f"--envelope {envelope} needs --kind {' or '.join(kinds)}")
-    return kind or KindName(kinds[0])
+    return kind or cast("KindName", kinds[0])
 
 
 async def land(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from walstore.cli.location import at_collection, open_collection, to_url
-from walstore.cli.options import AsJson, CollectionAt, Confirm, TakeControl
-from walstore.cli.output import complain, format_bytes, format_count, print_result
+from walstore.cli.options import CollectionAt, Confirm, TakeControl, argument, option
+from walstore.cli.output import complain, format_bytes, format_count
+from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
 from walstore.errors import CollectionNotFoundError, CorruptionError
 
@@ -27,15 +25,7 @@ if TYPE_CHECKING:
     )
 
 
-class CompactionEngine(StrEnum):
-    """Who merges."""
-
-    LOCAL = "local"
-    SPARK = "spark"
-
-
-COMPACT_EXAMPLES = """\b
-Examples:
+COMPACT_EXAMPLES = """\
   walstore collection compact s3://bucket/people
   walstore collection compact s3://bucket/people --confirm
   walstore collection compact s3://bucket/people --full --confirm --json
@@ -47,32 +37,31 @@ def compact(
     url: CollectionAt,
     *,
     full: Annotated[
-        bool, typer.Option("--full", help="Make one batch of all, without what was overwritten.")
+        bool, option("--full", "Make one batch of all, without what was overwritten.")
     ] = False,
     engine: Annotated[
-        CompactionEngine,
-        typer.Option(
-            help="Who merges more rows than fit in memory: this process in several passes, or Spark.",
+        Literal["local", "spark"],
+        option(
+            "--engine",
+            "Who merges more rows than fit in memory: this process in several passes, or Spark.",
         ),
-    ] = CompactionEngine.LOCAL,
+    ] = "local",
     take_over: TakeControl = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Merge what is pending and batches of similar size. A dry run without --confirm.
 
     Times that no reader distinguishes become one, and what cancels out or was overwritten there vanishes. The
     dry run shows the first pass. With --confirm exit code 4 if another controller is at work.
     """
     place = to_url(url, "collection compact")
-    is_spark = engine is CompactionEngine.SPARK
+    is_spark = engine == "spark"
     if confirm:
         with _merging(is_spark=is_spark) as merger:
             done = run_async(_compact(place, merger, is_full=full, take_over=take_over))
     else:
         done = run_async(_plan_compaction(place, is_full=full, is_spark=is_spark))
-    print_result(done, _compaction_fields(done), as_json=as_json)
-    _conclude(is_confirmed=confirm)
+    return Report(done, _compaction_fields(done), is_dry_run=not confirm)
 
 
 @contextmanager
@@ -134,8 +123,8 @@ async def _compact(
         return {"location": location, "applied": True, "plan": None, **figures}
 
 
-def _compaction_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = [("location", done["location"])]
+def _compaction_fields(done: dict[str, Any]) -> Fields:
+    fields: Fields = [("location", done["location"])]
     plan = done["plan"]
     if done["applied"]:
         fields += [
@@ -164,122 +153,101 @@ def _size(rows: int, size_bytes: int) -> str:
     return f"{format_count(rows)} rows, {format_bytes(size_bytes)}"
 
 
-GC_EXAMPLES = """\b
-Examples:
+GC_EXAMPLES = """\
   walstore collection gc s3://bucket/people
   walstore collection gc s3://bucket/people --confirm
   walstore collection gc s3://bucket/people --take-over --confirm --json
 """
 
 
-def gc(
-    url: CollectionAt,
-    *,
-    take_over: TakeControl = False,
-    confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+async def gc(
+    url: CollectionAt, *, take_over: TakeControl = False, confirm: Confirm = False
+) -> Report:
     """Remove objects that no reader needs, an hour after they were replaced. A dry run without --confirm.
 
     After an interruption, the same command continues. With --confirm exit code 4 if another controller is at
     work.
     """
     place = to_url(url, "collection gc")
-    found = run_async(_collect(place, take_over=take_over, is_confirmed=confirm))
-    fields = [
-        ("location", found["location"]),
-        ("pending", f"{found['pending']} batches"),
-        ("merged", f"{found['merged']} objects"),
-        ("versions", found["versions"]),
-        ("size", format_bytes(found["bytes"])),
-        ("kept from", f"version {found['gc_floor']} on, {_held(found['held_by'])}"),
-    ]
-    print_result(found, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
-
-
-async def _collect(url: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
-    opened = _control(url, take_over=take_over) if is_confirmed else _watch(url)
+    opened = _control(place, take_over=take_over) if confirm else _watch(place)
     async with opened as (location, controller):
-        swept: Purged = await controller.gc(dry_run=not is_confirmed)
-        return {
-            "location": location,
-            "applied": is_confirmed,
-            "pending": swept.pending,
-            "merged": swept.merged,
-            "versions": swept.versions,
-            "bytes": swept.size_bytes,
-            "gc_floor": swept.gc_floor,
-            "purged": swept.purged,
-            "held_by": swept.held_by,
-        }
+        swept: Purged = await controller.gc(dry_run=not confirm)
+    found = {
+        "location": location,
+        "applied": confirm,
+        "pending": swept.pending,
+        "merged": swept.merged,
+        "versions": swept.versions,
+        "bytes": swept.size_bytes,
+        "gc_floor": swept.gc_floor,
+        "purged": swept.purged,
+        "held_by": swept.held_by,
+    }
+    fields = [
+        ("location", location),
+        ("pending", f"{swept.pending} batches"),
+        ("merged", f"{swept.merged} objects"),
+        ("versions", swept.versions),
+        ("size", format_bytes(swept.size_bytes)),
+        ("kept from", f"version {swept.gc_floor} on, {_held(swept.held_by)}"),
+    ]
+    return Report(found, fields, is_dry_run=not confirm)
 
 
 def _held(reader: str | None) -> str:
     return "no reader holds an older one" if reader is None else f"held by {reader}"
 
 
-EXPIRE_EXAMPLES = """\b
-Examples:
+EXPIRE_EXAMPLES = """\
   walstore collection expire s3://bucket/people report
   walstore collection expire s3://bucket/people report --confirm
   walstore collection expire s3://bucket/people report --take-over --confirm --json
 """
 
 
-def expire(
+async def expire(
     url: CollectionAt,
     reader: Annotated[
         str,
-        typer.Argument(
-            metavar="READER",
-            help="Its name, as 'walstore collection show' has it.",
-            show_default=False,
-        ),
+        argument("READER", "Its name, as 'walstore collection show' has it.", show_default=False),
     ],
     *,
     take_over: TakeControl = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Remove a reader, leased or critical, and what it holds back. A dry run without --confirm.
 
     If its program still runs, its next read fails. With --confirm exit code 4 if another controller is at
     work.
     """
     place = to_url(url, "collection expire")
-    done = run_async(_expire(place, reader, take_over=take_over, is_confirmed=confirm))
-    held = "no version" if done["version"] is None else f"version {done['version']}"
-    fields = [
-        ("location", done["location"]),
-        ("reader", done["reader"]),
-        ("held", f"times from {done['frontier']} on, {held}"),
-        ("since", done["since"]),
-    ]
-    print_result(done, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
-
-
-async def _expire(url: str, name: str, *, take_over: bool, is_confirmed: bool) -> dict[str, Any]:
-    async with open_collection(url) as collection:
+    async with open_collection(place) as collection:
         found = await collection.status()
-        hold = found.readers.get(name)
+        hold = found.readers.get(reader)
         if hold is None:
-            raise _no_reader(name, collection.url)
-        if is_confirmed:
-            async with _control(url, take_over=take_over) as (_, controller):
-                if not await controller.expire(name):
-                    raise _no_reader(name, collection.url)
+            raise _no_reader(reader, collection.url)
+        if confirm:
+            async with _control(place, take_over=take_over) as (_, controller):
+                if not await controller.expire(reader):
+                    raise _no_reader(reader, collection.url)
             found = await collection.status()
-        return {
-            "location": collection.url,
-            "applied": is_confirmed,
-            "reader": name,
-            "frontier": hold.frontier,
-            "version": hold.version,
-            "expires_us": hold.expires_us,
-            "since": found.since,
-        }
+    done = {
+        "location": collection.url,
+        "applied": confirm,
+        "reader": reader,
+        "frontier": hold.frontier,
+        "version": hold.version,
+        "expires_us": hold.expires_us,
+        "since": found.since,
+    }
+    held = "no version" if hold.version is None else f"version {hold.version}"
+    fields = [
+        ("location", collection.url),
+        ("reader", reader),
+        ("held", f"times from {hold.frontier} on, {held}"),
+        ("since", found.since),
+    ]
+    return Report(done, fields, is_dry_run=not confirm)
 
 
 def _no_reader(name: str, location: str) -> CollectionNotFoundError:
@@ -288,31 +256,28 @@ def _no_reader(name: str, location: str) -> CollectionNotFoundError:
     )
 
 
-DELETE_EXAMPLES = """\b
-Examples:
+DELETE_EXAMPLES = """\
   walstore collection delete s3://bucket/people
   walstore collection delete s3://bucket/people --confirm
   walstore collection delete file:///srv/scratch --confirm --json
 """
 
 
-def delete(url: CollectionAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+async def delete(url: CollectionAt, *, confirm: Confirm = False) -> Report:
     """Remove a collection for good, also if it is being read and written. A dry run without --confirm.
 
     A mark stays, so that no collection begins in its place. After an interruption, the same command
     continues; repeated, it removes what was written meanwhile.
     """
-    place = to_url(url, "collection delete")
-    done = run_async(_delete(place, is_confirmed=confirm))
-    fields = [("location", done["location"])]
-    fields.append(
-        ("removed" if confirm else "would go", f"{format_count(done['objects'])} objects")
-    )
+    done = await _delete(to_url(url, "collection delete"), is_confirmed=confirm)
+    fields = [
+        ("location", done["location"]),
+        ("removed" if confirm else "would go", f"{format_count(done['objects'])} objects"),
+    ]
     if done["rows"] is not None:
         fields.append(("size", _size(done["rows"], done["bytes"])))
     fields += [("reader", name) for name in done["readers"] or ()]
-    print_result(done, fields, as_json=as_json)
-    _conclude(is_confirmed=confirm)
+    return Report(done, fields, is_dry_run=not confirm)
 
 
 async def _delete(url: str, *, is_confirmed: bool) -> dict[str, Any]:
@@ -351,11 +316,6 @@ async def _size_of(collection: Collection) -> dict[str, Any]:
         "bytes": found.pending_bytes + sum(one.size_bytes for one in found.batches),
         "readers": sorted(found.readers),
     }
-
-
-def _conclude(*, is_confirmed: bool) -> None:
-    if not is_confirmed:
-        complain("nothing was changed; give --confirm to do this")
 
 
 @asynccontextmanager

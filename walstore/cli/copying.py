@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from walstore import Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_directory, to_url
 from walstore.cli.options import (
     Alpha,
-    AsJson,
     Directory,
     LayoutOption,
     Shards,
     StoredAt,
     StoreUrl,
     TakeOver,
+    argument,
     layout_arguments,
+    option,
 )
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    print_result,
-    progress_bar,
-    terminal,
-)
-from walstore.cli.running import run_async
+from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
+from walstore.cli.report import Fields, Report
 from walstore.files.log_files import LogSnapshot
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
@@ -41,8 +32,7 @@ from walstore.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from uploader import Forked, RestoreProgress
 
-UPLOAD_EXAMPLES = """\b
-Examples:
+UPLOAD_EXAMPLES = """\
   walstore upload data/orders s3://bucket/orders
   walstore upload data/orders file:///srv/bucket/orders --json
   walstore upload data/orders s3://bucket/orders --layout chain --shards 4
@@ -52,7 +42,7 @@ Examples:
 _PROGRESS_SECONDS = 0.2
 
 
-def upload(
+async def upload(
     directory: Directory,
     url: StoreUrl,
     *,
@@ -60,32 +50,19 @@ def upload(
     alpha: Alpha = None,
     shards: Shards = None,
     take_over: TakeOver = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
     Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
     URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
     took the prefix over: see --take-over.
     """
-    options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
-    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
-    fields = [
-        ("directory", shipped["directory"]),
-        ("url", shipped["url"]),
-        ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
-        ("records", shipped["records"]),
-        ("fragments", shipped["fragments"]),
-        ("size", format_bytes(shipped["bytes"])),
-    ]
-    print_result(shipped, fields, as_json=as_json)
-
-
-async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    placing = layout_arguments(layout, alpha, shards)
+    path, place = to_directory(directory, "upload"), to_url(url, "upload")
     from uploader import CloudTier
 
     await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
-    tier = CloudTier(url, **options)
+    tier = CloudTier(place, **placing, take_over=take_over)
     async with Wal.open(path, tier=tier) as wal:
         start, limit = wal.uploaded_limit, wal.durable_limit
         async with asyncio.TaskGroup() as group:
@@ -93,16 +70,25 @@ async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str,
             if limit > start:
                 await wal.wait_durable(limit - 1, "cloud")
             progress.cancel()
-        counters = tier.uploader
-        return {
+        limit, counters = wal.uploaded_limit, tier.uploader
+        shipped = {
             "directory": str(path),
             "url": tier.url,
             "start": start,
-            "limit": wal.uploaded_limit,
-            "records": wal.uploaded_limit - start,
+            "limit": limit,
+            "records": limit - start,
             "fragments": counters.uploaded_fragments + counters.adopted_fragments,
             "bytes": counters.uploaded_bytes,
         }
+    fields = [
+        ("directory", path),
+        ("url", tier.url),
+        ("shipped", f"[{start}, {limit})"),
+        ("records", limit - start),
+        ("fragments", shipped["fragments"]),
+        ("size", format_bytes(counters.uploaded_bytes)),
+    ]
+    return Report(shipped, fields)
 
 
 async def _show_progress(wal: Wal, start: int, limit: int) -> None:
@@ -113,33 +99,26 @@ async def _show_progress(wal: Wal, start: int, limit: int) -> None:
             await clock.sleep(_PROGRESS_SECONDS)
 
 
-RESTORE_EXAMPLES = """\b
-Examples:
+RESTORE_EXAMPLES = """\
   walstore restore s3://bucket/orders data/orders
   walstore restore s3://bucket/orders data/before-the-bug --to-time 2025-06-01T12:00
   walstore restore file:///srv/bucket/orders data/orders --to-offset 5000 --json
 """
 
 
-def restore(
+async def restore(
     url: StoredAt,
     directory: Annotated[
-        str,
-        typer.Argument(metavar="DIRECTORY", help="Where to make the log; empty or not there yet."),
+        str, argument("DIRECTORY", "Where to make the log; empty or not there yet.")
     ],
     *,
     to_offset: Annotated[
-        int | None,
-        typer.Option(
-            "--to-offset", metavar="OFFSET", help="Restore the records before this offset."
-        ),
+        int | None, option("--to-offset OFFSET", "Restore the records before this offset.")
     ] = None,
     to_time: Annotated[
-        str | None,
-        typer.Option("--to-time", metavar="TIME", help="Restore the records before this time."),
+        str | None, option("--to-time TIME", "Restore the records before this time.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Rebuild a log directory from URL, whole or up to an offset or time.
 
     Whole, the directory becomes the log's own: opened with its tier, it continues where the lost one ended.
@@ -151,10 +130,9 @@ def restore(
         raise UsageError("give --to-offset or --to-time, not both")
     stop = to_offset if to_time is None else _parse_time(to_time)
     source, path = to_url(url, "restore"), to_directory(directory, "restore")
-    done = run_async(_restore(source, path, stop))
-    print_result(done, _restored_fields(done), as_json=as_json)
-    if not done["owns_prefix"]:
-        complain(f"this is a log of its own; it cannot ship to {done['url']}")
+    done = await _restore(source, path, stop)
+    apart = f"this is a log of its own; it cannot ship to {done['url']}"
+    return Report(done, _restored_fields(done), notes=[] if done["owns_prefix"] else [apart])
 
 
 def _parse_time(text: str) -> datetime:
@@ -181,7 +159,7 @@ async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[st
     return found
 
 
-def _restored_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+def _restored_fields(done: dict[str, Any]) -> Fields:
     fields = [
         ("directory", done["directory"]),
         ("url", done["url"]),
@@ -198,33 +176,22 @@ def _restored_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     return fields
 
 
-FORK_EXAMPLES = """\b
-Examples:
+FORK_EXAMPLES = """\
   walstore fork s3://bucket/orders s3://bucket/orders-test
   walstore fork s3://bucket/orders s3://bucket/june --from 2025-06-01 --to 2025-07-01
   walstore fork file:///srv/bucket/orders file:///srv/bucket/copy --to 5000 --json
 """
 
 
-def fork(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="URL of the log to copy."),
-    ],
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="URL of the new log."),
-    ],
+async def fork(
+    source: Annotated[str, argument("SOURCE", "URL of the log to copy.")],
+    target: Annotated[str, argument("TARGET", "URL of the new log.")],
     *,
     from_: Annotated[
-        str | None,
-        typer.Option("--from", metavar="PLACE", help="Begin with the fragment of this record."),
+        str | None, option("--from PLACE", "Begin with the fragment of this record.")
     ] = None,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="PLACE", help="End before this record.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    to: Annotated[str | None, option("--to PLACE", "End before this record.")] = None,
+) -> Report:
     """Copy a stored log, or a part of it, to a log of its own.
 
     Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
@@ -232,7 +199,7 @@ def fork(
     at TARGET, and the same command continues. Exit code 4 if something else is there.
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
-    done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))
+    done = await _fork(to_url(source, "fork"), to_url(target, "fork"), *places)
     fields = [
         ("source", done["source"]),
         ("target", done["target"]),
@@ -241,7 +208,7 @@ def fork(
         ("size", format_bytes(done["fragment_bytes"])),
         ("setsum", done["setsum"]),
     ]
-    print_result(done, fields, as_json=as_json)
+    return Report(done, fields)
 
 
 async def _fork(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from walstore import CursorInfo
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_store, to_directory
-from walstore.cli.options import AsJson, Confirm, Location
-from walstore.cli.output import complain, format_time, print_json, print_table
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, Location, option
+from walstore.cli.output import complain, format_time
+from walstore.cli.report import Listing, Report
 from walstore.cursors.directory import (
     TAG_BYTES,
     CursorState,
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from uploader import CloudCursor
     from uploader.layouts.log_session import LogSession
 
-CURSORS_EXAMPLES = """\b
-Examples:
+CURSORS_EXAMPLES = """\
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
   walstore cursors data/orders --delete old-job --confirm
@@ -46,27 +43,21 @@ Examples:
 _PATIENCE_SECONDS = 2.0
 
 
-def cursors(
+async def cursors(
     location: Location,
     *,
     move: Annotated[
-        tuple[str, int] | None,
-        typer.Option("--set", metavar="NAME OFFSET", help="Make the cursor stand at an offset."),
+        tuple[str, int] | None, option("--set NAME OFFSET", "Make the cursor stand at an offset.")
     ] = None,
-    delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Remove the cursor and its pin.")
-    ] = None,
+    delete: Annotated[str | None, option("--delete NAME", "Remove the cursor and its pin.")] = None,
     lease: Annotated[
         float | None,
-        typer.Option(
-            "--lease",
-            metavar="SECONDS",
-            help="With --set, in a store: hold what is behind it for so long only.",
+        option(
+            "--lease SECONDS", "With --set, in a store: hold what is behind it for so long only."
         ),
     ] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """List the named cursors of a log, or move or remove one. May run next to the writer.
 
     A cursor's position is the offset of the next record to read; nothing from there on is removed by
@@ -78,11 +69,11 @@ def cursors(
         raise UsageError("give --set or --delete, not both")
     if lease is not None and (move is None or not is_store(location)):
         raise UsageError("--lease goes with --set, and with a store")
-    found = run_async(_change(location, move, delete, lease, is_confirmed=confirm))
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
+    found = await _change(location, move, delete, lease, is_confirmed=confirm)
+    if not found["cursors"]:
+        return Report(found, remarks=[f"there are no cursors in {found['location']}"])
+    names = ("name", "position", "behind", "pins", "updated", "owner")
+    return Report(found, Listing(names, map(_cells, found["cursors"])))
 
 
 async def _change(
@@ -300,22 +291,12 @@ def _stored_entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]
     }
 
 
-def _print(found: dict[str, Any]) -> None:
-    entries = found["cursors"]
-    if not entries:
-        complain(f"there are no cursors in {found['location']}")
-        return
-    print_table(
-        ("name", "position", "behind", "pins", "updated", "owner"),
-        [
-            (
-                one["name"],
-                "-" if one["position"] is None else one["position"],
-                "-" if one["behind"] is None else one["behind"],
-                "yes" if one["pins"] else "no",
-                format_time(one["updated_us"]),
-                one["problem"] or one["owner"],
-            )
-            for one in entries
-        ],
+def _cells(entry: dict[str, Any]) -> Sequence[Any]:
+    return (
+        entry["name"],
+        "-" if entry["position"] is None else entry["position"],
+        "-" if entry["behind"] is None else entry["behind"],
+        "yes" if entry["pins"] else "no",
+        format_time(entry["updated_us"]),
+        entry["problem"] or entry["owner"],
     )

@@ -7,14 +7,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore import GroupInfo, Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
-from walstore.cli.options import AsJson, Confirm
-from walstore.cli.output import complain, format_count, print_json, print_table
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, argument, option
+from walstore.cli.output import complain, format_count
+from walstore.cli.report import Listing, Report
 from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
 from walstore.files.directory import PROMISE_NAME
@@ -24,8 +22,7 @@ from walstore.groups.listing import list_groups
 from walstore.groups.settings import check_group_name
 from walstore.runtime.clock import SystemClock
 
-GROUP_EXAMPLES = """\b
-Examples:
+GROUP_EXAMPLES = """\
   walstore group data/orders
   walstore group unix:///run/orders.sock --json
   walstore group unix:///run/orders.sock --delete old-workers --confirm
@@ -33,20 +30,14 @@ Examples:
 """
 
 
-def group(
+async def group(
     location: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOCATION", help="A log directory, the address of a server, or a store URL."
-        ),
+        str, argument("LOCATION", "A log directory, the address of a server, or a store URL.")
     ],
     *,
-    delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Remove the group.")
-    ] = None,
+    delete: Annotated[str | None, option("--delete NAME", "Remove the group.")] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """List the groups of a log, or remove one with all that it remembers.
 
     A served log also tells what members have now. Of a directory the floor may be some seconds old while a
@@ -56,22 +47,15 @@ def group(
     """
     if delete is not None:
         _check_name(delete)
-    found = run_async(_change(location, delete, is_confirmed=confirm))
-    rows = [_fields(one) for one in found]
-    for one in found:
-        if one.problem is not None:
-            complain(f"group {one.name}: {one.problem}")
-    if as_json:
-        print_json({"location": location, "groups": rows})
-        return
-    if not rows:
-        complain(f"there are no groups in {location}")
-        return
-    names = ("group", "floor", "behind", "pending", "unsettled", "delivered", "dead")
-    print_table(names, [[_or_dash(row[_FIELD.get(name, name)]) for name in names] for row in rows])
-
-
-_FIELD = {"group": "name"}
+    found = await _change(location, delete, is_confirmed=confirm)
+    groups = [_fields(one) for one in found]
+    report = {"location": location, "groups": groups}
+    if not groups:
+        return Report(report, remarks=[f"there are no groups in {location}"])
+    notes = [f"group {one.name}: {one.problem}" for one in found if one.problem is not None]
+    names = ("floor", "behind", "pending", "unsettled", "delivered", "dead")
+    rows = [[_or_dash(one[name]) for name in ("name", *names)] for one in groups]
+    return Report(report, Listing(("group", *names), rows), notes=notes)
 
 
 async def _change(location: str, delete: str | None, *, is_confirmed: bool) -> list[GroupInfo]:

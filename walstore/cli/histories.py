@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from walstore.cli import cluster as stores
 from walstore.cli.location import to_directory
-from walstore.cli.options import AsJson, Confirm
-from walstore.cli.output import complain, print_result
+from walstore.cli.options import Confirm, argument, option
+from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 from walstore.files.directory import PROMISE_NAME, SYNCED_NAME, pick_segments
@@ -27,39 +25,30 @@ from walstore.ports import FileSystem
 from walstore.replication.copy_marks import read_marks
 from walstore.topology.documents import PREFIX, SYNCED
 
-RESET_HEAD_EXAMPLES = """\b
-Examples:
+RESET_HEAD_EXAMPLES = """\
   walstore logs reset-head /srv/walstore/orders
   walstore logs reset-head /srv/walstore/orders --cluster etcd://10.0.0.1:2379 --confirm
 """
-GIVE_UP_EXAMPLES = """\b
-Examples:
+GIVE_UP_EXAMPLES = """\
   walstore logs give-up /srv/walstore/orders
   walstore logs give-up /srv/walstore/orders --confirm
 """
 
-Directory = Annotated[
-    str, typer.Argument(metavar="DIRECTORY", help="The log's directory on this machine.")
-]
+Directory = Annotated[str, argument("DIRECTORY", "The log's directory on this machine.")]
 MaybeCluster = Annotated[
     str,
-    typer.Option(
-        "--cluster",
-        metavar="ETCD",
+    option(
+        "--cluster ETCD",
+        "The etcd that the machines share, if they do: what it knows of the copies is removed.",
         envvar=stores.CLUSTER_VARIABLE,
-        help="The etcd that the machines share, if they do: what it knows of the copies is removed.",
         show_default=False,
     ),
 ]
 
 
 def reset_head(
-    directory: Directory,
-    *,
-    cluster: MaybeCluster = "",
-    confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+    directory: Directory, *, cluster: MaybeCluster = "", confirm: Confirm = False
+) -> Report:
     """Let the copy in a directory be the log, whatever other machines had. For use after they were lost.
 
     Records that were acknowledged, and that only lost machines had, are gone then. Stop the machine's
@@ -67,39 +56,12 @@ def reset_head(
     one is taken. A dry run without --confirm.
     """
     path = to_directory(directory, "logs reset-head").absolute()
-
-    async def reset() -> dict[str, Any]:
-        marks = await _forget_marks(cluster, path.name, is_confirmed=False) if cluster else None
-        look = partial(_with_copy, path, is_marked=marks is not None)
-        found = await asyncio.to_thread(look, _nothing)
-        if confirm:
-            # The marks first: if only they are gone, the copies decide as without a cluster.
-            if marks is not None:
-                await _forget_marks(cluster, path.name, is_confirmed=True)
-            await asyncio.to_thread(look, _forget_promise)
-        return {**found, "marks": marks}
-
-    found = run_async(reset())
-    if found["first"] is None:
-        complain(
-            f"{path} has no record of the log: if no other machine has one, the log begins again without "
-            "records. Are the disks of all machines mounted?"
-        )
-    if found["damaged"]:
-        complain(
-            "what was noted of this copy is damaged, and --confirm removes it: nobody knows whether the copy "
-            "lacks what it acknowledged"
-        )
-    if not confirm:
-        complain("nothing was changed; give --confirm to let this copy be the log")
-    if not cluster:
-        complain(
-            "if the machines share etcd, give --cluster: it remembers what the lost copies had"
-        )
-    print_result({"reset": confirm, **found}, _lines(found), as_json=as_json)
+    found = run_async(_reset(path, cluster, is_confirmed=confirm))
+    notes = _warnings(path, found, has_cluster=bool(cluster), is_confirmed=confirm)
+    return Report({"reset": confirm, **found}, _lines(found), notes=notes)
 
 
-def give_up(directory: Directory, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+def give_up(directory: Directory, *, confirm: Confirm = False) -> Report:
     """Give up the history that the copy in a directory has: its machine makes the copy again.
 
     For a copy that does not count, as two histories of the log differ, when the other one is to be the log.
@@ -109,15 +71,46 @@ def give_up(directory: Directory, *, confirm: Confirm = False, as_json: AsJson =
     path = to_directory(directory, "logs give-up").absolute()
     move = _move_aside if confirm else _nothing
     found = run_async(asyncio.to_thread(_with_copy, path, move))
-    if not confirm:
-        complain("nothing was changed; give --confirm to give this copy up")
-    print_result({"given_up": confirm, **found}, _lines(found), as_json=as_json)
+    notes = [] if confirm else ["nothing was changed; give --confirm to give this copy up"]
+    return Report({"given_up": confirm, **found}, _lines(found), notes=notes)
 
 
 # -- inside ------------------------------------------------------------------------------------
 
 
-def _lines(found: dict[str, Any]) -> list[tuple[str, Any]]:
+async def _reset(path: Path, cluster: str, *, is_confirmed: bool) -> dict[str, Any]:
+    marks = await _forget_marks(cluster, path.name, is_confirmed=False) if cluster else None
+    look = partial(_with_copy, path, is_marked=marks is not None)
+    found = await asyncio.to_thread(look, _nothing)
+    if is_confirmed:
+        # The marks first: if only they are gone, the copies decide as without a cluster.
+        if marks is not None:
+            await _forget_marks(cluster, path.name, is_confirmed=True)
+        await asyncio.to_thread(look, _forget_promise)
+    return {**found, "marks": marks}
+
+
+def _warnings(
+    path: Path, found: dict[str, Any], *, has_cluster: bool, is_confirmed: bool
+) -> Iterator[str]:
+    """Yield what to know before a copy is made the log."""
+    if found["first"] is None:
+        yield (
+            f"{path} has no record of the log: if no other machine has one, the log begins again without "
+            "records. Are the disks of all machines mounted?"
+        )
+    if found["damaged"]:
+        yield (
+            "what was noted of this copy is damaged, and --confirm removes it: nobody knows whether the copy "
+            "lacks what it acknowledged"
+        )
+    if not is_confirmed:
+        yield "nothing was changed; give --confirm to let this copy be the log"
+    if not has_cluster:
+        yield "if the machines share etcd, give --cluster: it remembers what the lost copies had"
+
+
+def _lines(found: dict[str, Any]) -> Fields:
     return [(name.replace("_", " "), value) for name, value in found.items() if value is not None]
 
 

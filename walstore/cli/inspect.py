@@ -9,15 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from walstore.cli.location import is_store, to_directory
-from walstore.cli.options import AsJson, Directory, Location
-from walstore.cli.output import (
-    format_bytes,
-    format_count,
-    format_time,
-    print_json,
-    print_result,
-    print_table,
-)
+from walstore.cli.options import Directory, Location
+from walstore.cli.output import format_bytes, format_count, format_time
+from walstore.cli.report import Fields, Listing, Report
 from walstore.cli.running import run_async
 from walstore.cli.stored import live_bytes
 from walstore.errors import CorruptionError
@@ -29,8 +23,7 @@ from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.ports import File
 
-INSPECT_EXAMPLES = """\b
-Examples:
+INSPECT_EXAMPLES = """\
   walstore inspect data/orders
   walstore inspect 's3://bucket/orders?region=eu-west-1' --json
 """
@@ -38,33 +31,23 @@ Examples:
 _SHOWN_SEGMENTS = 8
 
 
-def inspect(location: Location, *, as_json: AsJson = False) -> None:
+def inspect(location: Location) -> Report:
     """Show the state of a log on one screen. Takes no lock and may run next to the writer.
 
     A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to; of a directory of
     logs what 'walstore ls' shows. A store: what the manifest contains.
     """
-    if is_store(location):
-        found = run_async(_inspect_store(location))
-        fields = _store_fields
-    else:
-        path = to_directory(location, "inspect")
-        if list_directory(path, as_json=as_json):
-            return
-        found = _inspect_directory(path)
-        fields = _directory_fields
-    print_result(found, fields(found), as_json=as_json)
-
-
-def list_directory(path: Path, *, as_json: bool) -> bool:
-    """List the logs of a store or of a directory of logs; False if it is neither."""
     from walstore.cli.samples import find_logs
     from walstore.cli.top import ls
 
-    if find_logs(path) is None:
-        return False
-    ls(str(path), as_json=as_json)
-    return True
+    if is_store(location):
+        found = run_async(_inspect_store(location))
+        return Report(found, _store_fields(found))
+    path = to_directory(location, "inspect")
+    if find_logs(path) is not None:
+        return ls(str(path))
+    found = _inspect_directory(path)
+    return Report(found, _directory_fields(found))
 
 
 def _inspect_directory(path: Path) -> dict[str, Any]:
@@ -104,7 +87,7 @@ def _inspect_directory(path: Path) -> dict[str, Any]:
     }
 
 
-def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _directory_fields(found: dict[str, Any]) -> Fields:
     segments = found["segments"]
     writer = found["writer"]
     fields = [
@@ -158,7 +141,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
         }
 
 
-def _store_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _store_fields(found: dict[str, Any]) -> Fields:
     return [
         ("location", found["location"]),
         ("offsets", f"[{found['head']}, {found['tail']})"),
@@ -224,8 +207,7 @@ def _same_device(path: Path, place: str) -> bool:
     return place.startswith(f"{os.major(device):02x}:{os.minor(device):02x}:")
 
 
-SEGMENTS_EXAMPLES = """\b
-Examples:
+SEGMENTS_EXAMPLES = """\
   walstore segments data/orders
   walstore segments data/orders --json | jq '.segments[] | select(.sealed) | .name'
   walstore segments data/orders | tail -3
@@ -234,7 +216,7 @@ Examples:
 _CHUNK_BYTES = 1 << 18
 
 
-def segments(directory: Directory, *, as_json: AsJson = False) -> None:
+def segments(directory: Directory) -> Report:
     """List the segments of a log. Takes no lock and may run next to the writer.
 
     Batches are counted by their headers; 'walstore verify' checks their content. Of the active
@@ -243,31 +225,21 @@ def segments(directory: Directory, *, as_json: AsJson = False) -> None:
     path = to_directory(directory, "segments")
     view = LogSnapshot.open(path)
     found = [entry for one in view.segments if (entry := _describe_segment(view, one)) is not None]
-    if as_json:
-        print_json(
-            {
-                "location": str(path),
-                "head": view.head,
-                "durable_limit": view.durable_limit,
-                "segments": found,
-            }
+    bounds = {"head": view.head, "durable_limit": view.durable_limit}
+    names = ("start", "limit", "records", "batches")
+    rows = [
+        (
+            *(entry[name] for name in names),
+            format_bytes(entry["bytes"]),
+            format_time(entry["min_timestamp_us"]),
+            format_time(entry["max_timestamp_us"]),
+            "sealed" if entry["sealed"] else "active",
         )
-        return
-    print_table(
-        ("start", "limit", "records", "batches", "bytes", "first", "last", "state"),
-        [
-            (
-                entry["start"],
-                entry["limit"],
-                entry["records"],
-                entry["batches"],
-                format_bytes(entry["bytes"]),
-                format_time(entry["min_timestamp_us"]),
-                format_time(entry["max_timestamp_us"]),
-                "sealed" if entry["sealed"] else "active",
-            )
-            for entry in found
-        ],
+        for entry in found
+    ]
+    return Report(
+        {"location": str(path), **bounds, "segments": found},
+        Listing((*names, "bytes", "first", "last", "state"), rows),
     )
 
 

@@ -8,39 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 from rich.status import Status
 
-from walstore.cli.output import cell, complain, format_count, print_fields, print_json, terminal
+from walstore.cli.output import cell, complain, format_count, print_json, terminal
+from walstore.cli.report import Report
 
 if TYPE_CHECKING:
     from walstore.spark.bounds import Offsets
     from walstore.spark.sidecar import Landed, Observer, SidecarSettings, Started, Summary
 
 
-def print_summary(
-    settings: SidecarSettings, summary: Summary, *, cursor: str | None, as_json: bool
-) -> None:
-    """Print what a run did; ``cursor`` is the name of its cursor."""
-    if as_json:
-        print_json(
-            {
-                "event": "ended",
-                "records": summary.records,
-                "positions": _nested(summary.positions),
-                "cursors": _nested(summary.cursors),
-                "stopped": summary.is_stopped,
-            }
-        )
-        return
+def report_landing(settings: SidecarSettings, summary: Summary, cursor: str | None) -> Report:
+    """Return what a run did; ``cursor`` is the name of its cursor."""
+    found = {
+        "event": "ended",
+        "records": summary.records,
+        "positions": _nested(summary.positions),
+        "cursors": _nested(summary.cursors),
+        "stopped": summary.is_stopped,
+    }
     held = f"{cursor} at {brief(summary.cursors)}" if cursor else "none, the log is not retained"
-    print_fields(
-        [
-            ("location", settings.location),
-            ("table", settings.table_place),
-            ("records", format_count(summary.records)),
-            ("landed up to", brief(summary.positions)),
-            ("cursor", held),
-            ("ended", "asked to stop" if summary.is_stopped else "all has landed"),
-        ]
-    )
+    fields = [
+        ("location", settings.location),
+        ("table", settings.table_place),
+        ("records", format_count(summary.records)),
+        ("landed up to", brief(summary.positions)),
+        ("cursor", held),
+        ("ended", "asked to stop" if summary.is_stopped else "all has landed"),
+    ]
+    return Report(found, fields)
 
 
 class Several:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -14,125 +13,111 @@ if TYPE_CHECKING:
 
     from uploader import IcebergTarget
 
+
+def option(usage: str, about: str, **more: Any) -> Any:
+    """Return an option of a command, described as its help shows it: ``--limit N``, ``--follow -f``.
+
+    ``about`` is its help; ``more`` are arguments of :func:`typer.Option`.
+    """
+    words = usage.split(" ")
+    names = [word for word in words if word.startswith("-")]
+    metavar = " ".join(words[len(names) :]) or None
+    return typer.Option(*names, metavar=metavar, help=about, **more)
+
+
+def argument(metavar: str, about: str, **more: Any) -> Any:
+    """Return an argument of a command; ``more`` are arguments of :func:`typer.Argument`."""
+    return typer.Argument(metavar=metavar, help=about, **more)
+
+
 Location = Annotated[
     str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="A log directory, or a store URL: s3://bucket/prefix, file:///directory.",
-    ),
+    argument("LOCATION", "A log directory, or a store URL: s3://bucket/prefix, file:///directory."),
 ]
 
 AnyLocation = Annotated[
     str,
-    typer.Argument(
-        metavar="LOCATION",
-        help="A log directory, the address of a server, or a store URL: s3://bucket/prefix.",
+    argument(
+        "LOCATION", "A log directory, the address of a server, or a store URL: s3://bucket/prefix."
     ),
 ]
 
-Directory = Annotated[str, typer.Argument(metavar="DIRECTORY", help="A log directory.")]
+Directory = Annotated[str, argument("DIRECTORY", "A log directory.")]
 
 StoreUrl = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL", help="Where to ship to: s3://bucket/prefix or file:///directory."
-    ),
+    str, argument("URL", "Where to ship to: s3://bucket/prefix or file:///directory.")
 ]
 
 StoredAt = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL", help="Where the log is: s3://bucket/prefix or file:///directory."
-    ),
+    str, argument("URL", "Where the log is: s3://bucket/prefix or file:///directory.")
 ]
 
 CollectionAt = Annotated[
     str,
-    typer.Argument(
-        metavar="URL",
-        help="Where the collection is: s3://bucket/prefix or file:///directory.",
+    argument(
+        "URL",
+        "Where the collection is: s3://bucket/prefix or file:///directory.",
         show_default=False,
     ),
 ]
 
 ColumnTypes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--column",
-        metavar="NAME:TYPE",
-        help="A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
+    option(
+        "--column NAME:TYPE",
+        "A column, by Arrow's name of its type; NAME:TYPE:null if it may be null. Repeat it.",
         show_default=False,
     ),
 ]
 
-LikeFile = Annotated[
-    str | None,
-    typer.Option("--like", metavar="FILE", help="The columns of this Parquet file instead."),
-]
+LikeFile = Annotated[str | None, option("--like FILE", "The columns of this Parquet file instead.")]
 
 KeyColumns = Annotated[
-    str | None,
-    typer.Option("--key", metavar="A,B", help="Key columns. An upsert collection must have some."),
+    str | None, option("--key A,B", "Key columns. An upsert collection must have some.")
 ]
 
 TakeControl = Annotated[
     bool,
-    typer.Option(
+    option(
         "--take-over",
-        help="Also if another controller is at work; that one is fenced and changes nothing any more.",
+        "Also if another controller is at work; that one is fenced and changes nothing any more.",
     ),
 ]
 
 Stream = Annotated[
     str | None,
-    typer.Option(
-        "--stream",
-        metavar="NAME",
-        help="Records of this stream only. -N then means its last N records.",
-    ),
+    option("--stream NAME", "Records of this stream only. -N then means its last N records."),
 ]
 
 TakeOver = Annotated[
     bool,
-    typer.Option(
+    option(
         "--take-over",
-        help="Take the prefix back from the directory that took it over; that one ships no more. Only if "
+        "Take the prefix back from the directory that took it over; that one ships no more. Only if "
         "this one holds every record that is there.",
     ),
 ]
 
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Write JSON to stdout; the fields are in docs/cli.md.")
-]
+AsJson = Annotated[bool, option("--json", "Write JSON to stdout; the fields are in docs/cli.md.")]
 
-Confirm = Annotated[
-    bool, typer.Option("--confirm", help="Do it. Without this, only show what would be done.")
-]
+Confirm = Annotated[bool, option("--confirm", "Do it. Without this, only show what would be done.")]
 
 
 IcebergName = Annotated[
     str,
-    typer.Option(
-        "--to",
-        metavar="TABLE",
-        help="The table: iceberg:namespace.table, or iceberg:catalog/namespace.table.",
-    ),
+    option("--to TABLE", "The table: iceberg:namespace.table, or iceberg:catalog/namespace.table."),
 ]
 
 CatalogUri = Annotated[
     str | None,
-    typer.Option(
-        "--catalog-uri",
-        metavar="URI",
-        help="Where the catalog is, as pyiceberg wants it. Without it, pyiceberg's configuration.",
+    option(
+        "--catalog-uri URI",
+        "Where the catalog is, as pyiceberg wants it. Without it, pyiceberg's configuration.",
     ),
 ]
 
 Warehouse = Annotated[
-    str | None,
-    typer.Option(
-        "--warehouse", metavar="URL", help="Where new tables are, as pyiceberg wants it; likewise."
-    ),
+    str | None, option("--warehouse URL", "Where new tables are, as pyiceberg wants it; likewise.")
 ]
 
 
@@ -145,36 +130,25 @@ def iceberg_target(name: str, uri: str | None, warehouse: str | None) -> Iceberg
     return IcebergTarget.parse(name, properties)
 
 
-class LayoutName(StrEnum):
-    """The layouts there are."""
-
-    SWAP = "swap"
-    CHAIN = "chain"
-
+LayoutName: TypeAlias = Literal["swap", "chain"]
 
 LayoutOption = Annotated[
     LayoutName | None,
-    typer.Option(
+    option(
         "--layout",
-        help="Layout of a new stored log; swap, wal3's, unless given. Else it must have this one.",
+        "Layout of a new stored log; swap, wal3's, unless given. Else it must have this one.",
     ),
 ]
 
 Alpha = Annotated[
     int | None,
-    typer.Option(
-        "--alpha",
-        metavar="N",
-        help="Manifests of a chain under way at once, 1 to 32; 8 unless given.",
-    ),
+    option("--alpha N", "Manifests of a chain under way at once, 1 to 32; 8 unless given."),
 ]
 
 Shards = Annotated[
     int | None,
-    typer.Option(
-        "--shards",
-        metavar="N",
-        help="Prefixes that a chain's fragments are spread over, 1 to 12; 1 unless given.",
+    option(
+        "--shards N", "Prefixes that a chain's fragments are spread over, 1 to 12; 1 unless given."
     ),
 ]
 
@@ -189,13 +163,10 @@ def layout_arguments(
     chosen = {
         name: value for name, value in (("alpha", alpha), ("shards", shards)) if value is not None
     }
-    if chosen and layout is LayoutName.SWAP:
+    if chosen and layout == "swap":
         raise UsageError("--alpha and --shards are for --layout chain")
     if layout is None and not chosen:
         return {}
     from uploader import ChainSettings
 
-    return {
-        "layout": None if layout is None else str(layout),
-        "chain": ChainSettings(**chosen) if chosen else None,
-    }
+    return {"layout": layout, "chain": ChainSettings(**chosen) if chosen else None}

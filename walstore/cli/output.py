@@ -68,14 +68,6 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
             stdout.write(f"{name:<{width}}  {value}\n")
 
 
-def print_result(value: object, fields: Iterable[tuple[str, Any]], *, as_json: bool) -> None:
-    """Write what a verb found or did: a value as JSON, or fields for people."""
-    if as_json:
-        print_json(value)
-    else:
-        print_fields(fields)
-
-
 def print_table(
     names: Sequence[str], rows: Iterable[Sequence[Any]], *, below: Sequence[int] | None = None
 ) -> list[int]:

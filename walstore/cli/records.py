@@ -10,14 +10,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from walstore import Batch, Record
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, StartPlace, check_stream, open_location, parse_place
-from walstore.cli.options import AnyLocation, AsJson, Stream
+from walstore.cli.options import AnyLocation, AsJson, Stream, option
 from walstore.cli.output import complain, escape_controls, to_json, write_bytes
-from walstore.cli.running import run_async, stop_on_signal, until_stopped
+from walstore.cli.running import stop_on_signal, until_stopped
 
 
 class ValueEncoding(StrEnum):
@@ -81,18 +79,12 @@ def _base64(data: bytes) -> str:
 
 
 _First = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="PLACE",
-        help="First record: earliest, latest, an offset, -N, a time, -1h.",
-    ),
+    str, option("--from PLACE", "First record: earliest, latest, an offset, -N, a time, -1h.")
 ]
 
 _LAST_TEN = "-10"
 
-TAIL_EXAMPLES = """\b
-Examples:
+TAIL_EXAMPLES = """\
   walstore tail data/orders
   walstore tail -n 5 data/orders
   walstore tail -f data/orders --from latest --stream eu
@@ -101,16 +93,14 @@ Examples:
 """
 
 
-def tail(
+async def tail(
     location: AnyLocation,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
+        bool, option("--follow -f", "Wait for new records until interrupted.")
     ] = False,
     start: _First = _LAST_TEN,
-    count: Annotated[
-        int | None, typer.Option("-n", metavar="N", min=0, help="The last N records: --from -N.")
-    ] = None,
+    count: Annotated[int | None, option("-n N", "The last N records: --from -N.", min=0)] = None,
     stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
@@ -123,21 +113,10 @@ def tail(
     """
     if start != _LAST_TEN and count is not None:
         raise UsageError("give --from or -n, not both")
-    first = start if count is None else f"-{count}"
+    check_stream(stream)
+    first = parse_place(start if count is None else f"-{count}")
     encode = encoder(ValueEncoding.AUTO)
     render = partial(to_json_lines, encode=encode) if as_json else _to_values
-    run_async(_tail(location, first, check_stream(stream), render, follow=follow))
-
-
-async def _tail(
-    location: str,
-    start: str,
-    stream: str | None,
-    render: Callable[[Batch], bytes],
-    *,
-    follow: bool,
-) -> None:
-    first = parse_place(start)
     with stop_on_signal() as stop:
         async with open_location(location) as log:
             begin = await first.resolve(log, stream)
@@ -176,29 +155,23 @@ def _to_values(batch: Batch) -> bytes:
     return b"".join([value + b"\n" for value in batch.values])
 
 
-DUMP_EXAMPLES = """\b
-Examples:
+DUMP_EXAMPLES = """\
   walstore dump data/orders --limit 10
   walstore dump data/orders --from -100 --stream eu | jq .value
   walstore dump s3://bucket/orders --from 2025-06-01 --to 2025-06-02 --value base64
 """
 
 
-def dump(
+async def dump(
     location: AnyLocation,
     *,
     start: _First = "earliest",
     stop: Annotated[
-        str, typer.Option("--to", metavar="PLACE", help="Record before which to stop; as --from.")
+        str, option("--to PLACE", "Record before which to stop; as --from.")
     ] = "latest",
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, metavar="N", help="Most records to write.")
-    ] = None,
-    value: Annotated[
-        ValueEncoding, typer.Option("--value", help="How bytes appear.")
-    ] = ValueEncoding.AUTO,
+    limit: Annotated[int | None, option("--limit N", "Most records to write.", min=0)] = None,
+    value: Annotated[ValueEncoding, option("--value", "How bytes appear.")] = ValueEncoding.AUTO,
     stream: Stream = None,
-    as_json: AsJson = False,  # noqa: ARG001 - it is JSON with or without
 ) -> None:
     """Write records to stdout as JSON lines, and end at the last durable one.
 
@@ -207,17 +180,8 @@ def dump(
     records are older than the time of --from, or none has the stream, that is said on stderr, and
     the exit code is 0.
     """
-    run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
-
-
-async def _dump(
-    location: str,
-    places: tuple[str, str],
-    stream: str | None,
-    limit: int | None,
-    value: ValueEncoding,
-) -> None:
-    first, last = map(parse_place, places)
+    check_stream(stream)
+    first, last = parse_place(start), parse_place(stop)
     render = partial(to_json_lines, encode=encoder(value))
     async with open_location(location) as log:
         begin = await first.resolve(log, stream)

@@ -6,26 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from walstore import Wal
 from walstore.cli.errors import OutputError, UsageError
 from walstore.cli.location import open_location, parse_place, to_directory, to_url
-from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    format_time,
-    print_result,
-    progress_bar,
-)
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, Directory, StoredAt, argument, option
+from walstore.cli.output import format_bytes, format_count, format_time, progress_bar
+from walstore.cli.report import Fields, Report
 from walstore.cli.stored import live_bytes
 from walstore.cursors.kept import list_all_cursors
 from walstore.files.log_files import LogSnapshot
@@ -36,51 +26,40 @@ if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan
     from uploader.gc.collection import AuditCallback
 
-TRIM_EXAMPLES = """\b
-Examples:
+TRIM_EXAMPLES = """\
   walstore trim data/orders --before 100000
   walstore trim data/orders --before 2025-06-01 --confirm
   walstore trim data/orders --before -1000000 --json
 """
 
 
-def trim(
+async def trim(
     directory: Directory,
     *,
     before: Annotated[
         str,
-        typer.Option(
-            "--before",
-            metavar="PLACE",
-            help="First record to stay: an offset, a time, -N for the last N, latest.",
+        option(
+            "--before PLACE", "First record to stay: an offset, a time, -N for the last N, latest."
         ),
     ],
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Remove the records before a place. A dry run without --confirm.
 
     Cursors pin their position and everything after it. Segments wholly before the new head are deleted.
     With --confirm the log is opened for writing, so exit code 4 if a writer has it; the dry run takes no
     lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
     """
-    done = run_async(_trim(to_directory(directory, "trim"), before, is_confirmed=confirm))
-    print_result(done, _trim_fields(done), as_json=as_json)
-    if not confirm:
-        complain("nothing was changed; give --confirm to do this")
-
-
-async def _trim(path: Path, before: str, *, is_confirmed: bool) -> dict[str, Any]:
-    place = parse_place(before)
+    path, place = to_directory(directory, "trim"), parse_place(before)
     view = await asyncio.to_thread(LogSnapshot.open, path)
     async with open_location(str(path)) as log:
         offset = await place.resolve(log)
     done = await asyncio.to_thread(_plan_trim, view, offset)
-    if is_confirmed:
+    if confirm:
         async with Wal.open(path) as wal:
             done["new_head"] = await wal.trim(before=offset)
         done["applied"] = True
-    return done
+    return Report(done, _trim_fields(done), is_dry_run=not confirm)
 
 
 def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
@@ -121,7 +100,7 @@ def _plan_trim(view: LogSnapshot, before: int) -> dict[str, Any]:
     }
 
 
-def _trim_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+def _trim_fields(done: dict[str, Any]) -> Fields:
     fields = [
         ("location", done["location"]),
         ("offsets", f"[{done['head']}, {done['durable_limit']})"),
@@ -136,63 +115,43 @@ def _trim_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     return fields
 
 
-GC_EXAMPLES = """\b
-Examples:
+GC_EXAMPLES = """\
   walstore gc plan s3://bucket/orders
   walstore gc apply s3://bucket/orders --confirm
   walstore gc apply s3://bucket/orders --keep-seconds 604800 --confirm --audit gc.jsonl
 """
 
 
-class Action(StrEnum):
-    """What to do."""
-
-    PLAN = "plan"
-    APPLY = "apply"
-
-
-def gc(
+async def gc(
     action: Annotated[
-        Action,
-        typer.Argument(
-            metavar="ACTION", help="'plan' shows what would be removed, 'apply' removes it."
-        ),
+        Literal["plan", "apply"],
+        argument("ACTION", "'plan' shows what would be removed, 'apply' removes it."),
     ],
     url: StoredAt,
     *,
     keep_bytes: Annotated[
-        int,
-        typer.Option("--keep-bytes", metavar="N", help="Keep so many newest bytes in any case."),
+        int, option("--keep-bytes N", "Keep so many newest bytes in any case.")
     ] = 0,
     keep_seconds: Annotated[
-        float, typer.Option("--keep-seconds", metavar="S", help="Keep younger records in any case.")
+        float, option("--keep-seconds S", "Keep younger records in any case.")
     ] = 0.0,
     max_fragments: Annotated[
-        int, typer.Option("--max-fragments", metavar="N", help="Take so many at the most.")
+        int, option("--max-fragments N", "Take so many at the most.")
     ] = 10_000,
     max_fraction: Annotated[
-        float,
-        typer.Option(
-            "--max-fraction", metavar="F", help="Refuse to take more than this part of the bytes."
-        ),
+        float, option("--max-fraction F", "Refuse to take more than this part of the bytes.")
     ] = 0.95,
     interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", metavar="S", help="How long readers of older manifests are waited for."
-        ),
+        float, option("--interval S", "How long readers of older manifests are waited for.")
     ] = 3600.0,
     wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait that long, rather than leave the rest to a later run."),
+        bool, option("--wait", "Wait that long, rather than leave the rest to a later run.")
     ] = False,
     audit: Annotated[
-        str | None,
-        typer.Option("--audit", metavar="FILE", help="Add a line of JSON for each removed object."),
+        str | None, option("--audit FILE", "Add a line of JSON for each removed object.")
     ] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Remove the oldest fragments of a stored log, which no cursor needs. A dry run without --confirm.
 
     Without a cursor nothing is removed. Writers and readers may run. It first takes the fragments out
@@ -209,25 +168,18 @@ def gc(
         max_drop_fraction=max_fraction,
         max_wait_seconds=None if wait else 0.0,
     )
-    is_applied = action is Action.APPLY and confirm
-    location, plan, done = run_async(
-        _collect(to_url(url, "gc"), settings, audit, is_applied=is_applied)
-    )
-    found = _gc_json(location, plan, done)
-    print_result(found, _gc_fields(found), as_json=as_json)
-    for finding in found["findings"]:
-        complain(f"refused: {finding}")
+    applies = action == "apply"
+    found = await _collect(to_url(url, "gc"), settings, audit, is_applied=applies and confirm)
+    notes = [f"refused: {finding}" for finding in found["findings"]]
     if found["due_us"] is not None and found["applied"]:
-        complain(
-            f"what was dropped may be deleted from {format_time(found['due_us'])}Z on; run this again"
-        )
-    if action is Action.APPLY and not confirm:
-        complain("nothing was changed; give --confirm to do this")
+        due = format_time(found["due_us"])
+        notes.append(f"what was dropped may be deleted from {due}Z on; run this again")
+    return Report(found, _gc_fields(found), notes=notes, is_dry_run=applies and not confirm)
 
 
 async def _collect(
     url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
-) -> tuple[str, Plan, Collected | None]:
+) -> dict[str, Any]:
     from uploader import GarbageCollector
 
     async with (
@@ -236,12 +188,12 @@ async def _collect(
     ):
         plan = await collector.plan()
         if not is_applied:
-            return collector.url, plan, None
+            return _gc_json(collector.url, plan, None)
         with progress_bar("collecting") as show:
             done = await collector.collect(
                 progress=lambda at: show(at.done, at.total, at.phase), audit=note
             )
-        return collector.url, plan, done
+        return _gc_json(collector.url, plan, done)
 
 
 @asynccontextmanager
@@ -324,7 +276,7 @@ def _gc_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any
     }
 
 
-def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _gc_fields(found: dict[str, Any]) -> Fields:
     fields = [
         ("location", found["location"]),
         ("offsets", f"[{found['head']}, {found['tail']})"),
@@ -343,97 +295,84 @@ def _gc_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     return fields
 
 
-SEAL_EXAMPLES = """\b
-Examples:
+SEAL_EXAMPLES = """\
   walstore seal s3://bucket/orders
   walstore seal s3://bucket/orders --confirm
   walstore seal file:///srv/bucket/orders --confirm --json
 """
 
 
-def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) -> None:
+async def seal(url: StoredAt, *, confirm: Confirm = False) -> Report:
     """Let a stored log take no more records, for good. A dry run without --confirm.
 
     No append commits afterwards, whoever makes it; there is no way back. It can be read, collected, forked
     and destroyed as before. Writers end with exit code 4. Sealing a sealed log changes nothing.
     """
-    done = run_async(_seal(to_url(url, "seal"), is_confirmed=confirm))
-    fields = [
-        ("location", done["location"]),
-        ("offsets", f"[{done['head']}, {done['tail']})"),
-        ("records", format_count(done["tail"] - done["head"])),
-        ("sealed", "yes" if done["sealed"] else "no"),
-    ]
-    print_result(done, fields, as_json=as_json)
-    if not confirm and not done["sealed"]:
-        complain("nothing was changed; give --confirm to do this")
-
-
-async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
+    place = to_url(url, "seal")
     from uploader import seal
     from uploader.layouts.log_session import open_session
 
-    async with open_session(url) as found:
+    async with open_session(place) as found:
         found.check_found()
-        if is_confirmed:
-            await seal(url)
+        if confirm:
+            await seal(place)
             await found.root.load()
-        manifest = found.root.manifest
-        return {
-            "location": found.store.url,
-            "applied": is_confirmed,
-            "head": manifest.oldest_offset,
-            "tail": manifest.next_offset,
-            "sealed": manifest.is_sealed,
-        }
+        location, manifest = found.store.url, found.root.manifest
+    head, tail, is_sealed = manifest.oldest_offset, manifest.next_offset, manifest.is_sealed
+    done = {
+        "location": location,
+        "applied": confirm,
+        "head": head,
+        "tail": tail,
+        "sealed": is_sealed,
+    }
+    fields = [
+        ("location", location),
+        ("offsets", f"[{head}, {tail})"),
+        ("records", format_count(tail - head)),
+        ("sealed", "yes" if is_sealed else "no"),
+    ]
+    return Report(done, fields, is_dry_run=not (confirm or is_sealed))
 
 
-DESTROY_EXAMPLES = """\b
-Examples:
+DESTROY_EXAMPLES = """\
   walstore destroy s3://bucket/orders
   walstore seal s3://bucket/orders --confirm && walstore destroy s3://bucket/orders --confirm
   walstore destroy s3://bucket/scratch --unsealed --confirm --json
 """
 
 
-def destroy(
+async def destroy(
     url: StoredAt,
     *,
     unsealed: Annotated[
-        bool, typer.Option("--unsealed", help="Also if the log is not sealed: it is sealed first.")
+        bool, option("--unsealed", "Also if the log is not sealed: it is sealed first.")
     ] = False,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Remove a stored log and all its objects for good. A dry run without --confirm.
 
     Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
     stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
     After an interruption, the same command continues.
     """
-    done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
-    print_result(done, _destroyed_fields(done), as_json=as_json)
-    if not confirm:
-        complain("nothing was changed; give --confirm to do this")
-
-
-async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
+    place = to_url(url, "destroy")
     from uploader.format import layout
     from uploader.layouts.log_session import open_session
 
-    async with open_session(url) as found:
+    async with open_session(place) as found:
         manifest = found.root.manifest
         location, is_known = found.store.url, found.root.is_known
-        if not is_confirmed:
+        if not confirm:
             found.check_found()
         is_buried = await found.store.head(layout.TOMBSTONE) is not None
-        if is_known and not (manifest.is_sealed or even_unsealed or is_buried):
+        if is_known and not (manifest.is_sealed or unsealed or is_buried):
             raise UsageError(
                 f"{location} is not sealed and may be in use; seal it first, or give --unsealed"
             )
     done: dict[str, Any] = {
         "location": location,
-        "applied": is_confirmed,
+        "applied": confirm,
         "head": manifest.oldest_offset if is_known else None,
         "tail": manifest.next_offset if is_known else None,
         "bytes": live_bytes(manifest) if is_known else None,
@@ -441,17 +380,17 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
         "object_bytes": None,
         "left": [],
     }
-    if is_confirmed:
+    if confirm:
         from uploader import destroy
 
-        removed = await destroy(url, confirm=even_unsealed)
+        removed = await destroy(place, confirm=unsealed)
         done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
         done["left"] = list(removed.left)
-    return done
+    return Report(done, _destroyed_fields(done), is_dry_run=not confirm)
 
 
-def _destroyed_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
-    fields: list[tuple[str, Any]] = [("location", done["location"])]
+def _destroyed_fields(done: dict[str, Any]) -> Fields:
+    fields: Fields = [("location", done["location"])]
     if done["head"] is not None:
         fields.append(("offsets", f"[{done['head']}, {done['tail']})"))
         fields.append(("fragments", format_bytes(done["bytes"])))

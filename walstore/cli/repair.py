@@ -9,23 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
-from walstore.cli.errors import CORRUPTION, UsageError
+from walstore.cli.errors import CORRUPTION, OK, UsageError
 from walstore.cli.inspect import find_holder
 from walstore.cli.location import to_directory, to_url
-from walstore.cli.options import AsJson, Confirm, Directory, StoredAt
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    print_fields,
-    print_json,
-    print_result,
-    progress_bar,
-    terminal,
-)
-from walstore.cli.running import run_async
+from walstore.cli.options import Confirm, Directory, StoredAt, option
+from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
+from walstore.cli.report import UNCHANGED, Fields, Report
 from walstore.errors import WalLockedError
 from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
@@ -33,8 +22,7 @@ if TYPE_CHECKING:
     from uploader import RebuildPlan
     from uploader.stores import ObjectStore
 
-REPAIR_EXAMPLES = """\b
-Examples:
+REPAIR_EXAMPLES = """\
   walstore repair data/orders
   walstore repair data/orders --confirm
   walstore repair data/orders --from-tier --confirm
@@ -49,29 +37,21 @@ def repair(
     *,
     keep: Annotated[
         str | None,
-        typer.Option(
-            "--keep",
-            metavar="WHAT",
-            help="Records to keep around damage: before it, after it, or those around an offset.",
+        option(
+            "--keep WHAT",
+            "Records to keep around damage: before it, after it, or those around an offset.",
         ),
     ] = None,
     from_tier: Annotated[
         bool,
-        typer.Option(
-            "--from-tier", help="Take damaged and missing records from where the log is shipped to."
-        ),
+        option("--from-tier", "Take damaged and missing records from where the log is shipped to."),
     ] = False,
     from_url: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="URL",
-            help="Take them from this store URL, which must be of this log.",
-        ),
+        option("--from URL", "Take them from this store URL, which must be of this log."),
     ] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Make a log that does not open work again, and report what is lost. A dry run without --confirm.
 
     Looks at every byte. --from-tier and --from copy damaged or missing records from object storage, bit for
@@ -97,11 +77,9 @@ def repair(
             with terminal().status(f"repairing {path}"):
                 apply_repair(plan, copy=copy)
     again = plan_repair(path) if confirm and plan.is_begun else None
-    if as_json:
-        print_json(_repair_json(plan, is_applied=confirm and plan.is_needed))
-    else:
-        _print_repair(plan, path)
-    _conclude_repair(plan, again, is_applied=confirm)
+    notes, code = _conclude_repair(plan, again, is_applied=confirm)
+    found = _repair_json(plan, is_applied=confirm and plan.is_needed)
+    return Report(found, _repair_fields(plan, path), notes=notes, code=code)
 
 
 def _open_copy(
@@ -134,35 +112,36 @@ def _parse_keep(text: str | None, *, digits: int = 19) -> Keep | None:
     raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
 
-def _conclude_repair(plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool) -> None:
-    """Say on stderr what to do next, and end with the right code.
+def _conclude_repair(
+    plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool
+) -> tuple[list[str], int]:
+    """Return what to do next, and the exit code.
 
     ``again`` is what is to be repaired behind an interrupted repair that was finished.
     """
     if not plan.is_needed:
-        return
+        return [], OK
     if is_applied:
-        complain(f"repaired; what was replaced is in {Path(plan.path) / KEPT_NAME}")
-        if again is not None and again.is_needed:
-            complain(f"more is damaged than that repair knew ({again.damages[0]}); repair again")
-            raise typer.Exit(CORRUPTION)
-        return
+        done = f"repaired; what was replaced is in {Path(plan.path) / KEPT_NAME}"
+        if again is None or not again.is_needed:
+            return [done], OK
+        more = f"more is damaged than that repair knew ({again.damages[0]}); repair again"
+        return [done, more], CORRUPTION
+    notes = [UNCHANGED]
+    if plan.needs_choice:
+        stretches = " or ".join(map(str, plan.choices))
+        notes = [
+            f"nothing was changed; choose with --keep before, --keep after, or --keep OFFSET in {stretches}"
+        ]
     could_heal = any(one.start < plan.uploaded_limit for one in plan.unreadable)
     if plan.source is None and plan.tier_url and could_heal:
-        complain(f"with --from-tier the records come from {plan.tier_url}")
-    if plan.needs_choice:
-        complain(
-            "nothing was changed; choose with --keep before, --keep after, or --keep OFFSET in "
-            + " or ".join(str(one) for one in plan.choices)
-        )
-    else:
-        complain("nothing was changed; give --confirm to do this")
-    raise typer.Exit(CORRUPTION)
+        notes.insert(0, f"with --from-tier the records come from {plan.tier_url}")
+    return notes, CORRUPTION
 
 
-def _print_repair(plan: RepairPlan, path: Path) -> None:
-    """Print a plan, with paths as they were given."""
-    fields: list[tuple[str, Any]] = [("location", plan.path), ("log id", plan.log_id or "lost")]
+def _repair_fields(plan: RepairPlan, path: Path) -> Fields:
+    """Return a plan for people, with paths as they were given."""
+    fields: Fields = [("location", plan.path), ("log id", plan.log_id or "lost")]
     fields += [("damaged", damage) for damage in plan.damages] or [("damaged", "nothing")]
     fields += [("unreadable", one) for one in plan.unreadable]
     fields += [("readable", one) for one in plan.choices]
@@ -172,7 +151,7 @@ def _print_repair(plan: RepairPlan, path: Path) -> None:
         fields += [("lost", one) for one in plan.lost] or [("lost", "nothing")]
         fields.append(("offsets then", Interval(plan.head, plan.limit)))
     fields += [("note", note) for note in plan.notes]
-    print_fields([(name, str(value).replace(plan.path, str(path))) for name, value in fields])
+    return [(name, str(value).replace(plan.path, str(path))) for name, value in fields]
 
 
 def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
@@ -201,8 +180,7 @@ def _repair_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
     }
 
 
-REBUILD_EXAMPLES = """\b
-Examples:
+REBUILD_EXAMPLES = """\
   walstore rebuild s3://bucket/orders
   walstore rebuild s3://bucket/orders --confirm
   walstore rebuild s3://bucket/orders --keep after --json
@@ -215,35 +193,30 @@ _LOG_ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 _MOST_SHOWN: Final = 10
 
 
-def rebuild(
+async def rebuild(
     url: StoredAt,
     *,
     keep: Annotated[
         str | None,
-        typer.Option(
-            "--keep",
-            metavar="WHAT",
-            help="Records to keep around a hole: before it, which is the default, after it, or those "
+        option(
+            "--keep WHAT",
+            "Records to keep around a hole: before it, which is the default, after it, or those "
             "around an offset.",
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(
-            "--exclude", metavar="KEY", help="Leave this fragment out; may be given repeatedly."
-        ),
+        option("--exclude KEY", "Leave this fragment out; may be given repeatedly."),
     ] = None,
     log_id: Annotated[
         str | None,
-        typer.Option(
-            "--log-id",
-            metavar="HEX",
-            help="Identity of the log directory that continues to ship there, see inspect.",
+        option(
+            "--log-id HEX",
+            "Identity of the log directory that continues to ship there, see inspect.",
         ),
     ] = None,
     confirm: Confirm = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Make a damaged stored log work again, and report what is lost. A dry run without --confirm.
 
     Reads all of it and keeps what the fragments prove; nothing gets another offset. What is replaced or
@@ -258,12 +231,11 @@ def rebuild(
     """
     place, choice = to_url(url, "rebuild"), _parse_keep(keep, digits=20)
     writer = None if log_id is None else _writer(log_id)
-    done = run_async(
-        _rebuild(place, choice, writer, frozenset(exclude or ()), is_confirmed=confirm)
-    )
-    fields = _chain_fields(done) if done["layout"] == "chain" else _rebuild_fields(done)
-    print_result(done, fields, as_json=as_json)
-    _conclude_rebuild(done, is_confirmed=confirm)
+    done = await _rebuild(place, choice, writer, frozenset(exclude or ()), is_confirmed=confirm)
+    if done["layout"] == "chain":
+        return Report(done, _chain_fields(done), is_dry_run=not confirm)
+    notes, code = _conclude_rebuild(done, is_confirmed=confirm)
+    return Report(done, _rebuild_fields(done), notes=notes, code=code)
 
 
 def _writer(log_id: str) -> str:
@@ -362,7 +334,7 @@ def _ranges(found: Sequence[range]) -> list[dict[str, int]]:
     return [{"start": one.start, "limit": one.stop} for one in found]
 
 
-def _chain_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+def _chain_fields(done: dict[str, Any]) -> Fields:
     return [
         ("location", done["location"]),
         ("offsets", _shown_interval(done)),
@@ -374,12 +346,9 @@ def _chain_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _rebuild_fields(done: dict[str, Any]) -> list[tuple[str, Any]]:
+def _rebuild_fields(done: dict[str, Any]) -> Fields:
     damages = [f"{one['key']}: {one['what']}" for one in done["damages"]]
-    fields: list[tuple[str, Any]] = [
-        ("location", done["location"]),
-        ("damaged", _first_lines(damages)),
-    ]
+    fields: Fields = [("location", done["location"]), ("damaged", _first_lines(damages))]
     if done["needed"]:
         fields += [("proven", _shown_interval(one)) for one in done["choices"]]
         fields += [("lost", _shown_interval(one)) for one in done["lost"]] or [("lost", "nothing")]
@@ -398,19 +367,14 @@ def _first_lines(lines: Sequence[str]) -> str:
     return "\n".join([*lines[:_MOST_SHOWN], *more]) or "nothing"
 
 
-def _conclude_rebuild(done: dict[str, Any], *, is_confirmed: bool) -> None:
-    """Write to stderr what to do next, and end with the right code."""
-    if done["layout"] == "chain":
-        if not is_confirmed:
-            complain("nothing was changed; give --confirm to do this")
-        return
+def _conclude_rebuild(done: dict[str, Any], *, is_confirmed: bool) -> tuple[list[str], int]:
+    """Return what to do next, and the exit code."""
     if not done["needed"]:
-        return
+        return [], OK
     if not is_confirmed:
         hint = "; --keep says which stretch is kept" if len(done["choices"]) > 1 else ""
-        complain(f"nothing was changed; give --confirm to do this{hint}")
-        raise typer.Exit(CORRUPTION)
-    if done["kept_in"] is None:
-        complain("rebuilt")
-    else:
-        complain(f"rebuilt; what was replaced or given up is in {done['kept_in']}")
+        return [f"{UNCHANGED}{hint}"], CORRUPTION
+    kept = done["kept_in"]
+    return [
+        "rebuilt" if kept is None else f"rebuilt; what was replaced or given up is in {kept}"
+    ], OK

@@ -7,11 +7,9 @@ import ssl
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
 from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE, to_directory, to_url
-from walstore.cli.options import AsJson, TakeOver
+from walstore.cli.options import AsJson, TakeOver, argument, option
 from walstore.cli.running import run_async
 from walstore.cli.samples import find_logs, is_log_directory
 from walstore.cli.serving import (
@@ -30,8 +28,7 @@ from walstore.topology.session import LEASE_SECONDS
 from walstore.validation.arguments import as_token
 from walstore.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 
-SERVE_EXAMPLES = """\b
-Examples:
+SERVE_EXAMPLES = """\
   walstore serve data/orders
   walstore serve data/orders --unix /run/orders.sock --tier s3://bucket/orders
   walstore serve data --store --tcp 127.0.0.1:7420
@@ -46,118 +43,88 @@ SOCKET_NAME: Final = "serve.sock"
 
 
 def serve(
-    path: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="A log directory, or with --store of logs.")
-    ],
+    path: Annotated[str, argument("DIRECTORY", "A log directory, or with --store of logs.")],
     *,
     unix: Annotated[
         str | None,
-        typer.Option(
-            "--unix",
-            metavar="PATH",
-            help=f"The socket; DIRECTORY/{SOCKET_NAME} unless --tcp is given.",
-        ),
+        option("--unix PATH", f"The socket; DIRECTORY/{SOCKET_NAME} unless --tcp is given."),
     ] = None,
     tcp: Annotated[
-        str | None,
-        typer.Option("--tcp", metavar="HOST:PORT", help="Listen there; loopback unless with TLS."),
+        str | None, option("--tcp HOST:PORT", "Listen there; loopback unless with TLS.")
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(
-            "--http",
-            metavar="HOST:PORT",
-            help="Serve a page, Durable Streams, /health and /metrics there; see docs/http.md.",
+        option(
+            "--http HOST:PORT",
+            "Serve a page, Durable Streams, /health and /metrics there; see docs/http.md.",
         ),
     ] = None,
     allow_origins: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="ORIGIN",
-            help="With --http: pages of this origin may use it; repeatable; * for all.",
+        option(
+            "--allow-origin ORIGIN",
+            "With --http: pages of this origin may use it; repeatable; * for all.",
         ),
     ] = None,
     collections: Annotated[
         list[str] | None,
-        typer.Option(
-            "--collection",
-            metavar="URL",
-            help="With --http: show this versioned collection on the page, too; repeatable.",
+        option(
+            "--collection URL",
+            "With --http: show this versioned collection on the page, too; repeatable.",
         ),
     ] = None,
     store: Annotated[
-        bool,
-        typer.Option("--store", help="DIRECTORY holds many logs, which clients name."),
+        bool, option("--store", "DIRECTORY holds many logs, which clients name.")
     ] = False,
     tier: Annotated[
-        str | None,
-        typer.Option(
-            "--tier", metavar="URL", help="Ship the log, or each log of the store, to a store."
-        ),
+        str | None, option("--tier URL", "Ship the log, or each log of the store, to a store.")
     ] = None,
     take_over: TakeOver = False,
     replicate: Annotated[
         bool,
-        typer.Option(
-            "--replicate",
-            help="DIRECTORY holds copies of other machines' logs, for their primaries.",
+        option(
+            "--replicate", "DIRECTORY holds copies of other machines' logs, for their primaries."
         ),
     ] = False,
     cluster: Annotated[
         str | None,
-        typer.Option(
-            "--cluster",
-            metavar="ETCD",
-            help="Be a machine of the cluster that shares this etcd; see docs/cluster.md.",
+        option(
+            "--cluster ETCD",
+            "Be a machine of the cluster that shares this etcd; see docs/cluster.md.",
         ),
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            "--advertise",
-            metavar="ADDRESS",
-            help="With --cluster: where the others reach this machine; else where it listens.",
+        option(
+            "--advertise ADDRESS",
+            "With --cluster: where the others reach this machine; else where it listens.",
         ),
     ] = None,
     zone: Annotated[
-        str,
-        typer.Option(
-            "--zone", metavar="NAME", help="With --cluster: what fails together with this machine."
-        ),
+        str, option("--zone NAME", "With --cluster: what fails together with this machine.")
     ] = "",
     lease_seconds: Annotated[
         int,
-        typer.Option(
-            "--lease-seconds",
-            metavar="N",
+        option(
+            "--lease-seconds N",
+            "With --cluster: how long the others wait for it once it is silent.",
             min=1,
             max=3600,
-            help="With --cluster: how long the others wait for it once it is silent.",
         ),
     ] = LEASE_SECONDS,
     replicas: Annotated[
         list[str] | None,
-        typer.Option(
-            "--replica",
-            metavar="ADDRESS",
-            help="Be the log's primary, with a copy at this node; repeatable.",
-        ),
+        option("--replica ADDRESS", "Be the log's primary, with a copy at this node; repeatable."),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-    ] = None,
+    tls_cert: Annotated[Path | None, option("--tls-cert FILE", "Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, option("--tls-key FILE", "Its private key, PEM.")] = None,
     drain_seconds: Annotated[
         float,
-        typer.Option(
-            "--drain-seconds",
-            metavar="N",
+        option(
+            "--drain-seconds N",
+            "How long requests in progress have when the server stops.",
             min=0,
             max=86_400,
-            help="How long requests in progress have when the server stops.",
         ),
     ] = 30.0,
     as_json: AsJson = False,
@@ -264,13 +231,13 @@ def _check_options(
         raise UsageError("--tls-cert and --tls-key belong together")
     if has_certificate and not listens:
         raise UsageError("--tls-cert and --tls-key need --tcp HOST:PORT or --http HOST:PORT")
-    for option, needed in _NEEDED.items():
-        if given[option] and not given[needed.partition(" ")[0]]:
-            raise UsageError(f"{option} needs {needed}")
-    for option, others in _EXCLUDED.items():
-        if given[option] and any(given[other] for other in others):
+    for name, needed in _NEEDED.items():
+        if given[name] and not given[needed.partition(" ")[0]]:
+            raise UsageError(f"{name} needs {needed}")
+    for name, others in _EXCLUDED.items():
+        if given[name] and any(given[other] for other in others):
             names = f"{', '.join(others[:-1])} and {others[-1]}"
-            raise UsageError(f"{option} goes without {names}")
+            raise UsageError(f"{name} goes without {names}")
 
 
 _HOLDERS: Final = ("--store", "--replicate", "--cluster")
@@ -305,10 +272,10 @@ def _serves_store(directory: Path, holds: str | None, *, has_replicas: bool) -> 
 
 def _check_listens(given: dict[str, str | None], *, is_safe: bool) -> None:
     """Raise InvalidSettingsError for what is no place, UsageError for one that other machines reach."""
-    for option, listen in given.items():
+    for name, listen in given.items():
         if listen is not None and not is_loopback(parse_listen(listen)[0]) and not is_safe:
             raise UsageError(
-                f"{option} {listen} can be reached from other machines: that needs --tls-cert, --tls-key and "
+                f"{name} {listen} can be reached from other machines: that needs --tls-cert, --tls-key and "
                 f"a token in {TOKEN_VARIABLE}; or listen at 127.0.0.1"
             )
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from walstore import Replication, Wal, WalStore
 from walstore.cli.cluster import open_keys
 from walstore.cli.location import open_collection
-from walstore.cli.output import print_result
+from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal
 from walstore.cluster.member import ClusterMember
 from walstore.errors import FencedError, StorageUnavailableError
@@ -82,7 +82,7 @@ class Serving(NamedTuple):
         """Say where it can be reached, now that it can."""
         done = {what: str(self.directory), **more, "addresses": list(addresses)}
         fields = [(what, str(self.directory)), *(("at", address) for address in addresses)]
-        print_result(done, fields, as_json=self.as_json)
+        Report(done, fields).print(as_json=self.as_json)
 
 
 async def serve_logs(

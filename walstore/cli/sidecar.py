@@ -7,17 +7,15 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from walstore.cli.collection_materialize import EnvelopeName, land
 from walstore.cli.errors import UsageError
-from walstore.cli.landing import Several, print_summary, showing
+from walstore.cli.landing import Several, report_landing, showing
 from walstore.cli.location import is_url, to_directory, to_url
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import complain
+from walstore.cli.report import Report
 from walstore.cli.running import STOP_SIGNALS, run_async
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from walstore.spark.sidecar.metrics import SidecarMetrics
     from walstore.spark.sidecar.sidecar import Observer, Summary
 
-SIDECAR_EXAMPLES = """\b
-Examples:
+SIDECAR_EXAMPLES = """\
   walstore sidecar s3://bucket/orders --to s3a://lake/orders
   walstore sidecar data/orders --to tables/orders --once
   walstore sidecar data/orders --to tables/o --format delta --packages io.delta:delta-spark_4.2_2.13:4.4.0
@@ -41,119 +38,81 @@ Examples:
 """
 
 
-class SparkLog(StrEnum):
-    """How much Spark itself writes to stderr."""
-
-    OFF = "off"
-    ERROR = "error"
-    WARN = "warn"
-    INFO = "info"
+SparkLog: TypeAlias = Literal["off", "error", "warn", "info"]
+"""How much Spark itself writes to stderr."""
 
 
 def sidecar(
     location: Annotated[
         str,
-        typer.Argument(
-            metavar="LOCATION",
-            help="A log directory or a store URL; with --subscribe the parent of several logs.",
+        argument(
+            "LOCATION",
+            "A log directory or a store URL; with --subscribe the parent of several logs.",
         ),
     ],
     *,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="TABLE", help="Path or URL of the table, or a collection's URL."
-        ),
-    ],
+    to: Annotated[str, option("--to TABLE", "Path or URL of the table, or a collection's URL.")],
     checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", metavar="PATH", help="Spark's checkpoint; TABLE/_checkpoint by default."
-        ),
+        str | None, option("--checkpoint PATH", "Spark's checkpoint; TABLE/_checkpoint by default.")
     ] = None,
     table_format: Annotated[
-        TableFormat,
-        typer.Option(
-            "--format", metavar="NAME", help="'parquet', 'delta', 'iceberg' or 'collection'."
-        ),
+        TableFormat, option("--format NAME", "'parquet', 'delta', 'iceberg' or 'collection'.")
     ] = TableFormat.PARQUET,
     envelope: Annotated[
         EnvelopeName | None,
-        typer.Option(
-            "--envelope",
-            metavar="NAME",
-            help="What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
+        option(
+            "--envelope NAME",
+            "What a record says, for a collection: 'append', 'upsert' or 'debezium'.",
         ),
     ] = None,
     trigger_seconds: Annotated[
-        float,
-        typer.Option("--trigger-seconds", metavar="S", help="Begin a batch so often; 0: at once."),
+        float, option("--trigger-seconds S", "Begin a batch so often; 0: at once.")
     ] = DEFAULT_TRIGGER_SECONDS,
     once: Annotated[
-        bool,
-        typer.Option("--once", "--available-now", help="End when all that is there has landed."),
+        bool, option("--once --available-now", "End when all that is there has landed.")
     ] = False,
     max_records: Annotated[
-        int,
-        typer.Option("--max-records-per-trigger", metavar="N", help="Most records of one batch."),
+        int, option("--max-records-per-trigger N", "Most records of one batch.")
     ] = DEFAULT_MAX_RECORDS,
     subscribe: Annotated[
-        str | None,
-        typer.Option("--subscribe", metavar="NAMES", help="Logs below LOCATION, with commas."),
+        str | None, option("--subscribe NAMES", "Logs below LOCATION, with commas.")
     ] = None,
     pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--subscribe-pattern", metavar="REGEX", help="Logs below LOCATION that match."
-        ),
+        str | None, option("--subscribe-pattern REGEX", "Logs below LOCATION that match.")
     ] = None,
     partition_by: Annotated[
         str,
-        typer.Option(
-            "--partition-by",
-            metavar="COLUMNS",
-            help="Divide the table by some of stream, topic, partition, date, hour.",
+        option(
+            "--partition-by COLUMNS",
+            "Divide the table by some of stream, topic, partition, date, hour.",
         ),
     ] = "",
     no_headers: Annotated[
-        bool, typer.Option("--no-headers", help="Leave the column headers out of the table.")
+        bool, option("--no-headers", "Leave the column headers out of the table.")
     ] = False,
     cursor: Annotated[
-        str | None,
-        typer.Option("--cursor", metavar="NAME", help="Name of the cursor that holds the log."),
+        str | None, option("--cursor NAME", "Name of the cursor that holds the log.")
     ] = None,
     master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark's master; this machine by default."),
+        str | None, option("--master URL", "Spark's master; this machine by default.")
     ] = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", "--conf", metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
-        ),
+        list[str] | None, option("--config --conf NAME=VALUE", "A setting of Spark's; repeatable.")
     ] = None,
     packages: Annotated[
         list[str] | None,
-        typer.Option(
-            "--packages",
-            metavar="COORDINATES",
-            help="Maven packages that Spark fetches, with commas; repeatable.",
+        option(
+            "--packages COORDINATES", "Maven packages that Spark fetches, with commas; repeatable."
         ),
     ] = None,
     metrics_port: Annotated[
-        int | None,
-        typer.Option("--metrics-port", metavar="PORT", help="Serve metrics for Prometheus."),
+        int | None, option("--metrics-port PORT", "Serve metrics for Prometheus.")
     ] = None,
     spark_log: Annotated[
-        SparkLog,
-        typer.Option(
-            "--spark-log",
-            metavar="LEVEL",
-            help="Spark's log level: 'off', 'error', 'warn', 'info'.",
-        ),
-    ] = SparkLog.OFF,
+        SparkLog, option("--spark-log LEVEL", "Spark's log level: 'off', 'error', 'warn', 'info'.")
+    ] = "off",
     as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Land a log in a table, and continue until SIGINT or SIGTERM.
 
     A Spark streaming query writes the table; with --format collection there is no Spark, and the table is a
@@ -180,16 +139,16 @@ def sidecar(
         cursor=cursor,
         master=master,
         config=add_packages(parse_config(config or []), packages or []),
-        envelope=None if envelope is None else str(envelope),
+        envelope=envelope,
     )
     is_collection = table_format is TableFormat.COLLECTION
     if is_collection:
         to_url(to, "sidecar --format collection")
-        if spark_log is not SparkLog.OFF:
+        if spark_log != "off":
             raise UsageError("--spark-log is for tables; a collection is kept without Spark")
     run = _keep if is_collection else _run
     summary = run(settings, metrics_port, spark_log, as_json=as_json)
-    print_summary(settings, summary, cursor=settings.cursor_name, as_json=as_json)
+    return report_landing(settings, summary, settings.cursor_name)
 
 
 def _run(
@@ -201,7 +160,7 @@ def _run(
     from walstore.spark.sidecar.sidecar import Sidecar
 
     with _observing(metrics_port, as_json=as_json) as (everybody, _):
-        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
+        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=spark_log)
         with _stopping_on_signal(running.stop) as take:
             everybody.on_start = take
             return running.run()

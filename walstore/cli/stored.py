@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from walstore.cli.errors import UsageError
-from walstore.cli.location import OpenedLog, StartPlace, parse_place, to_url
-from walstore.cli.options import AsJson, StoredAt
+from walstore.cli.location import OpenedLog, parse_place, to_url
+from walstore.cli.options import AsJson, StoredAt, option
 from walstore.cli.output import (
     format_bytes,
     format_count,
     format_time,
-    print_fields,
     print_json,
-    print_table,
     visible,
     write_bytes,
     writing,
 )
+from walstore.cli.report import Listing, Part, Report
 from walstore.cli.running import run_async
 from walstore.runtime.threads import Worker
 
@@ -30,8 +26,7 @@ if TYPE_CHECKING:
     from uploader.format.manifest import Manifest
     from uploader.read.fragment_ranges import FragmentFooters
 
-MANIFEST_EXAMPLES = """\b
-Examples:
+MANIFEST_EXAMPLES = """\
   walstore manifest s3://bucket/orders
   walstore manifest s3://bucket/orders --json
   walstore manifest file:///srv/bucket/orders --raw > MANIFEST
@@ -42,10 +37,10 @@ def manifest(
     url: StoredAt,
     *,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Write the manifest itself: its JSON, byte for byte.")
+        bool, option("--raw", "Write the manifest itself: its JSON, byte for byte.")
     ] = False,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Show the manifest of a stored log: totals, snapshots, newest fragments.
 
     It names older fragments through snapshots; 'walstore fragments' lists all of them.
@@ -53,12 +48,10 @@ def manifest(
     if raw and as_json:
         raise UsageError("give --raw or --json, not both")
     location, found = run_async(_load(to_url(url, "manifest")))
-    if raw:
-        write_bytes(found.serialise())
-    elif as_json:
-        print_json(_manifest_json(location, found))
-    else:
-        _print_manifest(location, found)
+    if not raw:
+        return Report(_manifest_json(location, found), *_manifest_parts(location, found))
+    write_bytes(found.serialise())
+    return None
 
 
 async def _load(url: str) -> tuple[str, Manifest]:
@@ -105,35 +98,30 @@ def live_bytes(found: Manifest) -> int:
     return sum(one.num_bytes for one in entries)
 
 
-def _print_manifest(location: str, found: Manifest) -> None:
-    print_fields(
-        [
-            ("location", location),
-            ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
-            ("records", format_count(found.next_offset - found.oldest_offset)),
-            (
-                "size",
-                f"{format_bytes(live_bytes(found))}, {format_bytes(found.acc_bytes)} ever added",
-            ),
-            ("next fragment", found.next_seq_no),
-            ("setsum", found.setsum.hexdigest()),
-            ("collected", found.collected.hexdigest()),
-            ("writer", found.writer),
-            ("sealed", "yes" if found.is_sealed else "no"),
-        ]
-    )
+def _manifest_parts(location: str, found: Manifest) -> Iterator[Part]:
+    size, ever = format_bytes(live_bytes(found)), format_bytes(found.acc_bytes)
+    yield [
+        ("location", location),
+        ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),
+        ("records", format_count(found.next_offset - found.oldest_offset)),
+        ("size", f"{size}, {ever} ever added"),
+        ("next fragment", found.next_seq_no),
+        ("setsum", found.setsum.hexdigest()),
+        ("collected", found.collected.hexdigest()),
+        ("writer", found.writer),
+        ("sealed", "yes" if found.is_sealed else "no"),
+    ]
     rows = [
         (f"snapshot, depth {one.depth}", one.start, one.limit, one.num_bytes, one.path_to_snapshot)
         for one in found.snapshots
     ]
     rows += [("fragment", one.start, one.limit, one.num_bytes, one.path) for one in found.fragments]
     if rows:
-        sys.stdout.write("\n")
-        print_table(("entry", "start", "limit", "bytes", "path"), rows)
+        yield ""
+        yield Listing(("entry", "start", "limit", "bytes", "path"), rows)
 
 
-FRAGMENTS_EXAMPLES = """\b
-Examples:
+FRAGMENTS_EXAMPLES = """\
   walstore fragments s3://bucket/orders
   walstore fragments s3://bucket/orders --from 2025-06-01 --times
   walstore fragments s3://bucket/orders --from -1000000 --json
@@ -144,17 +132,15 @@ _NAMES: Final = ("fragment", "start", "limit", "records", "bytes", "path")
 _TIMES: Final = ("min_timestamp_us", "max_timestamp_us")
 
 
-def fragments(
+async def fragments(
     url: StoredAt,
     *,
     from_: Annotated[
-        str, typer.Option("--from", metavar="PLACE", help="Begin with the fragment of this record.")
+        str, option("--from PLACE", "Begin with the fragment of this record.")
     ] = "earliest",
-    to: Annotated[
-        str, typer.Option("--to", metavar="PLACE", help="End before the fragments behind it.")
-    ] = "latest",
+    to: Annotated[str, option("--to PLACE", "End before the fragments behind it.")] = "latest",
     times: Annotated[
-        bool, typer.Option("--times", help="Show times, too; a request for each fragment.")
+        bool, option("--times", "Show times, too; a request for each fragment.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -163,32 +149,25 @@ def fragments(
     With --json a line for each. Fragments that hold only records outside of the two places are left out.
     """
     start, stop = parse_place(from_), parse_place(to)
-    run_async(
-        _list_fragments(to_url(url, "fragments"), start, stop, with_times=times, as_json=as_json)
-    )
-
-
-async def _list_fragments(
-    url: str, start: StartPlace, stop: StartPlace, *, with_times: bool, as_json: bool
-) -> None:
+    place = to_url(url, "fragments")
     from uploader import CloudLog
     from uploader.read.fragment_reader import FragmentReader
     from uploader.root.tree import ManifestTree
     from uploader.stores import open_store
 
-    store, worker = open_store(url), Worker("fragments", threads=2)
+    store, worker = open_store(place), Worker("fragments", threads=2)
     try:
-        async with CloudLog.open(url, store=store) as log:
+        async with CloudLog.open(place, store=store) as log:
             source = OpenedLog(log)
             low, high = await start.resolve(source), await stop.resolve(source)
             footers = FragmentReader(store=store, worker=worker, cache_bytes=0).footers
             if not as_json:
-                _write_line(_NAMES, ("oldest", "newest") if with_times else ())
+                _write_line(_NAMES, ("oldest", "newest") if times else ())
             tree = ManifestTree(store, worker)
             found = tree.fragments(log.manifest, low, high)
             async for part in _parts(found):
-                times = await _read_times(footers, part) if with_times else [()] * len(part)
-                for entry, bounds in zip(part, times, strict=True):
+                found_times = await _read_times(footers, part) if times else [()] * len(part)
+                for entry, bounds in zip(part, found_times, strict=True):
                     shown = _fragment_json(entry)
                     if as_json:
                         print_json(shown | dict(zip(_TIMES, bounds, strict=False)))

@@ -7,22 +7,28 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from walstore.cli.errors import UsageError
 from walstore.cli.location import OpenedLog, parse_place, to_url
-from walstore.cli.options import AsJson, CatalogUri, Confirm, IcebergName, StoredAt, Warehouse
+from walstore.cli.options import (
+    AsJson,
+    CatalogUri,
+    Confirm,
+    IcebergName,
+    StoredAt,
+    Warehouse,
+    option,
+)
 from walstore.cli.options import iceberg_target as target_of
-from walstore.cli.output import complain, format_count, print_result, to_json, writing
-from walstore.cli.running import run_async, stop_on_signal, until_stopped
+from walstore.cli.output import format_count
+from walstore.cli.report import Report
+from walstore.cli.running import stop_on_signal, until_stopped
 
 if TYPE_CHECKING:
     from uploader import IcebergTarget, LogTable, Registered
 
     Opening: TypeAlias = Callable[[], AbstractAsyncContextManager[LogTable]]
 
-TABLE_EXAMPLES = """\b
-Examples:
+TABLE_EXAMPLES = """\
   walstore table s3://bucket/orders --to iceberg:shop.orders
   walstore table s3://bucket/orders --to iceberg:prod/shop.orders --follow
   walstore table file:///srv/orders --to iceberg:shop.orders --catalog-uri sqlite:////srv/c.db --warehouse file:///srv/lake
@@ -31,40 +37,34 @@ Examples:
 """
 
 
-def table(
+async def table(
     url: StoredAt,
     *,
     to: IcebergName,
     catalog_uri: CatalogUri = None,
     warehouse: Warehouse = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then go on as fragments appear.")
-    ] = False,
+    follow: Annotated[bool, option("--follow -f", "Then go on as fragments appear.")] = False,
     column: Annotated[
         list[str] | None,
-        typer.Option(
-            "--column",
-            metavar="NAME:TYPE[:/POINTER]",
-            help="Copy the records, with this typed column of their JSON values; repeat it for more.",
+        option(
+            "--column NAME:TYPE[:/POINTER]",
+            "Copy the records, with this typed column of their JSON values; repeat it for more.",
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at a value that does not fit its column.")
+        bool, option("--strict", "Stop at a value that does not fit its column.")
     ] = False,
     release: Annotated[
         str | None,
-        typer.Option(
-            "--release",
-            metavar="PLACE",
-            help="Instead take the fragments before this place out of the table, and let gc have them.",
+        option(
+            "--release PLACE",
+            "Instead take the fragments before this place out of the table, and let gc have them.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be registered.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only show what would be registered.")] = False,
     confirm: Confirm = False,
     as_json: AsJson = False,
-) -> None:
+) -> Report | None:
     """Register the fragments of a stored log in an Iceberg table, as they are, each once.
 
     The table refers to the log's own objects; nothing is copied. A cursor keeps gc from them. Any number may
@@ -89,12 +89,12 @@ def table(
     target = target_of(to, catalog_uri, warehouse)
     opened = partial(_opened, to_url(url, "table"), target, columns=column, strict=strict)
     if release is not None:
-        done = run_async(_release(opened, target, release, is_confirmed=confirm))
+        done = await _release(opened, target, release, is_confirmed=confirm)
     elif follow:
-        run_async(_follow(opened, as_json=as_json))
-        return
+        await _follow(opened, as_json=as_json)
+        return None
     else:
-        done = run_async(_register(opened, target, is_dry=dry_run))
+        done = await _register(opened, target, is_dry=dry_run)
     fields = [
         ("location", done["location"]),
         ("table", done["table"]),
@@ -106,11 +106,8 @@ def table(
     if column and not dry_run:
         fields.append(("misfits", format_count(done["misfits"])))
     fields.append(("cursor", done["cursor"] or "-"))
-    print_result(done, fields, as_json=as_json)
-    if dry_run:
-        complain("nothing was changed; leave --dry-run out to do this")
-    elif not done["applied"]:
-        complain("nothing was changed; give --confirm to do this")
+    notes = ["nothing was changed; leave --dry-run out to do this"] if dry_run else []
+    return Report(done, fields, notes=notes, is_dry_run=not (dry_run or done["applied"]))
 
 
 async def _register(opening: Opening, target: IcebergTarget, *, is_dry: bool) -> dict[str, Any]:
@@ -173,8 +170,7 @@ def _show(done: Registered, *, as_json: bool) -> None:
         "misfits": done.misfits,
     }
     text = f"{format_count(done.records)} records, [{done.start}, {done.limit}) in the table"
-    with writing() as stdout:
-        stdout.write(f"{to_json(line) if as_json else text}\n")
+    Report(line, text).print(as_json=as_json)
 
 
 @asynccontextmanager

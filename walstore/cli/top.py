@@ -7,30 +7,28 @@ import dataclasses
 from collections import deque
 from typing import Annotated, Any, Final, Literal
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from walstore.cli.location import to_directory
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import (
     cell,
     format_bytes,
     format_count,
     format_time,
     print_json,
-    print_table,
     visible,
     writing,
 )
-from walstore.cli.running import run_async, stop_on_signal
+from walstore.cli.report import Listing, Report
+from walstore.cli.running import stop_on_signal
 from walstore.cli.samples import Look, Sample, look_at, open_samples
 from walstore.runtime.clock import SystemClock
 
-TOP_EXAMPLES = """\b
-Examples:
+TOP_EXAMPLES = """\
   walstore top data/orders
   walstore top data --sort lag
   walstore top unix:///run/orders.sock
@@ -38,8 +36,7 @@ Examples:
   walstore top data/orders --count 1 --json
 """
 
-LS_EXAMPLES = """\b
-Examples:
+LS_EXAMPLES = """\
   walstore ls data
   walstore ls data --json | jq -r '.logs[] | select(.writer == null) | .name'
 """
@@ -80,28 +77,20 @@ def _grown(before: Sample, after: Sample) -> int:
     return max(0, after.size_bytes - before.size_bytes)
 
 
-def top(
+async def top(
     location: Annotated[
         str,
-        typer.Argument(
-            metavar="LOCATION",
-            help="A log directory, a directory of logs, a store URL, or the address of a server.",
+        argument(
+            "LOCATION",
+            "A log directory, a directory of logs, a store URL, or the address of a server.",
         ),
     ],
     *,
     interval: Annotated[
-        float,
-        typer.Option(
-            "--interval", metavar="SECONDS", min=0.1, max=3600, help="From one look to the next."
-        ),
+        float, option("--interval SECONDS", "From one look to the next.", min=0.1, max=3600)
     ] = 1.0,
-    count: Annotated[
-        int | None,
-        typer.Option("--count", metavar="N", min=1, help="Look so often and end."),
-    ] = None,
-    sort: Annotated[
-        Sort, typer.Option("--sort", help="Order of several logs.", show_default=True)
-    ] = "name",
+    count: Annotated[int | None, option("--count N", "Look so often and end.", min=1)] = None,
+    sort: Annotated[Sort, option("--sort", "Order of several logs.", show_default=True)] = "name",
     as_json: AsJson = False,
 ) -> None:
     """Show what happens to a log, or to all logs of a directory, until SIGINT. Takes no lock.
@@ -111,12 +100,6 @@ def top(
     tells of its groups and of what waits. A look at a store costs a read and a listing. On a terminal the
     screen is redrawn; otherwise each look is written below the last one, or with --json as a line.
     """
-    run_async(_watch(location, interval, count, sort, as_json=as_json))
-
-
-async def _watch(
-    location: str, interval: float, count: int | None, sort: Sort, *, as_json: bool
-) -> None:
     clock, histories = SystemClock(), dict[str, History]()
     console = Console(highlight=False)
     async with open_samples(location, "top") as look:
@@ -357,30 +340,23 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
 
 
 def ls(
-    directory: Annotated[
-        str, typer.Argument(metavar="DIRECTORY", help="A store, or a directory of logs.")
-    ] = ".",
-    *,
-    as_json: AsJson = False,
-) -> None:
+    directory: Annotated[str, argument("DIRECTORY", "A store, or a directory of logs.")] = ".",
+) -> Report:
     """List the logs of a store, or of a directory that holds log directories. Takes no lock."""
     samples = look_at(to_directory(directory, "ls"))
-    if as_json:
-        print_json({"location": directory, "logs": [_sample_fields(one) for one in samples]})
-        return
-    print_table(
-        ("log", "records", "size", "files", "cursors", "not shipped", "sealed until", "writer"),
-        [
-            (
-                one.name,
-                format_count(one.records),
-                format_bytes(one.size_bytes),
-                one.segments,
-                len(one.cursors),
-                _or_dash(one.not_shipped),
-                format_time(one.newest_us),
-                dict(one.notes).get("problem") or one.writer or "none",
-            )
-            for one in samples
-        ],
-    )
+    names = ("log", "records", "size", "files", "cursors", "not shipped", "sealed until", "writer")
+    rows = [
+        (
+            one.name,
+            format_count(one.records),
+            format_bytes(one.size_bytes),
+            one.segments,
+            len(one.cursors),
+            _or_dash(one.not_shipped),
+            format_time(one.newest_us),
+            dict(one.notes).get("problem") or one.writer or "none",
+        )
+        for one in samples
+    ]
+    logs = [_sample_fields(one) for one in samples]
+    return Report({"location": directory, "logs": logs}, Listing(names, rows))

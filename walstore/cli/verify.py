@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
-from walstore.cli.errors import CORRUPTION, FAILED
+from walstore.cli.errors import CORRUPTION, FAILED, OK
 from walstore.cli.location import is_store, to_directory, to_url
-from walstore.cli.options import AsJson, Location, StoredAt
-from walstore.cli.output import (
-    complain,
-    format_bytes,
-    format_count,
-    print_fields,
-    print_json,
-    print_result,
-    progress_bar,
-    terminal,
-)
+from walstore.cli.options import Location, StoredAt, option
+from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
+from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError, WalError
 from walstore.files.directory import PROMISE_NAME, REMAKE
@@ -30,14 +21,13 @@ from walstore.verify import VerifyReport, verify_directory
 if TYPE_CHECKING:
     from uploader import ScrubReport, ScrubTally
 
-VERIFY_EXAMPLES = """\b
-Examples:
+VERIFY_EXAMPLES = """\
   walstore verify data/orders
   walstore verify s3://bucket/orders --json
 """
 
 
-def verify(location: Location, *, as_json: AsJson = False) -> None:
+def verify(location: Location) -> Report:
     """Check every byte of a log and name each damaged place. Changes nothing, takes no lock.
 
     A directory: headers, every batch's CRC and chain, offsets, indexes, footers, and the checkpoint
@@ -48,28 +38,28 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
         found = run_async(_verify_store(location))
     else:
         found = _verify_directory(to_directory(location, "verify"))
-    print_result(found, _verified_fields(found), as_json=as_json)
+    code = OK if found["ok"] else CORRUPTION
+    return Report(found, _verified_fields(found), notes=_advice(location, found), code=code)
+
+
+def _advice(location: str, found: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong, and what to do about it."""
     for problem in found["problems"]:
         where = problem["path"]
         if problem["position"] is not None:
             where += f" at byte {problem['position']}"
-        complain(f"{where}: {problem['message']}")
+        yield f"{where}: {problem['message']}"
     hidden = found["problem_count"] - len(found["problems"])
     if hidden:
-        complain(f"and {hidden} more problems")
+        yield f"and {hidden} more problems"
     if found.get("healable"):
         names = ", ".join(found["healable"])
-        complain(
+        yield (
             f"'walstore repair {location} --from-tier' puts back what {found['tier_url']} holds of {names}"
         )
-    if (
-        not found["ok"]
-        and found["kind"] == "directory"
-        and (Path(location) / PROMISE_NAME).exists()
-    ):
-        complain(f"it is a copy of a replicated log: {REMAKE}")
-    if not found["ok"]:
-        raise typer.Exit(CORRUPTION)
+    is_directory = found["kind"] == "directory"
+    if not found["ok"] and is_directory and (Path(location) / PROMISE_NAME).exists():
+        yield f"it is a copy of a replicated log: {REMAKE}"
 
 
 def _verify_directory(path: Path) -> dict[str, Any]:
@@ -151,7 +141,7 @@ async def _verify_store(url: str) -> dict[str, Any]:
         }
 
 
-def _verified_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
+def _verified_fields(found: dict[str, Any]) -> Fields:
     names = ("location", "log_id", "segments", "fragments", "batches", "records", "setsum")
     fields = [(name, found[name]) for name in names if name in found]
     if "limit" in found:
@@ -164,8 +154,7 @@ def _verified_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
     return fields
 
 
-SCRUB_EXAMPLES = """\b
-Examples:
+SCRUB_EXAMPLES = """\
   walstore scrub s3://bucket/orders
   walstore scrub s3://bucket/orders --max-fragments 1000 --json
   walstore scrub s3://bucket/orders --start 5000001
@@ -174,48 +163,26 @@ Examples:
 _SHOWN_FINDINGS: Final = 100
 
 
-def scrub(
+async def scrub(
     url: StoredAt,
     *,
     start: Annotated[
-        int | None,
-        typer.Option("--start", metavar="OFFSET", help="Begin with the fragment of this offset."),
+        int | None, option("--start OFFSET", "Begin with the fragment of this offset.")
     ] = None,
     max_fragments: Annotated[
-        int | None,
-        typer.Option(
-            "--max-fragments", metavar="N", min=1, help="Look at so many fragments at the most."
-        ),
+        int | None, option("--max-fragments N", "Look at so many fragments at the most.", min=1)
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Report:
     """Read all of a stored log and report everything that is wrong with it. Changes nothing.
 
     Every record is hashed; manifest, snapshots, fragments and the objects next to them are checked. Unlike
     'walstore verify', it continues after damage, gives advice for it, and may run in parts. Exit code 2 if
     records are lost or damaged, 1 if the store kept it from reading everything.
     """
-    location, report = run_async(_scrub(to_url(url, "scrub"), start, max_fragments))
-    if as_json:
-        print_json(_scrub_json(location, report))
-    else:
-        _print_scrubbed(location, report)
-        for finding in report.findings[:_SHOWN_FINDINGS]:
-            complain(str(finding))
-        if len(report.findings) > _SHOWN_FINDINGS:
-            complain(f"and {len(report.findings) - _SHOWN_FINDINGS} more findings; --json has all")
-    if not report.is_complete:
-        complain(f"not all of it was looked at; continue with --start {report.next_start}")
-    if not report.is_sound:
-        raise typer.Exit(CORRUPTION)
-    if not report.is_complete and report.fragments != max_fragments:
-        raise typer.Exit(FAILED)
-
-
-async def _scrub(url: str, start: int | None, max_fragments: int | None) -> tuple[str, ScrubReport]:
+    place = to_url(url, "scrub")
     from uploader import Scrubber
 
-    async with Scrubber.open(url) as scrubber:
+    async with Scrubber.open(place) as scrubber:
         with progress_bar("scrubbing") as show:
             begin: list[int] = []
 
@@ -224,10 +191,19 @@ async def _scrub(url: str, start: int | None, max_fragments: int | None) -> tupl
                 done, total = tally.position - begin[0], tally.limit - begin[0]
                 show(done, total, f"{len(tally.findings)} findings")
 
-            report = await scrubber.scrub(
+            found = await scrubber.scrub(
                 start=start, max_fragments=max_fragments, progress=on_progress
             )
-        return scrubber.url, report
+    remarks = [str(finding) for finding in found.findings[:_SHOWN_FINDINGS]]
+    if len(found.findings) > _SHOWN_FINDINGS:
+        remarks.append(f"and {len(found.findings) - _SHOWN_FINDINGS} more findings; --json has all")
+    code, notes = OK if found.is_sound else CORRUPTION, []
+    if not found.is_complete:
+        notes.append(f"not all of it was looked at; continue with --start {found.next_start}")
+        if code == OK and found.fragments != max_fragments:
+            code = FAILED
+    shown = _scrub_fields(scrubber.url, found)
+    return Report(_scrub_json(scrubber.url, found), shown, remarks=remarks, notes=notes, code=code)
 
 
 def _scrub_json(location: str, report: ScrubReport) -> dict[str, Any]:
@@ -256,17 +232,15 @@ def _scrub_json(location: str, report: ScrubReport) -> dict[str, Any]:
     }
 
 
-def _print_scrubbed(location: str, report: ScrubReport) -> None:
+def _scrub_fields(location: str, report: ScrubReport) -> Fields:
     errors = len(report.errors)
-    print_fields(
-        [
-            ("location", location),
-            ("fragments", f"{report.fragments}, {format_bytes(report.fragment_bytes)}"),
-            ("records", format_count(report.records)),
-            ("snapshots", report.snapshots),
-            ("setsum", report.setsum),
-            ("looked at", f"everything below {report.limit}"),
-            ("errors", errors),
-            ("other findings", len(report.findings) - errors),
-        ]
-    )
+    return [
+        ("location", location),
+        ("fragments", f"{report.fragments}, {format_bytes(report.fragment_bytes)}"),
+        ("records", format_count(report.records)),
+        ("snapshots", report.snapshots),
+        ("setsum", report.setsum),
+        ("looked at", f"everything below {report.limit}"),
+        ("errors", errors),
+        ("other findings", len(report.findings) - errors),
+    ]

@@ -14,13 +14,12 @@ import typer
 
 from walstore.cli.errors import FAILED, UsageError
 from walstore.cli.location import fresh_prefix, own_directory, to_url
-from walstore.cli.options import AsJson
+from walstore.cli.options import AsJson, option
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async
 
 PROC: Final = Path("/proc")
-DEMO_EXAMPLES = """\b
-Examples:
+DEMO_EXAMPLES = """\
   walstore demo
   walstore demo --seconds 30 --directory /var/tmp/demo
   walstore demo --store 's3://bucket/try?endpoint_url=http://127.0.0.1:9000' --no-spark
@@ -31,24 +30,17 @@ def demo(
     *,
     directory: Annotated[
         Path | None,
-        typer.Option(
-            "--directory",
-            metavar="DIR",
-            help="Keep everything here; it must be empty. Otherwise a temporary directory is used.",
+        option(
+            "--directory DIR",
+            "Keep everything here; it must be empty. Otherwise a temporary directory is used.",
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Ship to a fresh prefix below this URL, and leave it there.",
-        ),
+        option("--store URL", "Ship to a fresh prefix below this URL, and leave it there."),
     ] = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=2, max=86400, help="How long to append.")
-    ] = 12,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave Spark out.")] = False,
+    seconds: Annotated[float, option("--seconds", "How long to append.", min=2, max=86400)] = 12,
+    no_spark: Annotated[bool, option("--no-spark", "Leave Spark out.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the whole path once: append, tail, rotate, ship, kill -9, restart, read back, Spark.

@@ -12,12 +12,11 @@ import typer
 from walstore.cli.append import Level
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.location import fresh_prefix, is_url, own_directory, to_directory, to_url
-from walstore.cli.options import AsJson, LayoutName
+from walstore.cli.options import AsJson, LayoutName, argument, option
 from walstore.cli.output import complain, format_count, print_verdict, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
-SOAK_EXAMPLES = """\b
-Examples:
+SOAK_EXAMPLES = """\
   walstore soak
   walstore soak /var/tmp/soak --minutes 60 --layout chain --tier s3://bucket/soak
   walstore soak 's3://bucket/soak?endpoint_url=http://127.0.0.1:9000' --rate 200 --json
@@ -27,30 +26,25 @@ Examples:
 def soak(
     location: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LOCATION",
-            help="An empty directory, or a store URL to write straight to; otherwise a temporary one.",
+        argument(
+            "LOCATION",
+            "An empty directory, or a store URL to write straight to; otherwise a temporary one.",
         ),
     ] = None,
     *,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.01, max=100_000, help="How long to append.")
+        float, option("--minutes", "How long to append.", min=0.01, max=100_000)
     ] = 5,
-    tier: Annotated[
-        str | None, typer.Option("--tier", metavar="URL", help="Ship a directory's log below this.")
-    ] = None,
-    layout: Annotated[
-        LayoutName, typer.Option("--layout", help="Layout of the stored log.")
-    ] = LayoutName.SWAP,
+    tier: Annotated[str | None, option("--tier URL", "Ship a directory's log below this.")] = None,
+    layout: Annotated[LayoutName, option("--layout", "Layout of the stored log.")] = "swap",
     durability: Annotated[
-        Level | None, typer.Option("--durability", help="What appends wait for; disk unless given.")
+        Level | None, option("--durability", "What appends wait for; disk unless given.")
     ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", min=1, max=1e6, help="Records a second in all streams.")
+        float, option("--rate", "Records a second in all streams.", min=1, max=1e6)
     ] = 1000,
     kill_seconds: Annotated[
-        float,
-        typer.Option("--kill-seconds", min=0, max=1e6, help="Mean time between kills; 0: none."),
+        float, option("--kill-seconds", "Mean time between kills; 0: none.", min=0, max=1e6)
     ] = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +64,7 @@ def soak(
             return await soaking.run(stop, status.update)
 
     is_stored = location is not None and is_url(location)
-    if is_stored and (tier is not None or durability not in {None, Level.CLOUD}):
+    if is_stored and (tier is not None or durability not in {None, "cloud"}):
         raise UsageError("--tier and --durability memory or disk are for directories")
     given = None if location is None or is_stored else to_directory(location, "soak")
     target = location if is_stored else tier
@@ -80,8 +74,8 @@ def soak(
     plan = SoakJob(
         url=url,
         directory=None if is_stored else str(place / "log"),
-        layout=layout.value,
-        durability=("cloud" if is_stored else "disk") if durability is None else durability.value,
+        layout=layout,
+        durability=durability or ("cloud" if is_stored else "disk"),
         seed=random.SystemRandom().getrandbits(32),
         rate=rate,
         collect_seconds=min(5.0, 6 * minutes),
