@@ -87,7 +87,7 @@ class Directory:
 
     def read(self, key: str, max_bytes: int | None = None) -> StoredObject:
         """Return content and ETag; CorruptionError if it has more than ``max_bytes``."""
-        with self._reading(key) as file:
+        with self._reading(key) as raw, BufferedReader(raw) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             check_length(key, size_bytes, max_bytes)
             data = file.read(size_bytes)
@@ -110,12 +110,14 @@ class Directory:
         ]
 
     def _read_range(self, key: str, start: int, limit: int) -> bytes:
-        with self._reading(key) as file:
-            if limit - start > _PIECE_BYTES:  # all of it is allocated, however short the file is
-                limit = min(limit, os.fstat(file.fileno()).st_size)
-            if start:
+        with self._reading(key) as raw:
+            if limit - start <= _PIECE_BYTES:
+                return os.pread(raw.fileno(), limit - start, start)
+            # A read allocates all that it is asked for, whatever the length of the file.
+            limit = min(limit, os.fstat(raw.fileno()).st_size)
+            with BufferedReader(raw) as file:
                 file.seek(start)
-            return file.read(max(limit - start, 0))
+                return file.read(max(limit - start, 0))
 
     def inspect(self, key: str) -> ObjectInfo | None:
         """Return size and ETag without holding the content in memory, or None."""
@@ -184,15 +186,13 @@ class Directory:
             self._settle(directory)
 
     @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[BufferedReader[FileIO]]:
+    def _reading(self, key: str) -> Iterator[FileIO]:
         """Open an object. What is read of it may be returned once its directory is settled."""
         path = self._root / key
         try:
             with (
                 self._translated(path, "not_written"),
-                BufferedReader(
-                    FileIO(path, opener=_open_no_link)
-                ) as file,  # less than ``open`` does
+                FileIO(path, opener=_open_no_link) as file,
             ):
                 yield file
         except WalError as error:
