@@ -23,7 +23,7 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,8 +49,7 @@ _HEADER_BYTES: Final = 512
 _MALFORMED: Final = (KeyError, IndexError, ValueError, TypeError, AttributeError)
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A column as it is stored."""
 
     name: str
@@ -77,8 +76,7 @@ class ChunkStatistics:
     """None if it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The part of a column that is in one row group."""
 
     leaf: Leaf
@@ -115,18 +113,13 @@ class PageKind(IntEnum):
     DATA_V2 = 3
 
 
+_DATA_KINDS: Final = (PageKind.DATA, PageKind.DATA_V2)
 _PAGE_KINDS: Final = {int(kind): kind for kind in PageKind}
-_OWN_FIELDS: Final = {
-    PageKind.DATA: 5,
-    PageKind.INDEX: 6,
-    PageKind.DICTIONARY: 7,
-    PageKind.DATA_V2: 8,
-}
-"""Where the header of a page has what only its kind has."""
+_OWN_FIELDS: Final = (5, 6, 7, 8)
+"""Where the header of a page of each kind has what only that kind has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A page by its header."""
 
     kind: PageKind
@@ -179,7 +172,7 @@ def pages(chunk: Chunk, data: bytes | bytearray, *, path: str) -> Iterator[Page]
             page = _page(data, at, chunk.limit)
         except _MALFORMED as error:
             raise CorruptionError("a page has no header", path=path, position=at) from error
-        if page.kind in {PageKind.DATA, PageKind.DATA_V2}:
+        if page.kind in _DATA_KINDS:
             left -= page.values
         yield page
         at = page.limit

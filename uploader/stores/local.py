@@ -22,6 +22,7 @@ from uploader.stores.port import (
     check_range,
 )
 from uploader.stores.probe import Proof
+from uploader.stores.range_reads import RangeReads
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
@@ -55,6 +56,9 @@ class LocalStore:
         self._directory = Directory(root, clock or SystemClock())
         self._threads = threads
         self._workers: dict[Purpose, SharedWorker] = {}
+        self._reads = RangeReads(
+            lambda wanted: self._begun("store", lambda: self._directory.read_ranges(wanted))
+        )
         self._under_way: set[asyncio.Future[Any]] = set()
         self._swapping = asyncio.Lock()
         self._is_closed = False
@@ -74,7 +78,9 @@ class LocalStore:
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)``, cut at the end of the object."""
         check_range(start, limit)
-        return await self._run(self._directory.read_range, check_key(key), start, limit)
+        wanted = (check_key(key), start, limit)
+        self._check_open()
+        return await self._noted(self._reads.request(wanted))
 
     async def head(self, key: str) -> ObjectInfo | None:
         """Return size and ETag, or None. Reads the whole file, for its hash."""
@@ -119,14 +125,22 @@ class LocalStore:
         return await self._begin("store", lambda: call(*args, **kwargs))
 
     async def _begin(self, purpose: Purpose, call: Callable[[], _T]) -> _T:
-        if self._is_closed:
-            raise WalClosedError(f"the store is closed: {self.url}")
+        self._check_open()
+        return await shield(self._begun(purpose, call))
+
+    def _begun(self, purpose: Purpose, call: Callable[[], _T]) -> asyncio.Future[_T]:
         if purpose not in self._workers:
             self._workers[purpose] = SharedWorker(purpose, self._threads)
-        running = self._workers[purpose].begin(call)
-        self._under_way.add(running)
-        running.add_done_callback(self._note_done)
-        return await shield(running)
+        return self._noted(self._workers[purpose].begin(call))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise WalClosedError(f"the store is closed: {self.url}")
+
+    def _noted(self, call: asyncio.Future[_T]) -> asyncio.Future[_T]:
+        self._under_way.add(call)
+        call.add_done_callback(self._note_done)
+        return call
 
     def _note_done(self, call: asyncio.Future[Any]) -> None:
         self._under_way.discard(call)

@@ -31,9 +31,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from io import BufferedReader, FileIO
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from uploader.stores.port import (
     ListedObject,
@@ -66,6 +68,11 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+_T = TypeVar("_T")
+
+Range: TypeAlias = tuple[str, int, int]
+"""A key, and which bytes of the object: ``[start, limit)``."""
+
 
 class Directory:
     """A root directory. Every method blocks and may run on any thread, several at once."""
@@ -80,7 +87,7 @@ class Directory:
 
     def read(self, key: str, max_bytes: int | None = None) -> StoredObject:
         """Return content and ETag; CorruptionError if it has more than ``max_bytes``."""
-        with self._reading(key) as path, path.open("rb") as file:
+        with self._reading(key) as raw, BufferedReader(raw) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             check_length(key, size_bytes, max_bytes)
             data = file.read(size_bytes)
@@ -88,24 +95,40 @@ class Directory:
             while piece := file.read(_PIECE_BYTES):
                 data += piece
                 check_length(key, len(data), max_bytes)
+        self._settle((self._root / key).parent)
         return StoredObject(data, _hash(data).hexdigest())
 
-    def read_range(self, key: str, start: int, limit: int) -> bytes:
-        """Return a part of the content."""
-        with self._reading(key) as path, path.open("rb") as file:
+    def read_ranges(self, wanted: Sequence[Range]) -> list[bytes | Exception]:
+        """Return for each range its content, or its error. Settles each directory once, after the reads."""
+        found = [_attempt(self._read_range, *one) for one in wanted]
+        folders = [key.rpartition("/")[0] for key, _, _ in wanted]
+        read = {folder for folder, one in zip(folders, found, strict=True) if type(one) is bytes}
+        failed = {folder: _attempt(self._settle, self._root / folder) for folder in read}
+        return [
+            (failed[folder] or one) if type(one) is bytes else one
+            for folder, one in zip(folders, found, strict=True)
+        ]
+
+    def _read_range(self, key: str, start: int, limit: int) -> bytes:
+        with self._reading(key) as raw:
+            if limit - start <= _PIECE_BYTES:
+                return os.pread(raw.fileno(), limit - start, start)
             # A read allocates all that it is asked for, whatever the length of the file.
-            limit = min(limit, os.fstat(file.fileno()).st_size)
-            file.seek(start)
-            return file.read(max(limit - start, 0))
+            limit = min(limit, os.fstat(raw.fileno()).st_size)
+            with BufferedReader(raw) as file:
+                file.seek(start)
+                return file.read(max(limit - start, 0))
 
     def inspect(self, key: str) -> ObjectInfo | None:
         """Return size and ETag without holding the content in memory, or None."""
         try:
-            with self._reading(key) as path, path.open("rb") as file:
+            with self._reading(key) as file:
                 etag = hashlib.file_digest(file, _hash).hexdigest()
-                return ObjectInfo(key, file.tell(), etag)
+                found = ObjectInfo(key, file.tell(), etag)
         except ObjectNotFoundError:
             return None
+        self._settle((self._root / key).parent)
+        return found
 
     def proof(self) -> Proof:
         """Return what the file system that contains the root, or will contain it, has proven."""
@@ -163,18 +186,22 @@ class Directory:
             self._settle(directory)
 
     @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[Path]:
+    def _reading(self, key: str) -> Iterator[FileIO]:
+        """Open an object. What is read of it may be returned once its directory is settled."""
+        path = self._root / key
         try:
-            path = self._target(key)
-            with self._translated(path, "not_written"):
-                yield path
+            with (
+                self._translated(path, "not_written"),
+                FileIO(path, opener=_open_no_link) as file,
+            ):
+                yield file
         except WalError as error:
+            self._target(key)  # a symbolic link is named before all else
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in _MISSING:
                 raise ObjectNotFoundError(
                     f"there is no such object in {self._root}", key=key
                 ) from None
             raise
-        self._settle(path.parent)
 
     def _target(self, key: str) -> Path:
         """Return an object's path; InvalidSettingsError if a symbolic link below the root is on it.
@@ -256,12 +283,15 @@ class Directory:
     def _settle(self, directory: Path) -> None:
         """Make the entries of a directory, and of those above it up to the root, durable.
 
-        A directory that has not changed since its last sync is skipped. Its time stamp shows this, but only
-        when it is so old that any further change must show in it.
+        InvalidSettingsError if one of them is a symbolic link. A directory that has not changed since its
+        last sync is skipped. Its time stamp shows this, but only when it is so old that any further change
+        must show in it.
         """
         chain = [directory, *directory.parents]
         for each in chain[: chain.index(self._root) + 1]:
             with self._translated(each, "unknown"):
+                if each != self._root:
+                    _refuse_link(each)
                 stamp = each.stat().st_ctime_ns
                 now = self._clock.now_us() * 1000
                 if self._settled.get(each) == stamp:
@@ -293,6 +323,17 @@ def _refuse_link(path: Path) -> None:
             f"a local store follows no symbolic links: {path}; move what it points to there, or name that "
             "directory as the store"
         )
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _attempt(call: Callable[..., _T], *given: Any) -> _T | Exception:
+    try:
+        return call(*given)
+    except Exception as error:  # noqa: BLE001 - the caller of one of several reads gets it
+        return error
 
 
 def _failed(message: str, outcome: Outcome) -> WalError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final, TypeAlias
 
@@ -116,7 +116,7 @@ class GroupedFile:
             raise CorruptionError("a row group is cut", path=self.path, found=len(data))
         with parsing(self.path):
             moved = tuple(
-                replace(chunk, start=chunk.start - group.start, limit=chunk.limit - group.start)
+                chunk._replace(start=chunk.start - group.start, limit=chunk.limit - group.start)
                 for chunk in chunks
             )
             alone = Metadata(group.rows, self.metadata.leaves, (moved,), {})

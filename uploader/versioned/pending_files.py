@@ -30,6 +30,7 @@ KEPT_BYTES: Final = 32 << 20
 """Memory for decoded batches."""
 
 _READ_AT_ONCE: Final = 16
+"""Of each group that is read or decoded; a store limits its requests further."""
 _DECODED_AT_ONCE: Final = 4
 _GROUP_FILES: Final = 64
 _GROUP_BYTES: Final = 1 << 20
@@ -61,7 +62,6 @@ class PendingFiles:
         self._worker = worker
         self._most_bytes = kept_bytes
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._reading = asyncio.Semaphore(_READ_AT_ONCE)
         self._decoding = asyncio.Semaphore(_DECODED_AT_ONCE)
         self._decoding_short = asyncio.Lock()
 
@@ -121,11 +121,10 @@ class PendingFiles:
         async def read(start: int, limit: int) -> bytes:
             return await self._store.get_range(key, start, max(limit, 1))
 
-        async with self._reading:
-            with suppress(ObjectNotFoundError):
-                if size_bytes == len(PLUG) and await read(0, size_bytes) == PLUG:
-                    return None
-                return await batch_file.read_end(read, size_bytes, path=key)
+        with suppress(ObjectNotFoundError):
+            if size_bytes == len(PLUG) and await read(0, size_bytes) == PLUG:
+                return None
+            return await batch_file.read_end(read, size_bytes, path=key)
         return None
 
     async def _source(self, part: PendingPart) -> bytes | _Kept:
@@ -136,8 +135,7 @@ class PendingFiles:
             self._kept.move_to_end(batch.key)
             return kept
         # One byte more, to see whether something longer came late in its place.
-        async with self._reading:
-            data = await self._store.get_range(batch.key, 0, batch.size_bytes + 1)
+        data = await self._store.get_range(batch.key, 0, batch.size_bytes + 1)
         if len(data) != batch.size_bytes:
             raise _removed(batch.key)
         return data
@@ -194,7 +192,7 @@ def _decode_ends(
     for (key, size), end in zip(files, ends, strict=True):
         one = decoded.get(key)
         if isinstance(one, tuple):
-            found.append(_Kept(*one, one[1].nbytes + _TABLE_BYTES))
+            found.append(_Kept(*one, one[1].get_total_buffer_size() + _TABLE_BYTES))
         elif end is not None:  # damage to its updates is reported to a reader of them
             found.append(batch_file.read_footer(end, size_bytes=size, path=key))
         else:
