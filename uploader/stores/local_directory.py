@@ -112,7 +112,7 @@ class Directory:
     def _read_range(self, key: str, start: int, limit: int) -> bytes:
         with self._reading(key) as raw:
             if limit - start <= _PIECE_BYTES:
-                return os.pread(raw.fileno(), limit - start, start)
+                return _pread(raw.fileno(), limit - start, start)
             # A read allocates all that it is asked for, whatever the length of the file.
             limit = min(limit, os.fstat(raw.fileno()).st_size)
             with BufferedReader(raw) as file:
@@ -323,6 +323,17 @@ def _refuse_link(path: Path) -> None:
             f"a local store follows no symbolic links: {path}; move what it points to there, or name that "
             "directory as the store"
         )
+
+
+def _pread(file: int, size_bytes: int, position: int) -> bytes:
+    """Return all bytes up to the end of the file; a network file system may return some of them first."""
+    data = os.pread(file, size_bytes, position)
+    while len(data) < size_bytes:
+        more = os.pread(file, size_bytes - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def _open_no_link(path: str, flags: int) -> int:

@@ -52,7 +52,7 @@ class RangeReads:
             try:
                 running = self._begin([wanted for wanted, _ in group])
             except WalError as error:  # no thread can be started
-                _settle(answers, [copy_error(error) for _ in answers])
+                _settle(answers, [error] * len(answers))
             else:
                 running.add_done_callback(partial(_pass_on, answers))
 
@@ -74,6 +74,10 @@ def _groups(waiting: _Waiting) -> Iterator[_Waiting]:
 def _pass_on(
     answers: Sequence[asyncio.Future[bytes]], running: asyncio.Future[list[bytes | Exception]]
 ) -> None:
+    if running.cancelled():
+        for answer in answers:
+            answer.cancel()
+        return
     error = running.exception()
     _settle(answers, running.result() if error is None else [error] * len(answers))
 
@@ -86,5 +90,5 @@ def _settle(
             continue  # it was cancelled
         if isinstance(one, bytes):
             answer.set_result(one)
-        else:
-            answer.set_exception(one)
+        else:  # several may have the same one
+            answer.set_exception(copy_error(one) if isinstance(one, WalError) else one)

@@ -191,3 +191,14 @@ async def test_pending_batches_are_read_with_far_fewer_calls_than_objects(tmp_pa
         made = hops.made - before
     assert content(found) == [(lower, "a", 1) for lower in range(130)]
     assert made < 30
+
+
+async def test_a_disk_may_give_a_part_at_a_time(store, tmp_path, monkeypatch):
+    """As a network file system may; the end of a file is where it gives nothing."""
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, at: pread(file, min(count, 7), at))
+    data = random.Random(2).randbytes(100)
+    put(tmp_path, "a/b", data)
+    assert await store.get_range("a/b", 10, 99) == data[10:99]
+    assert await store.get_range("a/b", 90, 300) == data[90:]
+    assert await store.get_range("a/b", 100, 300) == b""
