@@ -23,7 +23,7 @@ from walstore import (
     WalLockedError,
     WalStore,
 )
-from walstore.cli.inspect import find_holder
+from walstore.cli.holder import find_holder
 from walstore.files.posix import PosixFileSystem
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem

@@ -11,7 +11,7 @@ import typer
 
 from walstore.cli.cursors import open_cursors
 from walstore.cli.errors import FAILED
-from walstore.cli.inspect import find_holder
+from walstore.cli.holder import find_holder
 from walstore.cli.location import is_store, open_location
 from walstore.cli.options import AsJson, Location, option
 from walstore.cli.output import format_bytes, format_count, print_verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from walstore.cli.errors import CORRUPTION, OK, UsageError
-from walstore.cli.inspect import find_holder
+from walstore.cli.holder import find_holder
 from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import Confirm, Directory, StoredAt, option
 from walstore.cli.output import format_bytes, format_count, progress_bar, terminal

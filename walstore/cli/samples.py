@@ -13,7 +13,7 @@ from pathlib import Path
 from walstore import CursorInfo
 from walstore.cli.cluster_scrub import scrub_notes
 from walstore.cli.errors import explain
-from walstore.cli.inspect import find_holder
+from walstore.cli.holder import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.stored import live_bytes
 from walstore.cursors.kept import list_all_cursors

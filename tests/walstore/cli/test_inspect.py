@@ -11,7 +11,7 @@ import pytest
 from tests.local import stored_batches
 from tests.walstore.cli.conftest import SMALL, Cli, Held, fill, flip
 from walstore import Wal
-from walstore.cli.inspect import find_holder
+from walstore.cli.holder import find_holder
 from walstore.files.log_files import LogSnapshot
 
 
