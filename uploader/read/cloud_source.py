@@ -318,7 +318,7 @@ class _Ahead:
         """Return the memory it takes: estimated until it is decoded."""
         task = self.task
         if task.done() and not task.cancelled() and task.exception() is None:
-            return task.result().nbytes
+            return task.result().memory_bytes
         return self.estimate_bytes
 
 

@@ -31,8 +31,10 @@ from uploader.runtime.task_groups import gather_all
 from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Worker
 
-CACHE_BYTES: Final = 16 << 20
-"""Memory for footers that were read and may be wanted again: some tens of thousands."""
+_FOOTER_BYTES: Final = 2 << 10
+"""Memory of a footer beside the set of its streams, measured with 8000."""
+CACHE_BYTES: Final = 32 << 20
+"""Memory for footers that were read and may be wanted again: some fifteen thousand."""
 PARALLEL: Final = 16
 """Footers that one search of a stream requests at the same time."""
 
@@ -169,12 +171,12 @@ class FragmentFooters:
 
     def _keep(self, entry: Fragment, footer: Footer) -> None:
         before = self._cached.pop(entry.path, None)
-        self._cached_bytes -= before[1].streams.nbytes if before is not None else 0
+        self._cached_bytes -= 0 if before is None else _memory_bytes(before[1])
         self._cached[entry.path] = entry.limit, footer
-        self._cached_bytes += footer.streams.nbytes
+        self._cached_bytes += _memory_bytes(footer)
         while self._cached_bytes > CACHE_BYTES:
             _, (_, oldest) = self._cached.popitem(last=False)
-            self._cached_bytes -= oldest.streams.nbytes
+            self._cached_bytes -= _memory_bytes(oldest)
 
     def _keep_whole(self, entry: Fragment, data: bytes) -> None:
         before = self._wholes.pop(entry.path, None)
@@ -234,3 +236,7 @@ def _decode(
     for low, data in pieces:
         sparse[low : low + len(data)] = data
     return decode_columns(sparse, entry, names)
+
+
+def _memory_bytes(footer: Footer) -> int:
+    return _FOOTER_BYTES + footer.streams.nbytes

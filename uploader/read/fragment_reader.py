@@ -295,7 +295,7 @@ class FragmentReader:
         return f"{self._store.url} {entry.path} {entry.num_bytes} {entry.setsum.hexdigest()}"
 
     def _keep(self, entry: Fragment, batch: FragmentBatch, *, is_verified: bool) -> None:
-        decoded = _Decoded(batch, batch.nbytes, is_verified)
+        decoded = _Decoded(batch, batch.memory_bytes, is_verified)
         self.expansion = decoded.memory_bytes / max(1, entry.num_bytes)
         before = self._cached.pop(entry.path, None)
         self._cached_bytes -= before.memory_bytes if before is not None else 0

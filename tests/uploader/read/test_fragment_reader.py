@@ -167,9 +167,26 @@ async def test_a_cancelled_reader_does_not_spoil_it_for_others(store, reader) ->
     assert store.requests == 2
 
 
+async def test_short_fragments_count_with_all_that_they_take(store, make) -> None:
+    """One record each, as of appends that wait for the store: some 40 bytes in 10 KiB of objects."""
+    manifest = await write(store, count=30, size=1)
+    reader = make(100 << 10)
+    for _ in range(2):
+        before = store.requests
+        for entry in manifest.fragments:
+            await reader.read(entry)
+        assert store.requests - before == 30
+        assert reader._cached_bytes <= 100 << 10
+    kept = manifest.fragments[-8:]
+    before = store.requests
+    for entry in kept:
+        await reader.read(entry)
+    assert store.requests == before
+
+
 async def test_the_cache_is_bounded(store, make) -> None:
     manifest = await write(store)
-    size = (await make().read(manifest.fragments[0])).nbytes
+    size = (await make().read(manifest.fragments[0])).memory_bytes
     reader = make(2 * size)
     before = store.requests
     for number in (0, 1, 0, 2, 0, 1):
