@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from walstore import Record, Settings, StorageUnavailableError, Wal, connect
+from walstore import OutcomeUnknownError, Record, Settings, StorageUnavailableError, Wal, connect
 from walstore.serve import Server
 
 BATCH = 50
@@ -43,8 +43,8 @@ async def try_to_send(
             await asyncio.gather(
                 *(producer.append(one.value, key=one.key, sequence=one.offset) for one in records)
             )
-    except StorageUnavailableError:
-        return False
+    except (StorageUnavailableError, OutcomeUnknownError):
+        return False  # what the server has already is not appended again: the offset is its number
     return True
 
 

@@ -35,7 +35,7 @@ from walstore.topology.etcd import EtcdKeyValues
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(900)]
 
-KILLS = some(60, least=6)
+KILLS = some(30, least=6)
 SHOP = "/v1/stream/shop"
 """In a cluster a stream is a log."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "store_and_forward.py"
