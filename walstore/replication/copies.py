@@ -86,6 +86,8 @@ class LocalCopy:
         self._writes: list[_QueuedWrite] = []
         self._writing: asyncio.Future[list[Place | WalError]] | None = None
         self._is_closed = False
+        self.had = NOTHING
+        """Where it ended before its primary began to replace all of it."""
 
     async def obey(
         self,

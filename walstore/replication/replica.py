@@ -343,6 +343,7 @@ class Replica:
         replicated.
         """
         self._check_floor(*(agreed or (start, position)), first)
+        self._has_failed = True  # until it was looked at again
         self._differs_from = 0
         self._forget_hints()
         self._forget_note()

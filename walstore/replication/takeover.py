@@ -173,7 +173,10 @@ async def _try_epoch(
         await own.obey(
             epoch, primary.tag, generation=settings.generation, joined=settings.generation + 1
         )
-    promised.append(_Promised.of(own_end, own.is_whole, None))
+    if own_end.log_id:
+        own.had = own_end
+    # Of a copy that is being replaced, and has nothing yet, what it had still counts for this takeover.
+    promised.append(_Promised.of(own_end if own_end.log_id else own.had, own.is_whole, None))
     refused: dict[RemoteCopy, WalError] = {}
 
     def are_enough() -> bool:
@@ -342,6 +345,11 @@ async def _adopt(
         primary.marks.check(name, best.end)
     has_more = (best.end.epoch, best.end.place) > (mine.end.epoch, mine.end.place)
     is_other = best.copy is not None and bool(best.end.log_id)
+    if best.copy is None and not own.end.log_id and own.had.log_id:
+        raise StorageUnavailableError(
+            f"the copy of {name!r} here was being replaced from another one, which had more and does not "
+            "answer now; start more nodes, then open the log again"
+        )
     if is_other and (has_more or not (mine.is_whole or is_new)):
         assert best.copy is not None
         logger.info("%s is continued from the copy at %s", name, best.copy.client.address)

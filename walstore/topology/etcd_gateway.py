@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from walstore.errors import (
     AccessDeniedError,
+    LimitExceededError,
     StorageUnavailableError,
     WalClosedError,
 )
@@ -20,7 +21,6 @@ from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import EtcdAddress
 from walstore.topology.etcd_messages import Body, EtcdEndpointError, EtcdRefusalError
-from walstore.topology.etcd_stream import EtcdStream, read_answer
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LARGE_BYTES: Final = 1 << 18
 """Larger requests are sent in pieces, and larger answers parsed on a thread."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
+MOST_ANSWER_BYTES: Final = 16 << 20
+"""Length of the largest answer, and of the largest part of a watch, as JSON."""
 _T = TypeVar("_T")
 
 
@@ -63,7 +65,7 @@ class EtcdGateway:
         self.faults: Final = faults
         self.sleep: Final = clock.sleep
         self._clock = clock
-        self.streams: Final[set[EtcdStream]] = set()
+        self.closing: Final[set[Callable[[], None]]] = set()
         """Those that have begun."""
         self._session = session
         self._user = address.user
@@ -160,10 +162,6 @@ class EtcdGateway:
         await self._authenticate(endpoint)
         return await self._post(endpoint, path, body, decode, limit)
 
-    def stream(self, endpoint: str, path: str, body: Body) -> EtcdStream:
-        """Return a request to one node that begins with ``async with``; that raises as :meth:`ask_at`."""
-        return EtcdStream(self, endpoint, path, body)
-
     async def begin(
         self, endpoint: str, path: str, body: Body, begun: Callable[[ClientResponse], None]
     ) -> None:
@@ -188,8 +186,8 @@ class EtcdGateway:
     async def aclose(self) -> None:
         """End all requests."""
         self._is_closed = True
-        for stream in tuple(self.streams):  # aiohttp leaves those waiting that read an answer
-            stream.close()
+        for close in tuple(self.closing):  # aiohttp leaves those waiting that read an answer
+            close()
         await self._session.close()
 
     async def parse(
@@ -252,4 +250,22 @@ class EtcdGateway:
             headers={"Authorization": self._token} if self._token else {},
             allow_redirects=False,
             trace_request_ctx=sent,
+        )
+
+
+async def read_answer(answer: ClientResponse) -> bytes:
+    """Return an answer up to its end, or its first line."""
+    data = bytearray()
+    while b"\n" not in data[-1:] and (part := await answer.content.readany()):
+        data += part
+        check_size(len(data))
+    return bytes(data)
+
+
+def check_size(size: int) -> None:
+    """Raise LimitExceededError for a larger answer than is taken."""
+    if size > MOST_ANSWER_BYTES:
+        raise LimitExceededError(
+            f"etcd answers with more than {MOST_ANSWER_BYTES} bytes: too much lies below that prefix",
+            limit=MOST_ANSWER_BYTES,
         )

@@ -1,21 +1,17 @@
-"""EtcdStream: an answer of etcd that does not end, and the limit of every answer."""
+"""EtcdStream: an answer of etcd that does not end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from walstore.errors import LimitExceededError
 from walstore.runtime.time_limit import within
+from walstore.topology.etcd_gateway import EtcdGateway, check_size
 from walstore.topology.etcd_messages import Body, EtcdEndpointError
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
 
-    from walstore.topology.etcd_gateway import EtcdGateway
-
-MOST_ANSWER_BYTES: Final = 16 << 20
-"""Length of the largest answer, and of the largest part of a watch, as JSON."""
 _T = TypeVar("_T")
 
 
@@ -49,11 +45,11 @@ class EtcdStream:
 
     def _begun(self, answer: ClientResponse) -> None:
         self._answer = answer
-        self._gateway.streams.add(self)
+        self._gateway.closing.add(self.close)
 
     def close(self) -> None:
         """End the request; a call of :meth:`next` that waits raises EtcdEndpointError. Twice is allowed."""
-        self._gateway.streams.discard(self)
+        self._gateway.closing.discard(self.close)
         if self._answer is not None:
             self._answer.close()
 
@@ -80,21 +76,3 @@ class EtcdStream:
         del self._buffer[: end + 1]
         self._searched = 0
         return await self._gateway.parse(self._endpoint, line, decode)
-
-
-async def read_answer(answer: ClientResponse) -> bytes:
-    """Return an answer up to its end, or its first line."""
-    data = bytearray()
-    while b"\n" not in data[-1:] and (part := await answer.content.readany()):
-        data += part
-        check_size(len(data))
-    return bytes(data)
-
-
-def check_size(size: int) -> None:
-    """Raise LimitExceededError for a larger answer than is taken."""
-    if size > MOST_ANSWER_BYTES:
-        raise LimitExceededError(
-            f"etcd answers with more than {MOST_ANSWER_BYTES} bytes: too much lies below that prefix",
-            limit=MOST_ANSWER_BYTES,
-        )

@@ -53,7 +53,7 @@ class EtcdWatch:
             self._held, self._silent_periods, self._is_behind = [], 0, False
             body = messages.watch_body(self._prefix, max(self._seen, 1))
             try:
-                async with gateway.stream(endpoint, "/v3/watch", body) as stream:
+                async with EtcdStream(gateway, endpoint, "/v3/watch", body) as stream:
                     while (events := await self._next(endpoint, stream)) is not None:
                         if events:
                             backoff.reset()

@@ -6,6 +6,7 @@ The last segment says where the copy ends. The others come from another copy, in
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
@@ -31,6 +32,7 @@ from walstore.replication.replica import Replica
 from walstore.runtime.tasks import start_task
 from walstore.runtime.threads import Worker
 from walstore.testing import FaultyFileSystem
+from walstore.testing.calls import Call, failure
 
 __all__ = ["worker"]
 
@@ -552,3 +554,36 @@ async def test_what_a_segment_costs_does_not_grow_with_how_many_are_lost(
     calls = await worker.run(mend_counting, tmp_path / "b", tmp_path / "a", gone)
     assert len(calls) == 20
     assert max(calls) <= min(calls) + 4
+
+
+@pytest.mark.parametrize("kind", ["open", "pwrite", "datasync", "replace", "sync_directory"])
+async def test_a_copy_of_which_all_is_too_old_is_replaced_whatever_fails_once(
+    cluster: Cluster, kind: str
+) -> None:
+    """Its files are gone by then; what it had still counts for the machine that is to lead."""
+    wal = await cluster.primary(0)
+    await fill(wal, 100)
+    await cluster.machines[1].stop()
+    await fill(wal, 400)
+    await wal.trim(wal.tail)
+    await caught_up(cluster, wal, 2)
+    tail = wal.tail
+    await wal.aclose()
+    assert max(int(path.stem) for path in segments(cluster, 1)) < min(
+        int(path.stem) for path in segments(cluster, 2)
+    )
+    disk = cluster.machines[1].fs = FaultyFileSystem()
+    failed = False
+
+    def fail_once(call: Call) -> None:
+        nonlocal failed
+        if not failed and not segments(cluster, 1) and call.kind == kind:
+            failed = True
+            raise failure(errno.EIO, call.path)
+
+    disk.before_each(fail_once)
+    wal = await cluster.primary(1)
+    assert failed
+    assert wal.tail == tail
+    await wal.append(b"more")
+    await wal.aclose()
