@@ -40,7 +40,9 @@ class InputError(WalError):
 
 
 class OutputError(WalError):
-    """Stdout cannot be written; the message contains the reason. The log is not affected."""
+    """Stdout cannot be written; the message contains the reason. What the command did is done."""
+
+    outcome = "unknown"
 
 
 class ChildFailedError(WalError):

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import count
+from math import inf
 from typing import Any, Final
 
 from walstore.errors import (
@@ -50,6 +51,8 @@ logger = logging.getLogger("walstore")
 _CLOSED: Final = "the connection is closed"
 _PAUSES: Final = (0.02, 1.0)
 """The first and the longest between attempts to connect, in seconds."""
+_LASTS_SECONDS: Final = 1.0
+"""A connection that is made again and lost earlier was of no use. So long takes the last attempt at least."""
 _SILENCE_SECONDS: Final = 10.0
 """How long a server says nothing, while requests wait for it, until it is asked something: a reader waits
 longer for records, and asking every few seconds costs nobody anything."""
@@ -173,6 +176,11 @@ class Client:
         self._is_leaving = False
         """Whether the server of the present connection takes nothing new."""
         self._connecting: asyncio.Task[None] | None = None
+        # Not all clients of a restarted server at the same moment.
+        self._pauses = Backoff(*_PAUSES, jitter=lambda: 0.5 + self.make_tag()[0] / 512)
+        self._lost_at = 0.0
+        """Since when requests wait for a connection that lasts."""
+        self._reconnected_at = -inf
         self._watching: asyncio.Task[None] | None = None
         self._is_doubtful = False
         """Whether the server lately said that it cannot do something for want of others."""
@@ -528,27 +536,44 @@ class Client:
             )
 
     async def _keep_connecting(self) -> None:
-        """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again."""
-        deadline = self._clock.monotonic() + self._reconnect_seconds
-        # Not all clients of a restarted server at the same moment.
-        pauses = Backoff(*_PAUSES, jitter=lambda: 0.5 + self.make_tag()[0] / 512)
+        """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again.
+
+        A connection that is lost at once counts as an attempt.
+        """
+        now = self._clock.monotonic()
+        if now - self._reconnected_at >= _LASTS_SECONDS:
+            self._lost_at = now
+            self._pauses.reset()
+        elif now >= self._lost_at + self._reconnect_seconds:
+            self._reconnected_at = -inf  # what is asked later tries again
+            text = f"{self.address} ends each connection before it is of use"
+            self._give_up(StorageUnavailableError(text))
+            return
+        else:
+            await self._clock.sleep(self._pauses.next_seconds())
+        deadline = self._lost_at + self._reconnect_seconds
         searches = self._search_limits()
         while True:
+            left = deadline - self._clock.monotonic()
             try:
-                server = await self._new_link(searches.next_seconds())
+                server = await self._new_link(
+                    min(searches.next_seconds(), max(left, _LASTS_SECONDS))
+                )
             except WalError as error:
                 is_suspended = isinstance(error, LogSuspendedError)  # it may be resumed later
                 if not error.retriable and not is_suspended:
                     self._fail(error)
                     return
-                if is_suspended or self._clock.monotonic() >= deadline:
+                left = deadline - self._clock.monotonic()
+                if is_suspended or left <= 0:
                     self._give_up(error)
                     return
             else:
                 self.reconnects += 1
+                self._reconnected_at = self._clock.monotonic()
                 self._join(server)
                 return
-            await self._clock.sleep(pauses.next_seconds())
+            await self._clock.sleep(min(self._pauses.next_seconds(), left))
 
     def _give_up(self, cause: WalError) -> None:
         """Fail what waits for a connection; what is asked later tries again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -83,6 +84,13 @@ def test_each_kind_of_output_to_a_full_disk(
             assert done.code == 1
             assert done.err.removeprefix("walstore: ").startswith(reason)
             assert len(done.err.splitlines()) == 1
+
+
+def test_what_was_done_is_not_called_undone_for_a_full_stdout(tmp_path: Path) -> None:
+    """A program that believed it would append twice."""
+    code, _, err = _shell("walstore append log --json >/dev/full", tmp_path)
+    assert (code, json.loads(err)["outcome"]) == (1, "unknown")
+    assert _shell("walstore dump log", tmp_path)[1].count("\n") == 1
 
 
 def test_stderr_that_is_closed_or_full(tmp_path: Path) -> None:

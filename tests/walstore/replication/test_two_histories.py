@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import RUNS_OUT_SECONDS, until
-from tests.walstore.replication.cluster import Cluster, values
+from tests.walstore.replication.cluster import PATIENCE_SECONDS, Cluster, values
 from walstore import CorruptionError, FormatVersionError, StorageUnavailableError, Wal
 from walstore.files.floor import load_note
 from walstore.files.posix import PosixFileSystem
@@ -322,10 +322,12 @@ async def test_too_few_count_though_all_answer(cluster: Cluster, store: MemoryKe
         await cluster.machines[number].stop()
         put_back(cluster, number, path)
         await cluster.machines[number].start()
+    servers = [machine.server for machine in cluster.machines[1:]]
+    opening = asyncio.ensure_future(cluster.primary(0, topology=store.client(), address=nodes[0]))
+    await until(lambda: all(one is not None and one.figures.connected >= 2 for one in servers))
+    cluster.clock.skip(PATIENCE_SECONDS)  # both have answered once
     with pytest.raises(StorageUnavailableError) as told:
-        await cluster.primary(
-            0, topology=store.client(), address=nodes[0], patience_seconds=RUNS_OUT_SECONDS
-        )
+        await opening
     text = str(told.value)
     assert "more nodes" not in text
     assert f"{nodes[0]} ends at offset 61 and counts" in text

@@ -94,6 +94,8 @@ class Proxy:
         self.kept = asyncio.Event()
         """Set when an answer waits."""
         self.refuses = False
+        self.greets_only = False
+        """Whether connections are lost with the first request behind the greeting."""
         self.connections = 0
         self.silenced = 0
         """So many connections, the first ones, are dead, and nobody was told: what is sent vanishes."""
@@ -154,8 +156,12 @@ class Proxy:
         *,
         is_answer: bool,
     ) -> None:
+        has_greeted = False
         with contextlib.suppress(ConnectionError):
             while data := await source.read(1 << 16):
+                if self.greets_only and has_greeted and not is_answer:
+                    self.lose()
+                has_greeted = True
                 if self.pieces is not None and not is_answer:
                     await self.pieces.acquire()
                 if number <= self.silenced:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.local import SMALL, read_values, turns
-from tests.waiting import until
+from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.serve.served import Proxy, Served, serving
 from tests.walstore.serve.test_bad_input import raw
 from walstore import (
@@ -575,3 +575,20 @@ async def test_the_requests_of_a_lost_connection_end_a_part_at_a_time(served: Se
         left.append(served.server.requests_in_progress)
         await asyncio.sleep(0)
     assert all(before - after <= 256 for before, after in pairwise(left)), left
+
+
+async def test_a_server_that_ends_each_connection_is_not_asked_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    """It greets, and ends at the first request: that is an attempt, too. Later requests try again."""
+    async with (
+        serving(tmp_path / "log") as served,
+        Proxy(served.address) as proxy,
+        await connect(proxy.address, reconnect_seconds=RUNS_OUT_SECONDS) as remote,
+    ):
+        proxy.greets_only, before = True, proxy.connections
+        with pytest.raises(StorageUnavailableError, match="of use"):
+            await remote.refresh()
+        assert before < proxy.connections < before + 20
+        proxy.greets_only = False
+        await remote.refresh()
