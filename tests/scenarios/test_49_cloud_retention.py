@@ -21,6 +21,7 @@ from uploader.stores.memory import MemoryStore
 from uploader.testing import faults
 from walstore import OffsetTrimmedError, Wal, WalClosedError
 from walstore.errors import WalError
+from walstore.files.spare_segment import NAME as SPARE_NAME
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
@@ -101,6 +102,8 @@ def _sealed_bytes(directory: Path) -> float:
 async def test_killed_between_the_head_and_the_deletion(log_directory: Path, store, faulty) -> None:
     """The head is durable first; the next opening finishes the deletion and reads from the cloud."""
     faulty.fail("remove", errno.EIO, name="0*.wal", times=None)
+    # Nor is one kept for the next segment, under this name.
+    faulty.fail("replace", errno.EIO, name=SPARE_NAME, times=None)
     async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store), fs=faulty) as wal:
         await fill(wal)
         await until(lambda: wal._state.head > 1)
