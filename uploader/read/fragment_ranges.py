@@ -9,7 +9,6 @@ that as if it were the file: it never looks at pages of other columns.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -29,6 +28,7 @@ from uploader.fragments.fragment_file import Footer, column_ranges, read_footer
 from uploader.fragments.parquet_metadata import END_BYTES, footer_bytes
 from uploader.runtime.task_groups import gather_all
 from walstore.errors import CorruptionError, WalError
+from walstore.runtime.lru_cache import LruCache
 from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 2 << 10
@@ -68,18 +68,16 @@ class FragmentFooters:
         self._fetch = fetch
         self._fetch_other = fetch_other
         self._worker = worker
-        self._cached: OrderedDict[str, tuple[int, Footer]] = OrderedDict()
-        self._cached_bytes = 0
+        self._cached: LruCache[str, tuple[int, Footer]] = LruCache(CACHE_BYTES)
         # Tasks that want the same footer at the same time share one request.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._wholes: OrderedDict[str, tuple[Fragment, bytes]] = OrderedDict()
-        self._wholes_bytes = 0
+        self._wholes: LruCache[str, tuple[Fragment, bytes]] = LruCache(_WHOLES_BYTES)
         self._guess_bytes = _FIRST_BYTES
 
     @property
     def cached_bytes(self) -> int:
         """Approximate memory of the cached footers."""
-        return self._cached_bytes
+        return self._cached.nbytes
 
     async def get(self, entry: Fragment) -> Footer:
         """Return a fragment's footer; one request, or two if it is unusually long.
@@ -91,14 +89,13 @@ class FragmentFooters:
         async with lock:
             cached = self._cached.get(entry.path)
             if cached is not None and cached[0] == entry.limit:
-                self._cached.move_to_end(entry.path)
                 return cached[1]
             end = await self.end(entry)
             if end is None:
                 end = await self._fetch_other(entry)
-                self._keep_whole(entry, end)
+                self._wholes.put(entry.path, (entry, end), len(end))
             footer = await self._worker.run(partial(read_footer, end, path=entry.path))
-            self._keep(entry, footer)
+            self._cached.put(entry.path, (entry.limit, footer), _memory_bytes(footer))
             return footer
 
     async def holding(
@@ -150,16 +147,18 @@ class FragmentFooters:
             self._guess_bytes = min(_MOST_BYTES, -(-needed // _GRAIN_BYTES) * _GRAIN_BYTES)
             return await self._fetch(entry, size - needed, size)
         if length == size:
-            self._keep_whole(entry, end)
+            self._wholes.put(entry.path, (entry, end), size)
         return end
 
     def take_whole(self, entry: Fragment) -> bytes | None:
         """Return the bytes of a fragment if the request for its end fetched all of it; once."""
-        found = self._wholes.pop(entry.path, None)
-        if found is None:
-            return None
-        self._wholes_bytes -= len(found[1])
-        return found[1] if found[0] == entry else None
+        found = self._wholes.pop(entry.path)
+        return found[1] if found is not None and found[0] == entry else None
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._cached.clear()
+        self._wholes.clear()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -168,23 +167,6 @@ class FragmentFooters:
             return (await self.get(entry)).streams.may_hold(stream)
         except WalError:
             return True
-
-    def _keep(self, entry: Fragment, footer: Footer) -> None:
-        before = self._cached.pop(entry.path, None)
-        self._cached_bytes -= 0 if before is None else _memory_bytes(before[1])
-        self._cached[entry.path] = entry.limit, footer
-        self._cached_bytes += _memory_bytes(footer)
-        while self._cached_bytes > CACHE_BYTES:
-            _, (_, oldest) = self._cached.popitem(last=False)
-            self._cached_bytes -= _memory_bytes(oldest)
-
-    def _keep_whole(self, entry: Fragment, data: bytes) -> None:
-        before = self._wholes.pop(entry.path, None)
-        self._wholes[entry.path] = entry, data
-        self._wholes_bytes += len(data) - (0 if before is None else len(before[1]))
-        while self._wholes_bytes > _WHOLES_BYTES:
-            _, (_, oldest) = self._wholes.popitem(last=False)
-            self._wholes_bytes -= len(oldest)
 
 
 async def read_columns(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, WalError
+from walstore.runtime.lru_cache import LruCache
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -79,11 +79,9 @@ class FragmentReader:
         """
         self._store = store = InlineStore(store, worker)
         self._worker = worker
-        self._cache_bytes = cache_bytes
         self._disk = disk_cache
         self._newest = newest or self._load_newest
-        self._cached: OrderedDict[str, _Decoded] = OrderedDict()
-        self._cached_bytes = 0
+        self._cached: LruCache[str, _Decoded] = LruCache(cache_bytes)
         # Readers that want the same fragment at the same time fetch it once.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -128,7 +126,6 @@ class FragmentReader:
         async with lock:
             cached = self._cached.get(entry.path)
             if cached is not None and cached.serves(entry, verify=verify):
-                self._cached.move_to_end(entry.path)
                 return cached.batch
             check = verify_fragment if verify else decode_fragment
             batch = await self._from_disk(entry, check)
@@ -249,12 +246,20 @@ class FragmentReader:
         task.add_done_callback(self._forget)
         return task
 
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the decoded fragments that are kept."""
+        return self._cached.nbytes
+
     async def aclose(self) -> None:
-        """End all tasks that were started; may be called twice."""
+        """End all tasks that were started, and keep nothing in memory; may be called twice."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._cached.clear()
+        self.footers.clear()
+        self.tree.clear()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -295,17 +300,8 @@ class FragmentReader:
         return f"{self._store.url} {entry.path} {entry.num_bytes} {entry.setsum.hexdigest()}"
 
     def _keep(self, entry: Fragment, batch: FragmentBatch, *, is_verified: bool) -> None:
-        decoded = _Decoded(batch, batch.memory_bytes, is_verified)
-        self.expansion = decoded.memory_bytes / max(1, entry.num_bytes)
-        before = self._cached.pop(entry.path, None)
-        self._cached_bytes -= before.memory_bytes if before is not None else 0
-        if decoded.memory_bytes > self._cache_bytes:
-            return
-        self._cached_bytes += decoded.memory_bytes
-        self._cached[entry.path] = decoded
-        while self._cached_bytes > self._cache_bytes:
-            _, oldest = self._cached.popitem(last=False)
-            self._cached_bytes -= oldest.memory_bytes
+        self.expansion = batch.memory_bytes / max(1, entry.num_bytes)
+        self._cached.put(entry.path, _Decoded(batch, is_verified), batch.memory_bytes)
 
     async def _newest_us(self, entry: Fragment) -> int:
         """Return the time of a fragment's newest record, from its footer if that contains it."""
@@ -344,7 +340,6 @@ class _Decoded:
     """A fragment in memory."""
 
     batch: FragmentBatch
-    memory_bytes: int
     is_verified: bool
 
     def serves(self, entry: Fragment, *, verify: bool) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from walstore.errors import ContentionError, CorruptionError
+from walstore.runtime.lru_cache import LruCache
 from walstore.runtime.threads import Worker
 
 MEMORY_FACTOR: Final = 4
@@ -62,10 +62,7 @@ class SnapshotReader:
         """``worker`` takes snapshots apart; ``cache_bytes`` bounds those that are kept."""
         self._store = store
         self._worker = worker
-        self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[str, _Node] = OrderedDict()
-        self.cached_bytes = 0
-        """Memory that the kept snapshots take, as estimated."""
+        self._cached: LruCache[str, _Node] = LruCache(cache_bytes)
         # Tasks that want the same snapshot at the same time fetch it once.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -86,9 +83,7 @@ class SnapshotReader:
                 except ObjectNotFoundError as error:
                     raise SnapshotMissingError(path) from error
                 node = found.value
-                self._keep(path, node)
-            else:
-                self._cached.move_to_end(path)
+                self._cached.put(path, node, node.memory_bytes)
         _check_pointer(node.pointer, pointer)
         return node.snapshot
 
@@ -98,14 +93,14 @@ class SnapshotReader:
             return [await self.get(pointers[0])]
         return await settle_all(map(self.get, pointers))
 
-    def _keep(self, path: str, node: _Node) -> None:
-        if node.memory_bytes > self._cache_bytes:
-            return
-        self._cached[path] = node
-        self.cached_bytes += node.memory_bytes
-        while self.cached_bytes > self._cache_bytes:
-            _, oldest = self._cached.popitem(last=False)
-            self.cached_bytes -= oldest.memory_bytes
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the kept snapshots take, as estimated."""
+        return self._cached.nbytes
+
+    def clear(self) -> None:
+        """Keep none of them."""
+        self._cached.clear()
 
 
 def _parse(data: bytes, path: str) -> _Node:
@@ -188,6 +183,10 @@ class ManifestTree:
     def cached_bytes(self) -> int:
         """Memory that the kept snapshots take, as estimated."""
         return self._snapshots.cached_bytes
+
+    def clear(self) -> None:
+        """Keep no snapshot in memory."""
+        self._snapshots.clear()
 
     async def runs(
         self, manifest: Manifest, start: int = 0, limit: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -524,6 +525,25 @@ async def test_closed(log, store) -> None:
             await call()
     with pytest.raises(WalClosedError):
         await contents(log)
+
+
+async def test_one_that_is_closed_keeps_nothing_it_read(store, clock) -> None:
+    """Also without Python's collector of cycles, which a program that serves lets run rarely."""
+    await extend(store, 30, size=1)
+    gc.collect()
+    gc.disable()
+    try:
+        async with cloud_log(store, clock) as log:
+            assert len(await contents(log)) == 60
+            assert held() >= 33
+        assert held() < 5  # those of a reader, which its program may still have
+    finally:
+        gc.enable()
+
+
+def held() -> int:
+    """Return how many fragments are in memory."""
+    return sum(type(one).__name__ == "FragmentBatch" for one in gc.get_objects())
 
 
 async def test_readers_under_way_end_when_it_closes(log, store, clock) -> None:

@@ -116,8 +116,12 @@ async def test_damaged_ends_are_named(store, reader, spoil) -> None:
     assert told.value.path == entry.path
 
 
-async def test_kept_footers_are_bounded(store, reader, monkeypatch) -> None:
+@pytest.fixture
+def small_cache(monkeypatch) -> None:
     monkeypatch.setattr("uploader.read.fragment_ranges.CACHE_BYTES", 1000)
+
+
+async def test_kept_footers_are_bounded(store, small_cache, reader) -> None:
     manifest = await put_log(store.inner, 20, lambda _: "a", value=noise)
     for entry in manifest.fragments:
         await reader.footers.get(entry)

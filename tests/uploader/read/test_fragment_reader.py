@@ -176,7 +176,7 @@ async def test_short_fragments_count_with_all_that_they_take(store, make) -> Non
         for entry in manifest.fragments:
             await reader.read(entry)
         assert store.requests - before == 30
-        assert reader._cached_bytes <= 100 << 10
+        assert reader.cached_bytes <= 100 << 10
     kept = manifest.fragments[-8:]
     before = store.requests
     for entry in kept:
@@ -192,13 +192,13 @@ async def test_the_cache_is_bounded(store, make) -> None:
     for number in (0, 1, 0, 2, 0, 1):
         await reader.read(manifest.fragments[number])
     assert store.requests - before == 4  # 0, 1, 2, and 1 again, which was used longest ago
-    assert reader._cached_bytes <= 2 * size
+    assert reader.cached_bytes <= 2 * size
     none = make(0)
     before = store.requests
     for _ in range(3):
         await none.read(manifest.fragments[0])
     assert store.requests - before == 3
-    assert none._cached_bytes == 0
+    assert none.cached_bytes == 0
 
 
 async def test_a_fault_is_raised_and_forgotten(store, reader) -> None:
