@@ -229,13 +229,6 @@ ASKED_FOR_ITS_CLASS = {
     "walstore/cli/location.py OpenedLog.__init__",
     "walstore/spark/sidecar/collection.py CollectionLanding._has_ended",
     "walstore/spark/sidecar/collection.py _open_cursor",
-    # One log is served where a store of logs is expected, or the address of its leader.
-    "walstore/http/looking.py Looking._find",
-    "walstore/http/looking.py Looking.logs",
-    "walstore/http/member_logs.py MemberLogs.leader_of",
-    "walstore/http/member_logs.py MemberLogs.wal",
-    "walstore/http/streams.py Streams._look",
-    "walstore/http/streams.py Streams._store",
 }
 """Functions that ask yet. None is added."""
 

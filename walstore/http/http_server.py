@@ -31,6 +31,7 @@ from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, w
 from walstore.runtime.tasks import start_task
 from walstore.serve.fetching import Fetching
 from walstore.serve.listening import BACKLOG, Listening, check_listen
+from walstore.store.log_catalog import LogCatalog, catalog_of
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_texts, as_token
 from walstore.wire.address import is_loopback
@@ -94,12 +95,18 @@ class HttpServer(MustClose):
         allow_origins = as_texts(allow_origins, "allow_origins")
         if (logs is None) is (cluster is None):
             raise InvalidSettingsError("an HTTP server serves logs, or cluster= with logs None")
-        served = logs if cluster is None else MemberLogs(cluster)
-        assert served is not None
+        members = None if cluster is None else MemberLogs(cluster)
+        served: LogCatalog
+        if members is not None:
+            served = members
+        else:
+            assert logs is not None
+            served = catalog_of(logs)
 
         async def open_it() -> HttpServer:
             server = cls(
                 served,
+                members,
                 token=token,
                 allow_origins=allow_origins,
                 registry=registry,
@@ -121,7 +128,8 @@ class HttpServer(MustClose):
 
     def __init__(
         self,
-        logs: Wal | WalStore | MemberLogs,
+        logs: LogCatalog,
+        members: MemberLogs | None,
         *,
         token: str | None,
         allow_origins: Sequence[str],
@@ -143,6 +151,7 @@ class HttpServer(MustClose):
         self.addresses: list[str] = []
         """Where it is reached, such as ``http://127.0.0.1:7421``."""
         self._logs = logs
+        self._members = members
         self._clock = clock or SystemClock()
         self._tickets = Tickets(self._clock)
         self._access = Access(token, allow_origins, self._tickets, is_local=is_local)
@@ -216,7 +225,7 @@ class HttpServer(MustClose):
         from walstore.http.pages import Pages
         from walstore.http.proxy import Proxy
 
-        cluster = self._logs if isinstance(self._logs, MemberLogs) else None
+        cluster = self._members
         if cluster is not None:
             live = max(self.settings.event_seconds, self.settings.poll_seconds)
             self._proxy = Proxy(

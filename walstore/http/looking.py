@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from walstore.errors import LogNotFoundError, StorageUnavailableError
-from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.records import Record, to_timestamp_us
-from walstore.store.wal_store import WalStore
+from walstore.store.log_catalog import LogCatalog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping as Query
@@ -50,7 +49,7 @@ class Looking:
 
     def __init__(
         self,
-        logs: Wal | WalStore | MemberLogs,
+        logs: LogCatalog,
         collections: Mapping[str, WatchedCollection],
         clock: Clock,
     ) -> None:
@@ -64,17 +63,13 @@ class Looking:
 
     async def logs(self) -> dict[str, Any]:
         """Return all logs, with the limits of those that are open."""
-        opened: Mapping[str, Wal]
-        if isinstance(self._logs, Wal):
-            opened, names = {self._logs.path.name: self._logs}, [self._logs.path.name]
-        else:
-            opened, names = self._logs.opened(), await self._logs.logs()
+        opened, names = self._logs.opened(), await self._logs.logs()
         found = [_brief(name, opened.get(name)) for name in names[:_MOST_NAMES]]
         return {
             "logs": found,
             "count": len(names),
             "collections": sorted(self._collections),
-            "cluster": self._logs.described() if isinstance(self._logs, MemberLogs) else None,
+            "cluster": self._logs.cluster,
         }
 
     async def log(self, name: str) -> dict[str, Any]:
@@ -115,15 +110,10 @@ class Looking:
         }
 
     async def _find(self, name: str) -> Wal:
-        logs = self._logs
-        if isinstance(logs, Wal):
-            if name != logs.path.name:
-                raise RefusedError(404, "no such log")
-            return logs
         try:
-            if not await logs.exists(name):
+            if not await self._logs.exists(name):
                 raise RefusedError(404, "no such log")
-            return await logs.wal(name)
+            return await self._logs.wal(name)
         except LogNotFoundError:
             raise RefusedError(404, "no such log") from None
 

@@ -10,7 +10,9 @@ from walstore.cluster.member import ClusterMember
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
+from walstore.store.log_catalog import LogCatalog
 from walstore.topology.documents import check_log_name
+from walstore.wire.address import Address
 
 _LATER: Final = {"Retry-After": "1"}
 
@@ -23,8 +25,10 @@ class WebLeader(NamedTuple):
     """Returns when another machine leads the log."""
 
 
-class MemberLogs:
+class MemberLogs(LogCatalog):
     """The logs of a cluster. Belongs to the event loop of the member, which stays the caller's."""
+
+    has_lifetimes = False
 
     def __init__(self, member: ClusterMember) -> None:
         """Of the cluster that ``member`` belongs to."""
@@ -62,7 +66,7 @@ class MemberLogs:
             except InvalidSettingsError as error:
                 raise RefusedError(409, str(error)) from None
         found = await self.member.find(name)
-        if not isinstance(found, Wal):
+        if isinstance(found, Address):
             raise RefusedError(503, f"the log is led at {found} now; send it again", _LATER)
         return found
 
@@ -83,7 +87,7 @@ class MemberLogs:
             found = await self.member.find(name)
         except StorageUnavailableError as error:
             raise RefusedError(503, str(error), _LATER) from None
-        if isinstance(found, Wal):
+        if not isinstance(found, Address):
             return None
         leader = view.members.get(str(found))
         if leader is None or not leader.web:
@@ -94,8 +98,9 @@ class MemberLogs:
             )
         return WebLeader(leader.web, partial(self.member.moved, name, found))
 
-    def described(self) -> dict[str, Any]:
-        """Return machines and logs, for the page."""
+    @property
+    def cluster(self) -> dict[str, Any]:
+        """Machines and logs, for the page."""
         view = self.member.view
         return {
             "address": self.member.address,

@@ -8,14 +8,13 @@ from typing import Final
 
 from walstore.errors import InvalidSettingsError, LogNotFoundError, WalError
 from walstore.http.content import JSON
-from walstore.http.member_logs import MemberLogs
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
 from walstore.http.stream import Stream, StreamConfig
 from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.serve.fetching import Fetching
-from walstore.store.wal_store import WalStore
+from walstore.store.log_catalog import LogCatalog
 
 _RESERVED: Final = "__ds"
 """First part of names that the protocol keeps for itself."""
@@ -24,9 +23,7 @@ _RESERVED: Final = "__ds"
 class Streams:
     """The streams of a store, of a cluster, or the one of a log."""
 
-    def __init__(
-        self, logs: Wal | WalStore | MemberLogs, clock: Clock, fetching: Fetching | None = None
-    ) -> None:
+    def __init__(self, logs: LogCatalog, clock: Clock, fetching: Fetching | None = None) -> None:
         """Serve ``logs``, which stay the caller's; ``fetching`` reads them."""
         self._logs = logs
         self._fetching = fetching or Fetching()
@@ -57,8 +54,11 @@ class Streams:
 
         RefusedError with 409 if it is there and different.
         """
-        store = self._store("a server of one log creates no streams")
-        if isinstance(store, MemberLogs) and (asked.source is not None or asked.has_lifetime):
+        store = self._logs
+        if not store.can_create:
+            why = "a server of one log creates no streams"
+            raise RefusedError(405, why, {"Allow": "GET, HEAD, POST"})
+        if not store.has_lifetimes and (asked.source is not None or asked.has_lifetime):
             raise RefusedError(400, "streams of a cluster have no lifetime, and no forks")
         before = await self._look(name)
         if before is not None:
@@ -86,7 +86,7 @@ class Streams:
 
     async def delete(self, name: str) -> None:
         """Delete a stream; keep its records while it has forks. RefusedError as :meth:`find`."""
-        self._removable()
+        self._check_removable()
         await self._remove(await self.find(name, is_use=False))
 
     async def expire(self) -> None:
@@ -97,7 +97,7 @@ class Streams:
 
     async def load(self) -> None:
         """Look at every stream once, so that those expire that nobody asks for, and remains are removed."""
-        if not isinstance(self._logs, WalStore):
+        if not self._logs.has_lifetimes:
             return
         for name in await self._logs.logs():
             try:
@@ -123,16 +123,9 @@ class Streams:
         self._open.pop(name, None)
         if name.split("/", 1)[0] == _RESERVED:
             raise RefusedError(404, f"names that begin with {_RESERVED} are reserved")
-        logs = self._logs
-        if isinstance(logs, Wal):
-            if name != logs.path.name:
-                return None
-            wal = logs
-        else:
-            if not await logs.exists(name):
-                return None
-            wal = await logs.wal(name)
-        made = Stream(name, wal, None, self._fetching)
+        if not await self._logs.exists(name):
+            return None
+        made = Stream(name, await self._logs.wal(name), None, self._fetching)
         if made.config.source is not None:
             made.source = await self._look(made.config.source)
             if made.source is None or made.source.wal.log_id != made.config.source_id:
@@ -146,17 +139,14 @@ class Streams:
             stream.end()
         return stream
 
-    def _store(self, why_not: str) -> WalStore | MemberLogs:
-        if isinstance(self._logs, Wal):
-            raise RefusedError(405, why_not, {"Allow": "GET, HEAD, POST"})
-        return self._logs
-
-    def _removable(self) -> WalStore:
-        store = self._store("a server of one log deletes no streams")
-        if isinstance(store, MemberLogs):
+    def _check_removable(self) -> None:
+        if self._logs.has_lifetimes:
+            return
+        if self._logs.can_create:
             why = "take a log out of its cluster with 'walstore logs remove'"
             raise RefusedError(405, why, {"Allow": "GET, HEAD, POST, PUT"})
-        return store
+        why = "a server of one log deletes no streams"
+        raise RefusedError(405, why, {"Allow": "GET, HEAD, POST"})
 
     @asynccontextmanager
     async def _locked(self, *names: str | None) -> AsyncIterator[None]:
@@ -184,7 +174,7 @@ class Streams:
 
     async def _remove(self, stream: Stream) -> None:
         """Delete a stream, or keep it for its forks; then those that were kept for this one only."""
-        store = self._removable()
+        self._check_removable()
         is_asked = True
         while is_asked or stream.is_deleted:
             async with self._locked(stream.name):
@@ -196,7 +186,7 @@ class Streams:
                     return
                 stream.end()
                 with suppress(LogNotFoundError):
-                    await store.delete(stream.name)
+                    await self._logs.delete(stream.name)
                 del self._open[stream.name]
             if stream.source is None or not stream.source.is_usable:
                 return
@@ -248,14 +238,10 @@ class Streams:
         return config, first, source
 
 
-async def _make(
-    store: WalStore | MemberLogs, name: str, begin: Callable[[Wal], Awaitable[Stream]]
-) -> Stream:
+async def _make(logs: LogCatalog, name: str, begin: Callable[[Wal], Awaitable[Stream]]) -> Stream:
     """Make the log of a new stream; what a store made for it is gone if a full disk refuses the rest."""
     try:
-        if isinstance(store, MemberLogs):
-            return await begin(await store.wal(name))
-        return await store.make(name, begin)
+        return await logs.make(name, begin)
     except InvalidSettingsError as error:
         if isinstance(error.__cause__, (FileExistsError, NotADirectoryError)):
             raise RefusedError(409, "the name is that of a file of the server's own") from None

@@ -35,6 +35,7 @@ from walstore.serve.services import CopyService, ReadService, StoredService
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.turns import Turns
+from walstore.store.log_catalog import catalog_of
 from walstore.store.wal_store import WalStore
 from walstore.validation.arguments import as_token
 from walstore.wire.address import Address, check_socket_path
@@ -156,7 +157,7 @@ class Server(MustClose):
         """Reads for all clients."""
         self.figures = ServerFigures()
         """What was counted."""
-        self._logs = logs
+        self._logs = None if logs is None else catalog_of(logs)
         self._replicas = replicas
         self._cluster = cluster
         self._clock = clock or SystemClock()
@@ -210,23 +211,18 @@ class Server(MustClose):
         """
         if self._cluster is not None:
             return await self._cluster.find(name, after=after)
-        if isinstance(self._logs, WalStore):
-            if name is None:
-                raise InvalidSettingsError(
-                    "this server serves many logs; name one: connect(address, log=NAME)"
-                )
-            if not creates and not await self._logs.exists(name):
-                raise LogNotFoundError(
-                    f"this server has no log {name[:200]!r}", location=name[:200]
-                )
-            return await self._logs.wal(name)
-        wal = self._logs
-        if wal is None:
+        logs = self._logs
+        if logs is None:
             raise LogNotFoundError("this server serves copies only", location=str(name)[:200])
-        if name is not None and name != wal.path.name:
-            raise LogNotFoundError(
-                f"this server serves the log {wal.path.name!r}", location=str(name)[:200]
+        if name is None:
+            name = logs.default
+        if name is None:
+            raise InvalidSettingsError(
+                "this server serves many logs; name one: connect(address, log=NAME)"
             )
+        if logs.can_create and not creates and not await logs.exists(name):
+            raise LogNotFoundError(f"this server has no log {name[:200]!r}", location=name[:200])
+        wal = await logs.wal(name)
         if wal.is_closing:
             why = wal.statistics().failure
             raise WalClosedError(
@@ -267,10 +263,8 @@ class Server(MustClose):
                 led = (leader.address, leader.epoch) if leader and leader.epoch else (None, None)
                 found.append([name, dict(spec.labels), *led, spec.suspended, bool(spec.source)])
             return found
-        logs = self._logs
-        if isinstance(logs, WalStore):
-            return [[name, {}, None, None, False, False] for name in sorted(await logs.logs())]
-        return [] if logs is None else [[logs.path.name, {}, None, None, False, False]]
+        names = [] if self._logs is None else await self._logs.logs()
+        return [[name, {}, None, None, False, False] for name in sorted(names)]
 
     async def moved(self, name: str | None, address: Address) -> None:
         """Return when another machine than the one at an address leads a log."""

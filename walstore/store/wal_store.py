@@ -55,6 +55,7 @@ from walstore.store.directory import (
     name_of,
     open_store,
 )
+from walstore.store.log_catalog import LogCatalog
 from walstore.store.settings import StoreSettings
 from walstore.validation.arguments import as_directory
 
@@ -89,7 +90,7 @@ MakeTier = Callable[[str], Tier | None]
 """Makes the tier of a log from its name; None for a log without one."""
 
 
-class WalStore(Owned, MustClose):
+class WalStore(LogCatalog, Owned, MustClose):
     """Many logs in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or

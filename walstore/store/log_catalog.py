@@ -1,0 +1,109 @@
+"""LogCatalog: the logs that a server serves, by name: one log, those of a store, or those of a cluster.
+
+:class:`walstore.WalStore` is one. A server asks what can be done with the logs, and never of which kind they
+are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from walstore.errors import InvalidSettingsError, LogNotFoundError
+from walstore.log.wal import Wal
+
+_T = TypeVar("_T")
+_MOST_CHARS: Final = 200
+
+
+class LogCatalog(ABC):
+    """Logs by name. The logs stay their owner's. Belongs to their event loop."""
+
+    can_create = True
+    """Whether a log is made by naming it."""
+    default: str | None = None
+    """Name of the log of those who name none; None if they have to."""
+    has_lifetimes = True
+    """Whether logs can be deleted here, now or when their time is over."""
+
+    @property
+    @abstractmethod
+    def is_closing(self) -> bool:
+        """Whether there are no logs any more, or not yet."""
+
+    @abstractmethod
+    def opened(self) -> Mapping[str, Wal]:
+        """Return the logs that are open here now."""
+
+    @abstractmethod
+    async def logs(self) -> list[str]:
+        """Return the names of all logs, open or not, in order."""
+
+    @abstractmethod
+    async def exists(self, name: str) -> bool:
+        """Return whether there is a log of this name. InvalidSettingsError for an invalid one."""
+
+    @abstractmethod
+    async def wal(self, name: str) -> Wal:
+        """Return a log, made if there is none and :attr:`can_create`. As :meth:`walstore.WalStore.wal`."""
+
+    async def make(self, name: str, handler: Callable[[Wal], Awaitable[_T]]) -> _T:
+        """Make a log, and return what ``handler`` makes of it."""
+        return await handler(await self.wal(name))
+
+    async def delete(self, name: str) -> None:
+        """Delete a log, where logs have lifetimes. LogNotFoundError if there is none."""
+        raise InvalidSettingsError("logs are not deleted here")
+
+    async def announce(self, where: str | None) -> None:  # noqa: B027 - where nobody can find it locked
+        """Let a WalLockedError of others say where the logs are served, or no longer."""
+
+    @property
+    def cluster(self) -> dict[str, Any] | None:
+        """The machines of a cluster and its logs, for the page; None elsewhere."""
+        return None
+
+
+class OneLog(LogCatalog):
+    """One log, whose name is that of its directory."""
+
+    can_create = has_lifetimes = False
+
+    def __init__(self, wal: Wal) -> None:
+        """Of a log that is open."""
+        self._wal = wal
+        self.default = wal.path.name
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the log is closed, or about to be."""
+        return self._wal.is_closing
+
+    def opened(self) -> Mapping[str, Wal]:
+        """Return the log."""
+        return {self._wal.path.name: self._wal}
+
+    async def logs(self) -> list[str]:
+        """Return its name."""
+        return [self._wal.path.name]
+
+    async def exists(self, name: str) -> bool:
+        """Return whether that is its name."""
+        return name == self.default
+
+    async def wal(self, name: str) -> Wal:
+        """Return it, also if it is closed. LogNotFoundError for another name."""
+        if name != self.default:
+            text = f"this server serves the log {self.default!r}"
+            raise LogNotFoundError(text, location=name[:_MOST_CHARS])
+        return self._wal
+
+    async def announce(self, where: str | None) -> None:
+        """As :meth:`LogCatalog.announce`."""
+        await self._wal.announce(where)
+
+
+def catalog_of(logs: Wal | LogCatalog) -> LogCatalog:
+    """Return the catalog of what a program gave a server to serve."""
+    return logs if isinstance(logs, LogCatalog) else OneLog(logs)
