@@ -138,6 +138,9 @@ class LocalStore:
             raise WalClosedError(f"the store is closed: {self.url}")
 
     def _noted(self, call: asyncio.Future[_T]) -> asyncio.Future[_T]:
+        oldest = next(iter(self._under_way), None)
+        if oldest is not None and oldest.get_loop().is_closed():  # its calls never end
+            self._under_way = {one for one in self._under_way if not one.get_loop().is_closed()}
         self._under_way.add(call)
         call.add_done_callback(self._note_done)
         return call

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader, FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from uploader.stores.port import (
     ListedObject,
@@ -64,6 +64,8 @@ _LOCK_SECONDS = 10.0
 # Coarser than the time stamps of any file system with hard links.
 _STAMP_GRAIN_NS = 2_000_000_000
 _PIECE_BYTES = 1 << 20
+_MOST_POSITION: Final = 1 << 62
+"""No file is so long, and systems refuse reads not far behind."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -110,7 +112,9 @@ class Directory:
         ]
 
     def _read_range(self, key: str, start: int, limit: int) -> bytes:
-        with self._reading(key) as raw:
+        with self._reading(key, _open_at_once) as raw:
+            if start > _MOST_POSITION:
+                return b""
             if limit - start <= _PIECE_BYTES:
                 return _pread(raw.fileno(), limit - start, start)
             # A read allocates all that it is asked for, whatever the length of the file.
@@ -186,13 +190,15 @@ class Directory:
             self._settle(directory)
 
     @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[FileIO]:
+    def _reading(
+        self, key: str, opener: Callable[[str, int], int] | None = None
+    ) -> Iterator[FileIO]:
         """Open an object. What is read of it may be returned once its directory is settled."""
         path = self._root / key
         try:
             with (
                 self._translated(path, "not_written"),
-                FileIO(path, opener=_open_no_link) as file,
+                FileIO(path, opener=opener or _open_no_link) as file,
             ):
                 yield file
         except WalError as error:
@@ -338,6 +344,11 @@ def _pread(file: int, size_bytes: int, position: int) -> bytes:
 
 def _open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A named pipe has no ranges: its writer is not waited for, nor do others' reads of this turn.
+    return _open_no_link(path, flags | os.O_NONBLOCK)
 
 
 def _attempt(call: Callable[..., _T], *given: Any) -> _T | Exception:

@@ -116,7 +116,7 @@ def print_verdict(
     if as_json:
         print_json(report)
     else:
-        show_figures(rows, Console(highlight=False))
+        show_figures(rows, output_console())
     for problem in report["problems"]:
         complain(f"{name}: {problem}")
     name = visible(name)
@@ -182,6 +182,17 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the program end as with any other output; by itself it would exit with 1."""
+        raise BrokenPipeError
+
+
+def output_console() -> Console:
+    """Return stdout for what rich draws. BrokenPipeError once the reader of stdout has ended."""
+    return _Output(highlight=False)
 
 
 def terminal() -> Console:

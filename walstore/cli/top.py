@@ -19,6 +19,7 @@ from walstore.cli.output import (
     format_bytes,
     format_count,
     format_time,
+    output_console,
     print_json,
     visible,
     writing,
@@ -101,7 +102,7 @@ async def top(
     screen is redrawn; otherwise each look is written below the last one, or with --json as a line.
     """
     clock, histories = SystemClock(), dict[str, History]()
-    console = Console(highlight=False)
+    console = output_console()
     async with open_samples(location, "top") as look:
         with stop_on_signal() as stop:
             screen = Live(console=console, screen=True, auto_refresh=False, transient=False)
@@ -114,16 +115,21 @@ async def top(
                     shown = await _look(look, histories, clock.monotonic())
                     looks += 1
                     if as_json:
-                        print_json(_to_json(location, shown))
+                        await asyncio.to_thread(print_json, _to_json(location, shown))
                     elif is_live:
                         screen.update(draw(location, shown, sort), refresh=True)
                     else:
-                        with writing():
-                            console.print(draw(location, shown, sort))
+                        await asyncio.to_thread(_print, console, draw(location, shown, sort))
                     if looks != count:
                         await _pause(stop, interval)
             finally:
                 screen.stop()
+
+
+def _print(console: Console, drawn: RenderableType) -> None:
+    """Blocking, as long as the reader of stdout likes."""
+    with writing():
+        console.print(drawn)
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from walstore.errors import (
     LimitExceededError,
-    LogSuspendedError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalClosedError,
@@ -219,10 +218,10 @@ class Client:
             except WalError as error:
                 if said is None or not isinstance(error.__cause__, TimeoutError):
                     said = error
-                pause_seconds = pauses.next_seconds()
-                if not error.retriable or self._clock.monotonic() + pause_seconds >= deadline:
+                left = deadline - self._clock.monotonic()
+                if not error.retriable or left <= _PAUSES[0]:
                     raise said from said.__cause__
-            await self._clock.sleep(pause_seconds)
+            await self._clock.sleep(min(pauses.next_seconds(), left / 2))
 
     def check_home(self) -> None:
         """Raise the error that ended this client, or WrongLoopError for another event loop or thread."""
@@ -536,7 +535,8 @@ class Client:
             )
 
     async def _keep_connecting(self) -> None:
-        """Connect again, or fail the requests after ``reconnect_seconds``; a later request tries again.
+        """Connect again, or fail the requests: after ``reconnect_seconds``, or at once with what waiting does
+        not change, as a wrong token or another log. A later request tries again: it may be mended by then.
 
         A connection that is lost at once counts as an attempt.
         """
@@ -560,12 +560,8 @@ class Client:
                     min(searches.next_seconds(), max(left, _LASTS_SECONDS))
                 )
             except WalError as error:
-                is_suspended = isinstance(error, LogSuspendedError)  # it may be resumed later
-                if not error.retriable and not is_suspended:
-                    self._fail(error)
-                    return
                 left = deadline - self._clock.monotonic()
-                if is_suspended or left <= 0:
+                if not error.retriable or left <= 0:
                     self._give_up(error)
                     return
             else:
@@ -592,10 +588,8 @@ class Client:
                 f"the connection was lost before the answer, so it may or may not have happened ({why}); "
                 "read before submitting anything again, or use a producer"
             )
-        elif isinstance(cause, LogSuspendedError):
+        elif cause is not None and not cause.retriable:
             return copy_error(cause)
-        elif self._failure is not None and not self._failure.retriable:
-            error = copy_error(self._failure)
         else:
             error = StorageUnavailableError(f"{why}; nothing was written")
         error.__cause__ = cause

@@ -9,17 +9,20 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import gc
 import hashlib
 import os
 import stat
 import subprocess
 import sys
 import threading
+import weakref
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from tests.local import turns
 from uploader.stores import LocalStore, ObjectNotFoundError, PreconditionFailedError, open_store
 from walstore.errors import (
     CorruptionError,
@@ -502,6 +505,53 @@ async def test_what_tells_no_length_is_read_to_its_end_or_to_the_limit(tmp_path)
             else:
                 assert len((await store.get("pipe", max_bytes=limit)).data) == 4_000_000
             await writing
+
+
+async def test_ranges_of_a_pipe_are_refused_and_nobody_waits_for_its_writer(store, root):
+    await store.put_if_absent("key", b"12345")
+    os.mkfifo(root / "pipe")
+    of_pipe, of_file = await asyncio.gather(
+        store.get_range("pipe", 0, 10), store.get_range("key", 1, 3), return_exceptions=True
+    )
+    assert isinstance(of_pipe, StorageUnavailableError)
+    assert of_file == b"23"
+
+
+async def test_a_range_behind_all_that_a_file_can_have_is_empty(store):
+    await store.put_if_absent("key", b"12345")
+    for start in (1 << 40, (1 << 63) - 1, 1 << 63, 1 << 80):
+        assert await store.get_range("key", start, start + 1) == b""
+        assert await store.get_range("key", start, start + (2 << 20)) == b""
+    assert await store.get_range("key", 2, 1 << 80) == b"345"
+    with pytest.raises(ObjectNotFoundError):
+        await store.get_range("none", 1 << 63, 1 << 64)
+
+
+def test_reads_that_the_end_of_a_loop_left_behind_are_forgotten(root):
+    """A program may use one store in several event loops, one after the other."""
+    store = LocalStore(root)
+    root.mkdir(exist_ok=True)
+    os.mkfifo(root / "pipe")
+
+    async def leave_one() -> None:
+        reading = asyncio.ensure_future(store.get("pipe"))
+        await turns(3)
+        reading.cancel()
+
+    loops = []
+    for _ in range(3):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(leave_one())
+        loop.close()
+        loops.append(weakref.ref(loop))
+        del loop
+    _write_to(root / "pipe", 1)
+    for _ in range(1000):
+        asyncio.run(store.head("none"))
+        gc.collect()
+        if not any(one() for one in loops):
+            return
+    pytest.fail("event loops that ended are kept")
 
 
 def _write_to(path, size_bytes):

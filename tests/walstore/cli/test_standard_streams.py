@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -84,6 +85,30 @@ def test_each_kind_of_output_to_a_full_disk(
             assert done.code == 1
             assert done.err.removeprefix("walstore: ").startswith(reason)
             assert len(done.err.splitlines()) == 1
+
+
+def test_a_reader_of_stdout_that_has_ended_is_no_error(
+    cli: Cli, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``| head -1``, whatever draws the output."""
+    for words in (
+        ("dump", log),
+        ("inspect", log),
+        ("segments", log, "--json"),
+        ("top", log, "--count", "1"),
+        ("top", log, "--count", "1", "--json"),
+    ):
+        reading, written = os.pipe()
+        os.close(reading)
+        with (
+            case(*words),
+            contextlib.suppress(BrokenPipeError),  # of the end of the block
+            open(written, "w") as pipe,
+            monkeypatch.context() as replaced,
+        ):
+            replaced.setattr(sys, "stdout", pipe)
+            done = cli(*words)
+            assert (done.code, done.err) == (0, "")
 
 
 def test_what_was_done_is_not_called_undone_for_a_full_stdout(tmp_path: Path) -> None:

@@ -38,7 +38,16 @@ from walstore.serve import Server, ServeSettings
 from walstore.serve.calls import CALLS
 from walstore.testing import ManualClock
 from walstore.wire.errors import unpack_error
-from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, Message, encode
+from walstore.wire.message import (
+    HEADER,
+    NO_REQUEST,
+    PREAMBLE,
+    VERSION,
+    Decoder,
+    Kind,
+    Message,
+    encode,
+)
 
 GREETING: dict[str, Any] = {"version": VERSION, "token": None, "log": None}
 HELLO = b"".join(encode(Kind.HELLO, 1, GREETING))
@@ -60,11 +69,15 @@ class Raw:
         self.send(*encode(kind, number, head, [payload] if payload else []))  # type: ignore[arg-type]
 
     async def answer(self) -> Message:
-        while not self.messages:
-            data = await self.reader.read(1 << 16)
-            assert data, "the server closed the connection"
-            self.messages += self.decoder.feed(data)
-        return self.messages.pop(0)
+        """Return the next answer, and pass over what a server says only to be heard."""
+        while True:
+            while not self.messages:
+                data = await self.reader.read(1 << 16)
+                assert data, "the server closed the connection"
+                self.messages += self.decoder.feed(data)
+            message = self.messages.pop(0)
+            if (message.kind, message.id, message.head) != (Kind.DONE, NO_REQUEST, None):
+                return message
 
     async def end(self) -> list[Message]:
         """Return what the server still says before it closes the connection."""

@@ -315,15 +315,18 @@ async def test_requests_fail_when_no_server_comes_back(tmp_path: Path) -> None:
 
 async def test_another_log_at_the_same_address_is_not_taken_for_the_first(tmp_path: Path) -> None:
     socket = tmp_path / "s.sock"
-    async with Wal.open(tmp_path / "one") as one, Server.open(one, unix=socket):
-        remote = await connect(f"unix://{socket}")
-        await remote.append(b"1")
-    async with Wal.open(tmp_path / "two") as two, Server.open(two, unix=socket):
-        with pytest.raises(WalClosedError, match="another log"):
-            await remote.append(b"2")
-        assert remote.is_closing
-        assert await read_values(two) == []
-    await remote.aclose()
+    async with contextlib.AsyncExitStack() as stack:
+        async with Wal.open(tmp_path / "one") as one, Server.open(one, unix=socket):
+            remote = await stack.enter_async_context(connect(f"unix://{socket}"))
+            await remote.append(b"1")
+        async with Wal.open(tmp_path / "two") as two, Server.open(two, unix=socket):
+            for _ in range(2):
+                with pytest.raises(WalClosedError, match="another log"):
+                    await remote.append(b"2")
+            assert await read_values(two) == []
+        async with Wal.open(tmp_path / "one") as one, Server.open(one, unix=socket):
+            await remote.append(b"3")  # what was wrong at the address was mended
+            assert await read_values(one) == [b"1", b"3"]
 
 
 async def test_closing_waits_for_appends_on_their_way(served: Served) -> None:
