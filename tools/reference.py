@@ -241,7 +241,7 @@ SECTIONS = {
         "stores spark spark_cluster spark_streaming spark_sink spark_fast_path spark_sidecar "
         "spark_collections"
     ),
-    "Reference": "errors cli metrics format chain",
+    "Reference": "api errors cli metrics format chain",
     "Explanation": "design guarantees performance decisions gazette",
 }
 """Which page is of which kind."""
@@ -394,6 +394,7 @@ def _doc_of(kind: type, name: str, function: Any) -> str | None:
 def _attributes(kind: type) -> Iterator[str]:
     """Yield fields, members of enumerations, and attributes, with the strings that follow them."""
     rows = [row for base in reversed(kind.__mro__) for row in _stated(base)]
+    rows = [row for row in rows if not row[2].startswith(INSIDE)]
     if rows:
         yield from ("| attribute | type | meaning |", "|---|---|---|")
         for name, annotation, meaning in {row[0]: row for row in rows}.values():

@@ -21,11 +21,11 @@ class LogCatalog(ABC):
     """Logs by name. The logs stay their owner's. Belongs to their event loop."""
 
     can_create = True
-    """Whether a log is made by naming it."""
+    """Not for callers: whether a log is made by naming it."""
     default: str | None = None
-    """Name of the log of those who name none; None if they have to."""
+    """Not for callers: name of the log of those who name none; None if they have to."""
     has_lifetimes = True
-    """Whether logs can be deleted here, now or when their time is over."""
+    """Not for callers: whether logs can be deleted here, now or when their time is over."""
 
     @property
     @abstractmethod
@@ -61,7 +61,7 @@ class LogCatalog(ABC):
 
     @property
     def cluster(self) -> dict[str, Any] | None:
-        """The machines of a cluster and its logs, for the page; None elsewhere."""
+        """Not for callers: the machines of a cluster and its logs, for the page; None elsewhere."""
         return None
 
 
