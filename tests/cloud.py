@@ -172,7 +172,7 @@ async def put_fragment(
 
 
 class MemorySource:
-    """A :class:`walstore.ports.TierSource` over records in memory."""
+    """A :class:`walstore.tier_port.TierSource` over records in memory."""
 
     def __init__(self, *, head: int = 1, uploaded_limit: int = 1, log_id: str = LOG_ID) -> None:
         self.log_id = log_id

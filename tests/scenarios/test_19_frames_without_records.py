@@ -12,9 +12,10 @@ import pytest
 from tests.local import SMALL, check_contiguous, stored_batches
 from walstore import Wal
 from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
 from walstore.batches.cost import FRAME_COST_BYTES
 from walstore.batches.derived import ConcatBatch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import iter_chunks
 from walstore.format import segment

@@ -24,7 +24,8 @@ from weakref import WeakValueDictionary
 
 from uploader.fragments import encoder
 from uploader.fragments.fragment_builder import EncodedFragment
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import WalClosedError
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import abandon_in_children

@@ -28,8 +28,7 @@ from uploader.fragments import fragment_file
 from uploader.fragments.fragment_builder import setsum_of_column
 from uploader.fragments.fragment_file import Content
 from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch
-from walstore.batches.derived import SelectedBatch
+from walstore.batches.batch import Batch, SelectedBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import NO_HEADERS
 

@@ -31,8 +31,9 @@ from uploader.format.document import check_u64
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_file import FileWriter
-from walstore.batches.arrow import SCHEMA, offsets_array, values_array
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.arrow import SCHEMA, offsets_array
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import StorageUnavailableError
 from walstore.format.frame import ColumnKind
 from walstore.runtime.threads import Lane, Worker
@@ -421,7 +422,7 @@ def _part(batch: Batch) -> list[pa.Array]:
     if isinstance(batch, FrameBatch):
         return [
             _timestamps(batch),
-            values_array(batch),
+            batch.values_array(),
             _keys(batch),
             _streams(batch),
             _headers(batch),
@@ -495,7 +496,7 @@ def _sum(run: Sequence[Batch], timestamp_us: int) -> Setsum:
 
 def _values(batch: Batch) -> pa.Array:
     if isinstance(batch, FrameBatch):
-        return values_array(batch)
+        return batch.values_array()
     return batch.to_arrow().column("value")
 
 

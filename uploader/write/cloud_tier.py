@@ -26,8 +26,9 @@ from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, CorruptionError
 from walstore.format.claims import Claims
-from walstore.ports import Clock, Extent, LocalRecords, TierSource
+from walstore.ports import Clock
 from walstore.runtime.statistics import UploadStatistics
+from walstore.tier_port import Extent, LocalRecords, TierSource
 from walstore.validation.arguments import as_count, as_settings
 
 
@@ -161,7 +162,7 @@ class CloudTier:
     ) -> None:
         """Claim the prefix for the directory: any directory that shipped there before is fenced.
 
-        See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
+        See :meth:`walstore.tier_port.Tier.claim`. FencedError if another directory took the prefix over and
         ``take_over`` is not set, or this one holds other records than what is there.
         """
         if is_replicated:

@@ -29,7 +29,7 @@ from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
 from uploader.write.stall_guard import WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, WalError
-from walstore.ports import TierSource
+from walstore.tier_port import TierSource
 
 logger = logging.getLogger("walstore")
 

@@ -40,7 +40,7 @@ from uploader.stores.port import ObjectNotFoundError
 from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError, FencedError, LogSealedError, OutcomeUnknownError
-from walstore.ports import LocalRecords
+from walstore.tier_port import LocalRecords
 
 logger = logging.getLogger("walstore")
 

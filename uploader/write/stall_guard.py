@@ -30,9 +30,10 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
-from walstore.ports import Clock, TierSource
+from walstore.ports import Clock
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.threads import Worker
+from walstore.tier_port import TierSource
 
 logger = logging.getLogger("walstore")
 

@@ -42,9 +42,9 @@ from walstore.errors import (
 )
 from walstore.format.claims import Claims
 from walstore.offset_range import OffsetRange
-from walstore.ports import LocalRecords, TierSource
 from walstore.runtime.statistics import UploadStatistics
 from walstore.runtime.time_limit import within
+from walstore.tier_port import LocalRecords, TierSource
 
 logger = logging.getLogger("walstore")
 

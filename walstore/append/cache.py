@@ -10,8 +10,9 @@ from bisect import bisect_right
 from typing import Final
 
 from walstore.append.budgets import CacheBudget
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
 from walstore.batches.cost import FRAME_COST_BYTES
+from walstore.batches.frame_batch import FrameBatch
 from walstore.batches.framer import Framed
 from walstore.format.frame import parse_header
 

@@ -26,14 +26,13 @@ from walstore.append.append_rate import AppendRate
 from walstore.append.budgets import ChannelBudget
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import (
-    BATCH_RECORDS,
     RECORD_OVERHEAD_BYTES,
     RECORD_ROOM_BYTES,
     AppendRequest,
     BatchBuilder,
 )
 from walstore.batches.conditions import CONDITIONS_BYTES, check_room, stream_marks
-from walstore.batches.cost import PART_COST_BYTES
+from walstore.batches.cost import BATCH_RECORDS, PART_COST_BYTES
 from walstore.errors import RecordTooLargeError, WalError, WouldBlock
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks

@@ -317,7 +317,7 @@ class LogState:
         return self.uploaded.has_waiters
 
     async def wait_shipping_due(self, appended_bytes: int) -> None:
-        """Return when shipping is due; see :class:`walstore.ports.TierSource`."""
+        """Return when shipping is due; see :class:`walstore.tier_port.TierSource`."""
         due = (
             self.is_draining
             or self.wants_cloud

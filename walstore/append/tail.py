@@ -44,7 +44,8 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentHeader, SegmentSummary
-from walstore.ports import Buffer, Clock, File, FileSystem, Lock, SegmentTee
+from walstore.ports import Buffer, Clock, File, FileSystem, Lock
+from walstore.replication_port import SegmentTee
 from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings
 

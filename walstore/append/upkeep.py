@@ -20,7 +20,8 @@ from walstore.files.torn_copies import TornCopies
 from walstore.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.ports import File, FileSystem, SegmentTee
+from walstore.ports import File, FileSystem
+from walstore.replication_port import SegmentTee
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")

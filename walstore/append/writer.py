@@ -27,7 +27,8 @@ from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
 from walstore.files.unlinked_file import UnlinkedFile, free_at_once, free_blocks
-from walstore.ports import Clock, SegmentTee
+from walstore.ports import Clock
+from walstore.replication_port import SegmentTee
 from walstore.runtime.error_mapping import copy_error, to_wal_error
 from walstore.runtime.statistics import UNOBSERVED, LogObserver
 from walstore.runtime.tasks import wait_ended, wake

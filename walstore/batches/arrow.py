@@ -1,20 +1,16 @@
-"""Batches as Arrow. Imported only on request, so that the core runs without pyarrow."""
+"""Columns of records as Arrow. Imported only on request, so that the core runs without pyarrow."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from walstore.format.frame import ColumnKind
 from walstore.runtime.extras import needs_extra
 
 with needs_extra("cloud", "Arrow"):
     import pyarrow as pa
     import pyarrow.compute as pc
-
-if TYPE_CHECKING:
-    from walstore.batches.batch import Batch, FrameBatch
 
 _UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 
@@ -33,49 +29,30 @@ SCHEMA: Final = pa.schema(
 """Columns of :meth:`walstore.Batch.to_arrow`; ``timestamp_us`` counts from 1970 UTC."""
 
 
-def to_arrow(batch: FrameBatch) -> pa.RecordBatch:
-    """Return the batch as a RecordBatch of :data:`SCHEMA`; the values' bytes are shared."""
-    return _from_frame(batch, batch, values_array(batch)) if len(batch) else empty()
+def of_columns(
+    offsets: Sequence[int],
+    timestamps_us: Sequence[int] | int,
+    values: Sequence[bytes] | pa.Array,
+    keys: Sequence[bytes | None] | None,
+    streams: Sequence[str | None] | None,
+    headers: Sequence[Mapping[str, bytes]] | None,
+) -> pa.RecordBatch:
+    """Return records as a RecordBatch of :data:`SCHEMA`; all but an array of values is copied.
 
-
-def selected_to_arrow(selected: Batch, source: FrameBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """Return the records at ``rows`` of a frame, those of ``selected``; their values are copied."""
-    if not rows:
-        return empty()
-    return _from_frame(selected, source, values_array(source).take(pa.array(rows, pa.int32())))
-
-
-def _from_frame(batch: Batch, source: FrameBatch, values: pa.BinaryArray) -> pa.RecordBatch:
-    """Return records of the frame ``source``; missing columns are cheap."""
-    rows = len(batch)
+    A column that is None has no value for any record, and one number is the time of all: both are cheap.
+    """
+    rows = len(offsets)
     columns = [
-        offsets_of(batch),
-        pa.array(batch.timestamps_us, pa.uint64())
-        if source.has(ColumnKind.TIMESTAMP_DELTAS)
-        else pa.repeat(pa.scalar(source.header.base_timestamp_us, pa.uint64()), rows),
-        values,
-        pa.array(batch.keys, pa.binary())
-        if source.has(ColumnKind.KEYS)
-        else pa.nulls(rows, pa.binary()),
-        pa.array(batch.streams, pa.string())
-        if source.has(ColumnKind.STREAM_IDS)
-        else pa.nulls(rows, pa.string()),
-        pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE)
-        if source.has(ColumnKind.HEADERS)
-        else pa.nulls(rows, HEADERS_TYPE),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def of_records(batch: Batch) -> pa.RecordBatch:
-    """Return any batch as a RecordBatch of :data:`SCHEMA`; everything is copied."""
-    columns = [
-        offsets_of(batch),
-        pa.array(batch.timestamps_us, pa.uint64()),
-        pa.array(batch.values, pa.binary()),
-        pa.array(batch.keys, pa.binary()),
-        pa.array(batch.streams, pa.string()),
-        pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE),
+        offsets_of(offsets),
+        pa.repeat(pa.scalar(timestamps_us, pa.uint64()), rows)
+        if isinstance(timestamps_us, int)
+        else pa.array(timestamps_us, pa.uint64()),
+        values if isinstance(values, pa.Array) else pa.array(values, pa.binary()),
+        pa.nulls(rows, pa.binary()) if keys is None else pa.array(keys, pa.binary()),
+        pa.nulls(rows, pa.string()) if streams is None else pa.array(streams, pa.string()),
+        pa.nulls(rows, HEADERS_TYPE)
+        if headers is None
+        else pa.array([list(item.items()) or None for item in headers], HEADERS_TYPE),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -85,9 +62,8 @@ def take(records: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     return records.take(pa.array(rows, pa.int64()))
 
 
-def offsets_of(batch: Batch) -> pa.UInt64Array:
-    """Return the offsets of a batch's records."""
-    offsets = batch.offsets
+def offsets_of(offsets: Sequence[int]) -> pa.UInt64Array:
+    """Return offsets of records."""
     if isinstance(offsets, range):
         return offsets_array(offsets.start, offsets.stop)
     return pa.array(offsets, pa.uint64())
@@ -100,14 +76,11 @@ def offsets_array(start: int, limit: int) -> pa.UInt64Array:
     return pc.subtract(behind, one)
 
 
-def values_array(batch: FrameBatch) -> pa.BinaryArray:
-    """Return the values as an Arrow array over the frame's own bytes."""
-    blob, lengths = batch.value_buffer()
-    low, high = batch.rows()
-    whole = pa.BinaryArray.from_buffers(
+def values_array(blob: memoryview, lengths: Sequence[int]) -> pa.BinaryArray:
+    """Return values that are back to back, as an array over the same bytes."""
+    return pa.BinaryArray.from_buffers(
         pa.binary(), len(lengths), [None, _bounds(lengths), pa.py_buffer(blob)]
     )
-    return whole.slice(low, high - low)
 
 
 def _bounds(lengths: Sequence[int]) -> pa.Buffer:

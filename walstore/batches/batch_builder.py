@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgpack
 
 from walstore.batches.conditions import AppendConditions
-from walstore.batches.cost import PART_COST_BYTES
+from walstore.batches.cost import BATCH_RECORDS, PART_COST_BYTES
 from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Marks
@@ -23,9 +23,6 @@ RECORD_OVERHEAD_BYTES: Final = 8
 """What a record counts in a batch or a commit in addition to its bytes: about what is written for it."""
 RECORD_ROOM_BYTES: Final = RECORD_OVERHEAD_BYTES + PART_COST_BYTES
 """The same in memory, for a record that is only a value."""
-BATCH_RECORDS: Final = 16_384
-"""Maximum records of one batch, except for a larger group: readers unpack a batch at once, and many tiny
-records would block the event loop."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,9 @@ RECORD_COST_BYTES: Final = 256
 """Of a record that is an object, with its value and its offset, in addition to their bytes."""
 FRAME_COST_BYTES: Final = 128
 """Of a frame that is one object, in addition to its bytes."""
+BATCH_RECORDS: Final = 16_384
+"""Maximum records of one batch, except for a larger group: readers unpack a batch at once, and many tiny
+records would block the event loop."""
 PART_COST_BYTES: Final = 48
 """Of each value, key, stream, time or headers in a batch that is being built, in addition to its bytes."""
 

@@ -18,7 +18,7 @@ from typing import Final
 import pyarrow as pa
 from crc32c import crc32c
 
-from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.batches.cost import BATCH_RECORDS
 from walstore.building.segment_writer import (
     SPARE_NAME,
     FramedRecords,

@@ -24,8 +24,9 @@ import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.batches.batch_builder import BATCH_RECORDS, marks_column
+from walstore.batches.batch_builder import marks_column
 from walstore.batches.conditions import MAX_STREAMS
+from walstore.batches.cost import BATCH_RECORDS
 from walstore.batches.framer import Framer
 from walstore.format import frame, segment
 from walstore.format.frame import Column, ColumnKind

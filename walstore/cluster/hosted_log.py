@@ -415,7 +415,7 @@ class HostedLog:
 
 
 class _OpeningPlan:
-    """How one opening is replicated; implements :class:`walstore.ports.ReplicationPlan`."""
+    """How one opening is replicated; implements :class:`walstore.replication_port.ReplicationPlan`."""
 
     def __init__(
         self, replication: Replication, is_held: Callable[[], bool], marks: CopyMarks

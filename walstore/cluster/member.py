@@ -32,7 +32,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, FileSystem
 from walstore.replication.node import ReplicaNode
 from walstore.replication.settings import Replication
 from walstore.runtime.clock import SystemClock
@@ -40,6 +40,7 @@ from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.statistics import Metrics
 from walstore.runtime.tasks import start_task
 from walstore.settings import Settings
+from walstore.tier_port import Tier
 from walstore.topology.documents import (
     LOGS,
     MEMBERS,

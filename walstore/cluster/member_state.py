@@ -11,10 +11,11 @@ from typing import Any, Final
 from walstore.cluster.view import ClusterView
 from walstore.errors import InvalidSettingsError
 from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, FileSystem
 from walstore.replication.node import ReplicaNode
 from walstore.replication.settings import Replication
 from walstore.settings import Settings
+from walstore.tier_port import Tier
 from walstore.topology.documents import LogSpec
 from walstore.topology.key_values import KeyValues
 from walstore.topology.session import Session

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.format import frame, segment
 from walstore.format.frame import FrameHeader

@@ -41,14 +41,16 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Opened
 from walstore.log.retention import LogPins, ReaderPins, Retention
 from walstore.log.tier_source import Shipping, local_uploaded_limit
-from walstore.ports import Clock, FileSystem, Replicator, Tier
+from walstore.ports import Clock, FileSystem
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
+from walstore.replication_port import Replicator
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.resource import MustClose, Unclosed, abandon_in_children, wait_closed
 from walstore.runtime.tasks import start_task, wait_ended
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
+from walstore.tier_port import Tier
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
 
 logger = logging.getLogger("walstore")

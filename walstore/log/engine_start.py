@@ -27,10 +27,12 @@ from walstore.log.opening import (
 )
 from walstore.log.replicated import begin_to_replicate, restore_cursors
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
-from walstore.ports import Clock, FileSystem, ReplicationPlan, Replicator, Tier
+from walstore.ports import Clock, FileSystem
 from walstore.records import Durability
+from walstore.replication_port import ReplicationPlan, Replicator
 from walstore.runtime.error_mapping import describe_open
 from walstore.settings import Settings
+from walstore.tier_port import Tier
 
 logger = logging.getLogger("walstore")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from walstore.append.state import LogState
 from walstore.format.segment import file_name
 from walstore.log.retention_plan import RetentionPlan
-from walstore.ports import DescribedTier, Extent, LogExtents
+from walstore.tier_port import DescribedTier, Extent, LogExtents
 
 
 def look_at_extents(

@@ -23,8 +23,9 @@ from walstore.format import segment
 from walstore.format.claims import Claims
 from walstore.groups.journal import read_journals, remove_journals
 from walstore.groups.kept_journal import adopting_journals, kept_names
-from walstore.ports import Replicator, Tier
+from walstore.replication_port import Replicator
 from walstore.runtime.error_mapping import copy_error, describe_open
+from walstore.tier_port import Tier
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -38,7 +39,7 @@ _CLOCK_SECONDS: Final = 5.0
 
 
 class EngineSource:
-    """Implements :class:`walstore.ports.ReplicatedLog`. Belongs to the event loop of the log."""
+    """Implements :class:`walstore.replication_port.ReplicatedLog`. Belongs to the event loop of the log."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -13,14 +13,14 @@ from walstore.errors import WalError
 from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened
 from walstore.offset_range import OffsetRange
-from walstore.ports import Tier
 from walstore.read.tiered import NOT_LOCAL, TieredSource
 from walstore.runtime.error_mapping import describe_read
 from walstore.runtime.threads import Lane
+from walstore.tier_port import Tier
 
 
 class RecoveredRecords:
-    """Implements :class:`walstore.ports.LocalRecords` over a log that was recovered and has no writer yet."""
+    """Implements :class:`walstore.tier_port.LocalRecords` for a recovered log that has no writer yet."""
 
     def __init__(self, opened: Opened, reading: Lane, *, uploaded_limit: int) -> None:
         self._opened = opened
@@ -52,7 +52,7 @@ class RecoveredRecords:
 
 
 class Shipping:
-    """Implements :class:`walstore.ports.TierSource` over an open log.
+    """Implements :class:`walstore.tier_port.TierSource` over an open log.
 
     Of a replicated log only what is on enough machines is shown: a takeover may cut the rest.
     """

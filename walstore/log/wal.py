@@ -42,19 +42,12 @@ from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
-from walstore.ports import (
-    Clock,
-    DescribedTier,
-    FileSystem,
-    LogExtents,
-    ReplicationPlan,
-    Replicator,
-    Tier,
-)
+from walstore.ports import Clock, FileSystem
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
 from walstore.records import AnyDurability, Durability, Start
+from walstore.replication_port import ReplicationPlan, Replicator
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.owned import checks_itself
@@ -67,6 +60,7 @@ from walstore.runtime.statistics import (
     UploadStatistics,
 )
 from walstore.settings import Settings
+from walstore.tier_port import DescribedTier, LogExtents, Tier
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 
 # Python 3.11 takes 0.1 µs to find a member of an enumeration, a tenth of what an append takes on the loop.

@@ -18,7 +18,8 @@ from typing import Final
 
 from walstore.append.channel import Channel
 from walstore.append.state import LogState
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalClosedError, WalError
 from walstore.files.segment_file import (
     Segment,
@@ -29,11 +30,12 @@ from walstore.files.segment_file import (
 )
 from walstore.format.frame import ColumnKind
 from walstore.offset_range import OffsetRange
-from walstore.ports import FileSystem, Tier
+from walstore.ports import FileSystem
 from walstore.read.reader import ReadGuard, timestamp_at
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.threads import Lane
+from walstore.tier_port import Tier
 
 logger = logging.getLogger("walstore")
 

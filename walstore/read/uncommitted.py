@@ -186,9 +186,11 @@ class BuilderBatch(Batch):
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; the values are copied."""
-        from walstore.batches.arrow import of_records
+        from walstore.batches.arrow import of_columns
 
-        return of_records(self)
+        return of_columns(
+            self.offsets, self.timestamps_us, self.values, self.keys, self.streams, self.headers
+        )
 
 
 def _part(column: list[_T | None] | None, low: int, rows: int) -> list[_T | None]:

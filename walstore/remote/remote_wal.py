@@ -20,7 +20,7 @@ from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
 from walstore.groups.settings import GroupSettings, check_group_name
-from walstore.ports import Clock, Extent, LogExtents
+from walstore.ports import Clock
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
 from walstore.remote.append_port import Conditions
@@ -36,6 +36,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import MustClose, Opening, Unclosed
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics, unpack_statistics
 from walstore.settings import parse_durability
+from walstore.tier_port import Extent, LogExtents
 from walstore.validation.arguments import as_int, as_moment_us, as_seconds, as_text, as_token
 from walstore.wire.address import Address, parse_address
 

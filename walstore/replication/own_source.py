@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.format.segment import HEADER_BYTES, decode_header
-from walstore.ports import ReplicatedLog
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.written import WrittenBytes
+from walstore.replication_port import ReplicatedLog
 
 _T = TypeVar("_T")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalClosedError, WalError
-from walstore.ports import Clock, FileSystem, ReplicatedLog
+from walstore.ports import Clock, FileSystem
 from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
@@ -38,6 +38,7 @@ from walstore.replication.scrub import Scrub
 from walstore.replication.settings import Replication
 from walstore.replication.takeover import reach_copies, take_over
 from walstore.replication.written import WrittenBytes
+from walstore.replication_port import ReplicatedLog
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import ScrubRound
 from walstore.runtime.threads import Lane
@@ -120,15 +121,15 @@ class Primary:
 
     @property
     def tee(self) -> WrittenBytes:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         return self.written
 
     async def reach(self) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         await reach_copies(self)
 
     async def take_over(self, fs: FileSystem, directory: Path, lane: Lane) -> int:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         settings = self.settings
         if settings.topology is not None:
             claim = self._claim = LeaderClaim(
@@ -168,7 +169,7 @@ class Primary:
     # -- what each copy has ------------------------------------------------------------------
 
     def start(self, log: ReplicatedLog, log_id: bytes) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         self._log = log
         self.log_id = log_id
         self.written.begin(log.extents)
@@ -245,7 +246,7 @@ class Primary:
         await copy.make_whole()
 
     async def check_current(self) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         if self.has_quorum and self._is_held():
             return
         await self._confirmations.wait()
@@ -293,7 +294,7 @@ class Primary:
         self._replicated.fail(lambda _: copy_error(error))
 
     def copies(self) -> Sequence[tuple[str, str | None, int]]:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         return [(str(one.address), one.trouble, one.limit) for one in self.followers]
 
     @property
@@ -303,7 +304,7 @@ class Primary:
         return self._healer
 
     async def heal(self, start: int) -> bool:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         return await self.source.heal(start)
 
     def heal_soon(self, start: int, then: Callable[[], None]) -> None:
@@ -318,26 +319,26 @@ class Primary:
 
     @property
     def mended_bytes(self) -> int:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         return 0 if self._healer is None else self._healer.mended_bytes
 
     @property
     def scrubs(self) -> tuple[ScrubRound | None, ScrubRound | None]:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         return (None, None) if self._scrub is None else (self._scrub.now, self._scrub.last)
 
     def begin_scrub(self) -> int:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         assert self._scrub is not None
         return self._scrub.begin()
 
     async def wait_all(self) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         self.written.take_told()
         await self._replicated.wait(self.written.serial)
 
     async def drain(self) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         self.written.take_told()
         waiter = self._replicated.waiter(self.written.serial)
         seconds = self.settings.patience_seconds
@@ -361,7 +362,7 @@ class Primary:
                 await asyncio.wait(hinted)
 
     async def aclose(self) -> None:
-        """As of :class:`walstore.ports.Replicator`."""
+        """As of :class:`walstore.replication_port.Replicator`."""
         self._is_closed = True
         self._end_waits(WalClosedError("the log is closed"))
         await self._confirmations.aclose()

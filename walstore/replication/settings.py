@@ -10,7 +10,8 @@ from typing import Final
 
 from walstore.errors import InvalidSettingsError
 from walstore.format.packed import MOST_OFFSET
-from walstore.ports import Clock, Replicator
+from walstore.ports import Clock
+from walstore.replication_port import Replicator
 from walstore.topology.documents import check_log_name
 from walstore.topology.etcd_address import parse_etcd
 from walstore.topology.key_values import KeyValues

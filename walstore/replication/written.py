@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class WrittenBytes:
-    """Implements :class:`walstore.ports.SegmentTee`. All else belongs to the event loop."""
+    """Implements :class:`walstore.replication_port.SegmentTee`. All else belongs to the event loop."""
 
     def __init__(self, on_told: Callable[[], None], on_removed: Callable[[int], None]) -> None:
         """``on_told`` is called on the event loop after something was written or synced."""

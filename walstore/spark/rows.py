@@ -213,7 +213,7 @@ def _join(parts: list[Batch]) -> pa.RecordBatch:
         return whole.to_arrow()
     return pa.RecordBatch.from_arrays(
         [
-            offsets_of(whole),
+            offsets_of(whole.offsets),
             pa.array(whole.timestamps_us, pa.uint64()),
             pa.array(whole.values, pa.binary()),
             pa.array(whole.keys, pa.binary()),

@@ -29,7 +29,7 @@ from walstore.files.open_files import OpenFiles
 from walstore.files.posix import PosixFileSystem
 from walstore.log.log_resources import FileLane, LogResources
 from walstore.log.wal import Wal
-from walstore.ports import Clock, FileSystem, Tier
+from walstore.ports import Clock, FileSystem
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.keyed_locks import KeyedLocks
@@ -57,6 +57,7 @@ from walstore.store.directory import (
 )
 from walstore.store.log_catalog import LogCatalog
 from walstore.store.settings import StoreSettings
+from walstore.tier_port import Tier
 from walstore.validation.arguments import as_directory
 
 

@@ -8,9 +8,10 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from walstore.batches.append_request import pack_headers
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.batches.derived import ConcatBatch, EmptyBatch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.format import frame
 from walstore.format.packed import MalformedError, unpack_headers
 from walstore.records import NO_HEADERS

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, columns_of, record_lists, values_only
-from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.batches.cost import BATCH_RECORDS
 from walstore.batches.derived import ConcatBatch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from walstore import Record
 from walstore.batches.append_request import make_group
-from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
+from walstore.batches.frame_batch import FrameBatch
 from walstore.format import frame
 from walstore.format.ledger import Marks
 from walstore.records import NO_HEADERS

@@ -7,16 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
-from walstore.batches.batch import Batch, FrameBatch
-from walstore.batches.derived import (
-    ConcatBatch,
-    EmptyBatch,
-    FrameSelection,
-    SelectedBatch,
-    covering,
-    select,
-    spanning,
-)
+from walstore.batches.batch import Batch, SelectedBatch
+from walstore.batches.derived import ConcatBatch, EmptyBatch, covering, spanning
+from walstore.batches.frame_batch import FrameBatch, FrameSelection
 from walstore.records import NO_HEADERS, Record
 
 MIXED = [
@@ -104,7 +97,7 @@ def test_slices_of_a_selection(records: list[Record], name: str, data: st.DataOb
 def test_a_selection_of_a_selection(records: list[Record], data: st.DataObject) -> None:
     batch = batch_of(build(records))
     rows = sorted(data.draw(st.sets(st.integers(0, len(records) - 1))))
-    chosen = select(batch, rows)
+    chosen = SelectedBatch(batch, rows, batch.start, batch.limit)
     check(chosen, [records[row] for row in rows], batch.start, batch.limit)
     for name in "abc":
         kept = of_stream([records[row] for row in rows], name)
@@ -155,7 +148,6 @@ def test_a_batch_of_one_stream_is_left_as_it_is() -> None:
     assert covering([batch], 10, 15) == [batch]
     mixed = batch_of(build(MIXED))
     assert type(mixed.slice(13, 15).select_stream("eu")) is FrameBatch
-    assert select(batch, range(5)) is batch
 
 
 def test_a_selection_shows_its_bounds_and_refuses_others() -> None:

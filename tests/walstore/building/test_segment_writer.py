@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import BATCH_RECORDS, BatchBuilder
+from walstore.batches.batch_builder import BatchBuilder
+from walstore.batches.cost import BATCH_RECORDS
+from walstore.batches.frame_batch import FrameBatch
 from walstore.building.segment_writer import FramedRecords, frame_records
 from walstore.format import frame
 

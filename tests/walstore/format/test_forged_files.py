@@ -13,7 +13,7 @@ from crc32c import crc32c
 from tests.cases import case
 from tests.frames import batch_of, build, values_only
 from walstore import CorruptionError, Record
-from walstore.batches.batch import FrameBatch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.format import checkpoint, codec, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.frame import Column, ColumnKind

@@ -20,7 +20,8 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.errors import InvalidSettingsError
 from walstore.read.reader import Reader
 from walstore.records import Start, from_timestamp_us

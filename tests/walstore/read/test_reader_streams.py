@@ -13,7 +13,8 @@ from tests import frames
 from tests.cases import case
 from tests.local import turns
 from walstore import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError, Record, Wal
-from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.batch import Batch
+from walstore.batches.frame_batch import FrameBatch
 from walstore.read.reader import Reader
 from walstore.runtime.watermark import Watermark
 
