@@ -34,9 +34,9 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.groups.job_table import not_begun
 from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import not_begun
 from walstore.offset_range import OffsetRange
 from walstore.records import Record
 from walstore.runtime.backoff import Backoff

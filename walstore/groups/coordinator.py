@@ -15,7 +15,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from walstore.batches.cost import cost_of
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
     LeaseExpiredError,
@@ -24,11 +23,12 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
+from walstore.groups.job_table import in_parts
 from walstore.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.groups.letters import append_letter
 from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import GroupState, in_parts
+from walstore.groups.state import GroupState
 from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.read.reader import Reader
@@ -189,13 +189,11 @@ class GroupCoordinator:
             now = self._clock.monotonic()
             leased = dict.fromkeys(found.away, now + self.settings.ack_wait_seconds)
             self._state = GroupState(
+                self.settings,
                 position,
                 settled=found.settled_offsets(),
                 deliveries=found.deliveries,
                 leased_until=leased,
-                ack_wait_seconds=self.settings.ack_wait_seconds,
-                max_deliver=self.settings.max_deliver,
-                is_ordered=self.settings.is_ordered,
             )
             self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
             await self._bury_again(found)
@@ -429,7 +427,7 @@ class GroupCoordinator:
             name=self.name,
             floor=state.floor,
             pending=state.leased,
-            unsettled=state.outstanding,
+            unsettled=len(state.jobs),
             lag=max(0, self._log.visible_limit - state.position),
             delivered=self._delivered,
             redelivered=self._redelivered,
@@ -452,17 +450,15 @@ class GroupCoordinator:
         taken: list[tuple[Record, int]] = []
         is_away = via is not None
         kind = EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED
-        state.pass_time(now)
-        while len(taken) < most and state.leased < self.settings.max_ack_pending:
+        while len(taken) < most:
             room = most_bytes if taken else inf  # the first comes however large it is
             job = state.take(member, now, is_away=is_away, via=via, most_bytes=room)
             if job is None:
                 break
-            record, deliveries = job
-            most_bytes -= cost_of(record)
-            self._note(entry(kind, record.offset, count=deliveries))
-            self._redelivered += deliveries > 1
-            taken.append(job)
+            most_bytes -= job.cost
+            self._note(entry(kind, job.offset, count=job.deliveries))
+            self._redelivered += job.deliveries > 1
+            taken.append((job.record, job.deliveries))
         self._delivered += len(taken)
         if taken:
             self._write()
@@ -491,13 +487,10 @@ class GroupCoordinator:
         assert self._cursor is not None
         try:
             while True:
-                while (
-                    state.outstanding >= self.settings.most_unsettled
-                    or state.held_bytes >= MOST_HELD_BYTES
-                ):
+                while state.is_full or state.held_bytes >= MOST_HELD_BYTES:
                     await self._changed.wait()
                     self._changed.clear()
-                is_behind = state.outstanding or state.floor > self._cursor.position
+                is_behind = state.jobs or state.floor > self._cursor.position
                 batch = await reader.fetch(
                     max_records=_READ_RECORDS,
                     max_bytes=_READ_BYTES,
@@ -543,15 +536,15 @@ class GroupCoordinator:
         """Append the dead letters that are due, each once, and settle their jobs."""
         try:
             while state.dead:
-                record, deliveries = state.dead[0]
-                number = self._burials.get(record.offset)
+                job = state.dead[0]
+                number = self._burials.get(job.offset)
                 if number is None:
                     self._letters = number = self._letters + 1
-                    self._burials[record.offset] = number
-                await self._bury_one(record, deliveries, number)
+                    self._burials[job.offset] = number
+                await self._bury_one(job.record, job.deliveries, number)
                 state.dead.popleft()
-                await self.settle((record.offset,))
-                del self._burials[record.offset]
+                await self.settle((job.offset,))
+                del self._burials[job.offset]
                 self._dead += 1
         except WalError as error:
             if not _may_pass(error) and not isinstance(error, StreamClosedError):
@@ -678,7 +671,7 @@ class GroupCoordinator:
 
     @property
     def _unsettled(self) -> int:
-        return 0 if self._state is None else self._state.outstanding
+        return 0 if self._state is None else len(self._state.jobs)
 
 
 def _may_pass(error: WalError) -> bool:
