@@ -17,13 +17,16 @@ from typing import Final
 
 from uploader.format import layout
 from uploader.format.group_document import GroupDocument
-from uploader.groups.dead_letters import DeadLetters
-from uploader.groups.group_cursor import GroupCursor
-from uploader.groups.group_making import find_or_make, jobs_trimmed
-from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
-from uploader.groups.group_turn import GroupTurn
+from uploader.groups.group_place import (
+    GroupCursor,
+    GroupPlace,
+    LetterWriter,
+    find_or_make,
+    jobs_trimmed,
+)
+from uploader.groups.group_turn import GroupTurn, Lease
+from uploader.groups.job_records import DeadLetters, JobReader
 from uploader.groups.known_group import KnownGroup
-from uploader.groups.lease import Lease
 from uploader.runtime.task_groups import BackgroundTask
 from walstore.errors import (
     CorruptionError,

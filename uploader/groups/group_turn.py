@@ -7,15 +7,27 @@ that sees it. This adds which change made a lease: by its tag it is told from ev
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
 from uploader.format.group_document import GroupDocument, JobRow
-from uploader.groups.lease import Lease
 from walstore.groups.job_table import JobTable, OpenJob
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease on a job. Its deliveries do not tell it from others, since they go back when it is undone."""
+
+    offset: int
+    deliveries: int
+    tags: set[str]
+    """Of the change that made or extended it last, and of those since whose outcome is not known."""
+    member: bytes = b""
+    is_begun: bool = False
+    """Whether the member said so, by extending it."""
 
 
 class Sight:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from uploader.format.group_document import GroupDocument, JobRow
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.groups.lease import Lease
+from uploader.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 

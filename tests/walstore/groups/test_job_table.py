@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.format.group_document import GroupDocument
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.groups.lease import Lease
+from uploader.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.batches.derived import EmptyBatch
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState
