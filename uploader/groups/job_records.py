@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from uploader.format import layout
@@ -97,11 +97,9 @@ class DeadLetters:
         name: str,
         settings: GroupSettings,
         letters: LetterWriter | None,
-        settle: Callable[[Sequence[int]], Awaitable[None]],
+        settle: Callable[[int], Awaitable[None]],
     ) -> None:
         """For the group ``name``, whose jobs ``settle`` settles."""
-        self.count = 0
-        """How many were appended."""
         self._name = name
         self._settings = settings
         self._letters = letters
@@ -144,8 +142,7 @@ class DeadLetters:
 
         try:
             await append_letter(self._name, record, counted, append)
-            await self._settle((record.offset,))
-            self.count += 1
+            await self._settle(record.offset)
         except WalError as error:
             logger.warning(
                 "a dead letter of group %s will be appended later: %s", self._name, error

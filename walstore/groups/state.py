@@ -7,7 +7,7 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import inf
 from operator import attrgetter
@@ -15,6 +15,7 @@ from operator import attrgetter
 from walstore.batches.batch import Batch
 from walstore.batches.cost import cost_of
 from walstore.groups.job_table import JobTable, OpenJob, in_parts, not_begun
+from walstore.groups.journal import Remembered
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 
@@ -47,54 +48,42 @@ class GroupState(JobTable[MemberJob]):
         self,
         settings: GroupSettings,
         position: int,
-        *,
-        settled: Iterable[int] = (),
-        deliveries: Mapping[int, int] | None = None,
-        leased_until: Mapping[int, float] | None = None,
+        found: Remembered | None = None,
+        now: float = 0,
     ) -> None:
-        """Continue at ``position``, below which all is settled.
+        """Continue at ``position``, below which all is settled, with what was found in the journal.
 
-        ``settled`` are offsets above it that are settled, too; ``deliveries`` says how often others were
-        delivered; ``leased_until`` until when members that may be alive still hold some of these.
+        Members that may be alive have the jobs that they had then, as if their leases began ``now``.
         """
         super().__init__(settings, position)
+        found = found or Remembered(position)
         self.held_bytes = 0
         """What the outstanding records take in memory."""
         self._turns = 0
-        self._settled = {offset for offset in settled if offset >= position}
+        self._settled = {offset for offset in found.settled_offsets() if offset >= position}
         self._unread = {
-            offset: MemberJob(offset, count)
-            for offset, count in (deliveries or {}).items()
+            offset: MemberJob(offset, deliveries)
+            for offset, deliveries in found.deliveries.items()
             if offset >= position and offset not in self._settled
         }
         """Jobs that were delivered before, and are still to be read."""
-        for offset, until in (leased_until or {}).items():
-            if (job := self._unread.get(offset)) is not None:
-                job.is_leased, job.is_away, job.due = True, True, until
+        for offset in found.away & self._unread.keys():
+            job = self._unread[offset]
+            job.is_leased, job.is_away, job.due = True, True, now + settings.ack_wait_seconds
 
-    # -- looking -----------------------------------------------------------------------------
-
-    def settled_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield what is settled at or above the floor, as half-open intervals in order."""
+    def remembered(self) -> Remembered:
+        """Return what a later owner has to know of the jobs."""
         marks = [self.floor - 1, *self.jobs, self.position]
-        for before, after in pairwise(marks):
-            if after > before + 1:
-                yield before + 1, after
-        for offset in sorted(self._settled):
-            yield offset, offset + 1
-
-    def delivered(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield offset and deliveries of each unsettled job that was delivered, also of those still to be
-        read.
-
-        And whether a member that may survive this process has it.
-        """
-        for offset, job in self._unread.items():
-            if offset >= self.position:
-                yield offset, job.deliveries, job.is_leased
-        for offset, job in self.jobs.items():
+        found = Remembered(self.floor)
+        found.settled = [(low + 1, high) for low, high in pairwise(marks) if high > low + 1]
+        found.settled += [(offset, offset + 1) for offset in sorted(self._settled)]
+        unread = (job for job in self._unread.values() if job.offset >= self.position)
+        for job in (*unread, *self.jobs.values()):
             if job.deliveries:
-                yield offset, job.deliveries, job.is_leased and job.is_away
+                found.deliveries[job.offset] = job.deliveries
+                if job.is_leased and job.is_away:
+                    found.away.add(job.offset)
+        return found
 
     # -- changing ----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 from walstore.batches.derived import EmptyBatch
 from walstore.groups.job_table import PART_JOBS
+from walstore.groups.journal import Remembered
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState
 from walstore.records import Record
@@ -30,14 +31,11 @@ class Batch(EmptyBatch):
         return self._records
 
 
-def make(start: int = 1, count: int = 0, keys: str = "", **options: Any) -> GroupState:
-    known = {
-        name: options.pop(name)
-        for name in ("settled", "deliveries", "leased_until")
-        if name in options
-    }
+def make(
+    start: int = 1, count: int = 0, keys: str = "", found: Remembered | None = None, **options: Any
+) -> GroupState:
     settings = GroupSettings(**{"ack_wait_seconds": WAIT, "max_ack_pending": 1_000_000, **options})
-    state = GroupState(settings, start, **known)
+    state = GroupState(settings, start, found)
     if count or keys:
         offer(state, start, keys or "-" * count)
     return state
@@ -60,6 +58,11 @@ def taken(state: GroupState, now: float = 0.0, member: bytes = b"a") -> tuple[in
     return None if found is None else (found.offset, found.deliveries)
 
 
+def kept(state: GroupState) -> tuple[dict[int, int], set[int]]:
+    found = state.remembered()
+    return found.deliveries, found.away
+
+
 def leave(state: GroupState, member: bytes, now: float, held: Held = ()) -> list[tuple[int, int]]:
     return [one for part in state.leave(member, now, held) for one in part]
 
@@ -73,18 +76,18 @@ def test_the_floor_is_below_the_first_that_is_not_settled() -> None:
     for _ in range(4):
         taken(state)
     assert [state.settle(offset) for offset in (2, 4, 2)] == [True, True, False]
-    assert (state.floor, list(state.settled_ranges())) == (1, [(2, 3), (4, 5)])
+    assert (state.floor, state.remembered().settled) == (1, [(2, 3), (4, 5)])
     state.settle(1)
-    assert (state.floor, list(state.settled_ranges())) == (3, [(4, 5)])
+    assert (state.floor, state.remembered().settled) == (3, [(4, 5)])
     state.settle(3)
     assert (state.floor, len(state.jobs), state.leased) == (5, 0, 0)
 
 
 def test_what_was_settled_before_is_not_delivered() -> None:
-    state = make(start=3, settled=[1, 4, 6])
+    state = make(start=3, found=Remembered(settled=[(1, 2), (4, 5), (6, 7)]))
     offer(state, 3, "---")
     assert [taken(state), taken(state), taken(state)] == [(3, 1), (5, 1), None]
-    assert list(state.settled_ranges()) == [(4, 5), (6, 7)]
+    assert state.remembered().settled == [(4, 5), (6, 7)]
 
 
 def test_a_member_may_leave_with_very_many_jobs() -> None:
@@ -132,9 +135,7 @@ def test_very_many_jobs_of_one_key() -> None:
 
 def test_a_member_gives_back_what_it_has_from_before_a_restart() -> None:
     """Then the leases say of no member that they are its own."""
-    state = make(
-        deliveries={1: 2, 2: 1, 3: 1, 4: 1, 5: 3}, leased_until=dict.fromkeys((1, 2, 3, 4), 1000.0)
-    )
+    state = make(found=Remembered(deliveries={1: 2, 2: 1, 3: 1, 4: 1, 5: 3}, away={1, 2, 3, 4}))
     offer(state, 1, "---")
     assert state.leased == 3
     state.settle(3)
@@ -189,15 +190,15 @@ def test_a_job_that_costs_more_than_there_is_room_for_stays_the_next() -> None:
 
 
 def test_what_another_process_holds_comes_when_its_lease_ends() -> None:
-    state = make(deliveries={1: 3, 2: 1}, leased_until={1: 4.0})
+    state = make(found=Remembered(deliveries={1: 3, 2: 1}, away={1}))
     offer(state, 1, "--")
     assert [taken(state), taken(state)] == [(2, 2), None]
-    assert taken(state, 4.0) == (1, 4)
+    assert taken(state, WAIT) == (1, 4)
     assert state.settle(1)
 
 
 def test_after_a_restart_a_member_ends_what_is_still_to_be_read() -> None:
-    state = make(deliveries={1: 1, 2: 1, 3: 1}, leased_until={1: 4.0, 2: 4.0, 3: 4.0})
+    state = make(found=Remembered(deliveries={1: 1, 2: 1, 3: 1}, away={1, 2, 3}))
     assert [state.settle(1), state.settle(1)] == [True, False]
     assert state.give_back(2, 1, 0.0, 1.0)
     assert not state.give_back(2, 7, 0.0, 0.0)
@@ -208,11 +209,11 @@ def test_after_a_restart_a_member_ends_what_is_still_to_be_read() -> None:
 
 
 def test_what_is_still_to_be_read_is_remembered() -> None:
-    state = make(deliveries={1: 3, 2: 1, 3: 2}, leased_until={3: 4.0})
+    state = make(found=Remembered(deliveries={1: 3, 2: 1, 3: 2}, away={3}))
     state.settle(2)
-    assert list(state.delivered()) == [(1, 3, False), (3, 2, True)]
+    assert kept(state) == ({1: 3, 3: 2}, {3})
     offer(state, 1, "---")
-    assert list(state.delivered()) == [(1, 3, False), (3, 2, True)]
+    assert kept(state) == ({1: 3, 3: 2}, {3})
 
 
 def test_jobs_of_a_key_one_after_the_other() -> None:
