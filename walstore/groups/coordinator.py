@@ -326,9 +326,7 @@ class GroupCoordinator(SharedGroup):
                 if state.settle(offset):
                     self._note(entry(EntryKind.SETTLED, offset, offset + 1))
         self._changed.set()
-        if (
-            self._failure is None
-        ):  # also if the log is being closed, which waits for what is written
+        if self._failure is None:  # while the log is closed, too: it waits for what is written
             self._wants_sync = True
             self._write()
 
@@ -430,11 +428,10 @@ class GroupCoordinator(SharedGroup):
     ) -> list[tuple[Record, int]]:
         now = self._clock.monotonic()
         taken: list[tuple[Record, int]] = []
-        is_away = via is not None
-        kind = EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED
+        kind = EntryKind.DELIVERED if via is None else EntryKind.DELIVERED_AWAY
         while len(taken) < most:
             room = most_bytes if taken else inf  # the first comes however large it is
-            job = state.take(member, now, is_away=is_away, via=via, most_bytes=room)
+            job = state.take(member, now, via=via, most_bytes=room)
             if job is None:
                 break
             most_bytes -= job.cost

@@ -106,7 +106,6 @@ class GroupState(JobTable[MemberJob]):
         member: bytes,
         now: float,
         *,
-        is_away: bool = False,
         via: object = None,
         most_bytes: float = inf,
     ) -> MemberJob | None:
@@ -118,7 +117,8 @@ class GroupState(JobTable[MemberJob]):
         if job is not None:
             self._turns += 1
             job.turn = self._turns
-            job.member, job.via, job.is_away, job.is_begun = member, via, is_away, False
+            job.member, job.via, job.is_begun = member, via, False
+            job.is_away = via is not None
         return job
 
     def settle(self, offset: int) -> bool:

@@ -108,7 +108,7 @@ def test_what_happens_between_parts_is_not_undone(monkeypatch: pytest.MonkeyPatc
     one, other = object(), object()
     state = make(count=7)
     for _ in range(7):
-        state.take(b"a", 0.0, is_away=True, via=one)
+        state.take(b"a", 0.0, via=one)
     parts = state.lose(one, 1.0)
     assert next(parts) == [(2, 0), (3, 0)]
     state.settle(4)
@@ -155,9 +155,9 @@ def test_what_was_not_begun_when_a_connection_ended_was_not_delivered() -> None:
     one, other = object(), object()
     state = make(count=6)
     for _ in range(4):
-        state.take(b"a", 0.0, is_away=True, via=one)
-    state.take(b"b", 0.0, is_away=True, via=one)
-    state.take(b"c", 0.0, is_away=True, via=other)
+        state.take(b"a", 0.0, via=one)
+    state.take(b"b", 0.0, via=one)
+    state.take(b"c", 0.0, via=other)
     state.settle(1)
     assert state.extend(4, 1, 1.0, member=b"a", via=one)
     assert lose(state, one, 1.0) == [
@@ -174,7 +174,7 @@ def test_jobs_of_a_member_that_came_back_over_another_connection_stay_its_own() 
     one, other = object(), object()
     state = make(count=3)
     for via in (one, one, other):
-        state.take(b"a", 0.0, is_away=True, via=via)
+        state.take(b"a", 0.0, via=via)
     assert lose(state, one, 1.0) == []
     assert state.leased == 3
     assert lose(state, other, 1.0) == [(2, 0), (3, 0)]
