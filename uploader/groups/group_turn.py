@@ -64,11 +64,8 @@ class StoredJob(OpenJob):
 
     __slots__ = ("row",)
 
-    def __init__(self, offset: int, row: JobRow, due: float | None) -> None:
-        super().__init__(
-            offset, row.deliveries, is_leased=row.is_leased, due=due, key=row.key or None
-        )
-        self.row = row
+    row: JobRow
+    """As the document has it, or is to have it."""
 
 
 class GroupTurn(JobTable[StoredJob]):
@@ -92,7 +89,7 @@ class GroupTurn(JobTable[StoredJob]):
         self._has_changed = False
         for offset, row in document.rows.items():
             waits = row.is_leased or row.wait_ms
-            self.add(StoredJob(offset, row, sight.due(offset, row) if waits else None))
+            self._add_row(offset, row, sight.due(offset, row) if waits else None)
 
     def made(self) -> GroupDocument | None:
         """Return the changed document; None if nothing has changed."""
@@ -157,7 +154,7 @@ class GroupTurn(JobTable[StoredJob]):
                 break
             if record.offset >= self.position:
                 row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=self._key(record))
-                self.add(StoredJob(record.offset, row, None))
+                self._add_row(record.offset, row, None)
                 self.position = record.offset + 1
                 self._take_ready(taken, most)
         else:
@@ -172,6 +169,13 @@ class GroupTurn(JobTable[StoredJob]):
         return taken, spent
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _add_row(self, offset: int, row: JobRow, due: float | None) -> None:
+        job = StoredJob(
+            offset, row.deliveries, is_leased=row.is_leased, due=due, key=row.key or None
+        )
+        job.row = row
+        self.add(job)
 
     def _take_ready(self, taken: list[Lease], most: int) -> None:
         while len(taken) < most and (job := self.lease_next(self._now)) is not None:
