@@ -131,7 +131,7 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
 
 TASKS_WITHOUT_A_GROUP = {
     # Owners. The object keeps the task, ends it and waits for its end.
-    "uploader/groups/dead_letters.py DeadLetters.begin": "aclose() ends it",
+    "uploader/groups/job_records.py DeadLetters.begin": "aclose() ends it",
     "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
     "walstore/cursors/consumer.py CursorKeeper.start": "stop() ends it",

@@ -42,7 +42,7 @@ HELD = {
     "isinstance on log classes": 5,
     "places that make an offset error": 2,
     "circles of imports": 3,
-    "protocols": 73,
+    "protocols": 71,
 }
 """What each of these numbers may be at most; it goes down with the number."""
 
@@ -60,7 +60,7 @@ def test_every_package_says_what_is_in_it() -> None:
 
 FOUND_REMOVED = {
     "uploader/cursors/cloud_cursors.py": 1,
-    "uploader/groups/group_making.py": 1,
+    "uploader/groups/group_place.py": 1,
     "uploader/read/fragment_reader.py": 1,
     "uploader/root/tree.py": 1,
     "walstore/files/log_files.py": 2,

@@ -23,6 +23,7 @@ from typing import Any, Final
 import pytest
 
 import walstore.sync
+from tests.clocks import SkippingClock
 from tests.cloud import FAST
 from tests.contract.from_threads import FromThreads, in_thread
 from tests.local import SMALL
@@ -51,6 +52,8 @@ class Face:
     """The server, if there is one."""
     another: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     """Opens the log as another program does, where several may."""
+    clock: SkippingClock | None = None
+    """That of groups, where a test may let time pass."""
 
     def again(self) -> AbstractAsyncContextManager[Any]:
         """Return the log as another program has it: a server as its own, and the same where only one can."""
@@ -76,8 +79,9 @@ class Face:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Face]:
-    async with Wal.open(path / "log", settings=SMALL) as wal:
-        yield Face(wal)
+    clock = SkippingClock()
+    async with Wal.open(path / "log", settings=SMALL, clock=clock) as wal:
+        yield Face(wal, clock=clock)
 
 
 @asynccontextmanager
@@ -88,8 +92,9 @@ async def replicated(path: Path) -> AsyncIterator[Face]:
 
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[Face]:
-    async with serving(path / "log", SMALL) as server, server.connect() as remote:
-        yield Face(remote, served=server)
+    clock = SkippingClock()
+    async with serving(path / "log", SMALL, clock=clock) as server, server.connect() as remote:
+        yield Face(remote, served=server, clock=clock)
 
 
 @asynccontextmanager
@@ -112,16 +117,16 @@ async def writer(path: Path) -> AsyncIterator[Face]:
 
 @asynccontextmanager
 async def stored(path: Path) -> AsyncIterator[Face]:
-    store = MemoryStore()
+    store, clock = MemoryStore(), SkippingClock()
 
     def another() -> Any:
-        return CloudLog.open(URL, store=FaultyStore(store), retry=FAST)
+        return CloudLog.open(URL, store=FaultyStore(store), retry=FAST, clock=clock)
 
     async with (
         CloudWriter.open(URL, store=FaultyStore(store), retry=FAST, settings=QUICK) as beside,
         another() as log,
     ):
-        yield Face(log, beside=beside, another=another)
+        yield Face(log, beside=beside, another=another, clock=clock)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 from typing import Any
 
 import pytest
@@ -51,8 +52,8 @@ def _ends_early(self: Sight, offset: int, row: Any) -> float:
     return self._seen[offset, row.tag] + row.wait_ms / 1200
 
 
-def _takes_any(self: GroupTurn, busy: set[int]) -> Any:
-    return [(offset, row) for offset, row in self._rows.items() if not row.is_leased]
+def _takes_any(self: GroupTurn, job: Any) -> None:
+    heappush(self._ready, job.offset)
 
 
 def _same_tags(self: KnownGroup) -> str:
@@ -65,7 +66,7 @@ def _same_tags(self: KnownGroup) -> str:
     ("owner", "name", "broken", "rule"),
     [
         (Sight, "due", _ends_early, "lease"),
-        (GroupTurn, "_eligible", _takes_any, "order"),
+        (GroupTurn, "_release", _takes_any, "order"),
         (KnownGroup, "next_tag", _same_tags, "one-member"),
         (GroupTurn, "settle", lambda *_: None, "acknowledged"),
     ],

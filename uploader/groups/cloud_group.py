@@ -17,26 +17,28 @@ from typing import Final
 
 from uploader.format import layout
 from uploader.format.group_document import GroupDocument
-from uploader.groups.dead_letters import DeadLetters
-from uploader.groups.group_cursor import GroupCursor
-from uploader.groups.group_making import find_or_make, jobs_trimmed
-from uploader.groups.group_place import GroupPlace, JobReader, LetterWriter
-from uploader.groups.group_turn import GroupTurn
+from uploader.groups.group_place import (
+    GroupCursor,
+    GroupPlace,
+    LetterWriter,
+    find_or_make,
+    jobs_trimmed,
+)
+from uploader.groups.group_turn import GroupTurn, Lease
+from uploader.groups.job_records import DeadLetters, JobReader
 from uploader.groups.known_group import KnownGroup
-from uploader.groups.lease import Lease
 from uploader.runtime.task_groups import BackgroundTask
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
     InvalidSettingsError,
-    LeaseExpiredError,
     OffsetTrimmedError,
     WalClosedError,
     WalError,
 )
-from walstore.groups.roster import Roster
+from walstore.groups.job_table import not_begun
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import not_begun
+from walstore.groups.shared_group import SharedGroup
 from walstore.offset_range import OffsetRange
 from walstore.records import Record
 from walstore.runtime.backoff import Backoff
@@ -79,7 +81,7 @@ class _Outcome:
     spent: list[Lease] = field(default_factory=list)
 
 
-class CloudGroup:
+class CloudGroup(SharedGroup):
     """One group, for the members of this process. Belongs to the event loop."""
 
     def __init__(
@@ -92,18 +94,11 @@ class CloudGroup:
         make_tag: Callable[[], str],
     ) -> None:
         """``make_tag`` returns what no other process has; :meth:`open` makes the group usable."""
-        self.name = name
-        """Name of the group."""
-        self.settings = settings
-        """As the first member in this process gave them."""
+        super().__init__(name, settings, place.clock)
         self.letters = letters
         """Where dead letters are appended."""
         self._place = place
-        self._clock = place.clock
         self._make_tag = make_tag
-        self.members = Roster()
-        """Those of this process that are there."""
-        self._opening = asyncio.Lock()
         self._changing = asyncio.Lock()
         """Held while the document is read or changed: a change is always one of the newest that is known."""
         self._known = KnownGroup(place, name, make_tag())
@@ -111,11 +106,9 @@ class CloudGroup:
         self._wishes: list[_Wish] = []
         self._takers: list[_Taker] = []
         self._kicked = asyncio.Event()
-        self._failure: WalError | None = None
         self._task = BackgroundTask[None]()
         self._cursor = GroupCursor(place, name)
-        self._dead = DeadLetters(name, settings, letters, self.settle)
-        self._delivered = self._redelivered = 0
+        self._letters = DeadLetters(name, settings, letters, self._settle_dead)
 
     @property
     def is_used(self) -> bool:
@@ -124,12 +117,12 @@ class CloudGroup:
 
     @property
     def options(self) -> tuple[GroupSettings, LetterWriter | None]:
-        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        """As of :class:`walstore.groups.shared_group.SharedGroup`."""
         return self.settings, self.letters
 
     @property
     def leased(self) -> int:
-        """As of :class:`walstore.groups.roster.GroupInUse`; of this process."""
+        """As of :class:`walstore.groups.shared_group.SharedGroup`; of this process."""
         document, sight, now = self._known.document, self._known.sight, self._clock.monotonic()
         if document is None:
             return len(self._known.leased)
@@ -137,8 +130,8 @@ class CloudGroup:
         return sum(sight.due(offset, rows[offset]) > now for offset in self._known.leased)
 
     def is_free(self) -> bool:
-        """As of :class:`walstore.groups.roster.GroupInUse`; other processes have options of their own."""
-        is_busy = self.members or self._wishes or self._changing.locked() or self._dead.is_busy
+        """As of :class:`walstore.groups.shared_group.SharedGroup`, in this process."""
+        is_busy = self.members or self._wishes or self._changing.locked() or self._letters.is_busy
         return not (is_busy or self._opening.locked() or self.leased)
 
     # -- opening and closing -----------------------------------------------------------------
@@ -179,18 +172,18 @@ class CloudGroup:
 
     async def end(self) -> None:
         """End the group for the members in this process, because it is deleted."""
-        self._fail(WalClosedError(f"the group {self.name!r} was deleted"))
+        self._fail(self._ended("was deleted"))
         await self.aclose()
 
     async def retire(self) -> None:
         """End the group in favour of one with other options; nobody is there."""
-        await self.aclose(f"the group {self.name!r} has other options by now")
+        await self.aclose(self._ended("has other options by now"))
 
-    async def aclose(self, why: str = "the log is closed") -> None:
+    async def aclose(self, why: WalError | None = None) -> None:
         """End the group in this process. Members that are not left keep their leases. Twice is allowed."""
         is_in_use = self._failure is None
-        await self._dead.aclose()
-        self._fail(WalClosedError(why))
+        await self._letters.aclose()
+        self._fail(why or WalClosedError("the log is closed"))
         async with self._opening:  # who enters has seen that, and begins nothing
             pass
         await self._task.aclose()
@@ -235,6 +228,10 @@ class CloudGroup:
 
         await self._ask(settle_all)
 
+    async def _settle_dead(self, offset: int) -> None:
+        await self.settle((offset,))
+        self._dead += 1
+
     async def give_back(self, offset: int, deliveries: int, delay_seconds: float) -> None:
         """End a member's lease on a job, which is due after a delay; nothing happens without the lease."""
         lease = self._held(offset, deliveries)
@@ -248,10 +245,7 @@ class CloudGroup:
         if lease is not None:
             lease.is_begun = True
         if not await self._ask(lambda turn: lease is not None and turn.extend(lease)):
-            raise LeaseExpiredError(
-                f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
-                reader=self.name,
-            )
+            raise self._expired(offset)
 
     async def leave(self, member: bytes) -> None:
         """Give back at once all that a member holds; it waits for jobs no longer.
@@ -295,18 +289,14 @@ class CloudGroup:
         if document is None or self._failure is not None:
             return None
         now = self._clock.monotonic()
-        return GroupStatistics(
-            name=self.name,
+        return self._statistics(
             floor=document.floor,
             pending=sum(
                 row.is_leased and sight.due(offset, row) > now
                 for offset, row in document.rows.items()
             ),
             unsettled=len(document.rows),
-            lag=max(0, self._place.log.tail - document.position),
-            delivered=self._delivered,
-            redelivered=self._redelivered,
-            dead=self._dead.count,
+            lag=self._place.log.tail - document.position,
         )
 
     # -- the loop ----------------------------------------------------------------------------
@@ -471,7 +461,7 @@ class CloudGroup:
                 self._revoke(lease)
             raise
         for lease in outcome.spent:
-            self._dead.begin(records[lease.offset], lease.deliveries - 1)
+            self._letters.begin(records[lease.offset], lease.deliveries - 1)
         for taker in takers:
             if taker.future.done() or not jobs:
                 continue
@@ -503,10 +493,6 @@ class CloudGroup:
         if document is None and self._known.made is None:
             raise WalClosedError("the group is not open; use it within 'async with'")
         return document or GroupDocument(made="", tag="", position=layout.MAX_U64)
-
-    def _check_unfailed(self) -> None:
-        if self._failure is not None:
-            raise copy_error(self._failure)
 
     async def _ask(self, make: Callable[[GroupTurn], bool | None]) -> bool | None:
         self._check()

@@ -24,7 +24,6 @@ from walstore.errors import (
     WalError,
 )
 from walstore.groups.group import Group, GroupBackend
-from walstore.groups.roster import is_kept
 from walstore.groups.settings import GroupSettings
 from walstore.records import Start
 from walstore.runtime.owned import Owned
@@ -151,7 +150,7 @@ class CloudGroups(Owned):
         if self._used_groups is None:
             self._used_groups = {}
         while (used := self._used_groups.get(name)) is not None and used.is_used:
-            if is_kept(used, (settings, letters)):
+            if used.is_kept((settings, letters)):
                 return used
             await used.retire()
             self._group_place()

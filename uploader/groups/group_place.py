@@ -1,9 +1,9 @@
-"""GroupPlace: where a group of a stored log is: its object, its cursor, and the log's records."""
+"""GroupPlace: where a group of a stored log is, how it is found, made and removed; and its cursor."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,17 +14,20 @@ from uploader.format import layout
 from uploader.format.group_document import MOST_GROUP_BYTES, GroupDocument
 from uploader.root import cas
 from uploader.root.stored_document import StoredDocument, find_stored_or_damaged, run_aside
+from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, CursorMovedError, OffsetTrimmedError, WalError
 from walstore.groups.settings import GroupSettings
+from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.read.reader import Reader
-from walstore.records import Record
 
+logger = logging.getLogger("walstore")
+
+_SAVE_SECONDS: Final = 1.0
+"""How far the cursor, and with it what may be collected, may lag behind the floor."""
 _ROW_BYTES: Final = 32
-_READ_RECORDS: Final = 512
-_READ_BYTES: Final = 1 << 20
 
 
 class LetterWriter(Protocol):
@@ -139,67 +142,144 @@ async def _delete_cursors(place: GroupPlace, name: str) -> None:
             await place.cursors.delete(cursor.name)
 
 
-class JobReader:
-    """The records of a group's jobs: those that follow, read ahead, and single ones."""
+async def find_or_make(
+    place: GroupPlace,
+    name: str,
+    settings: GroupSettings,
+    *,
+    make_tag: Callable[[], str],
+    next_tag: Callable[[], str],
+    check: Callable[[], None],
+) -> tuple[GroupDocument, str]:
+    """Return a group and the ETag of its object; it has a cursor at its floor, or behind it, by then.
 
-    def __init__(self, place: GroupPlace, name: str, settings: GroupSettings) -> None:
-        """For the group ``name``; a group of all streams does not read its own dead letters."""
+    ``make_tag`` names a group that is made, ``next_tag`` each change. ``check`` is called between attempts,
+    and raises once nobody wants the group any more. Raises as :meth:`uploader.CloudLog.group`.
+    """
+    while True:
+        check()
+        found = await place.load(name)
+        is_new = found is None or found[0].is_removed
+        if found is None or is_new:
+            etag = None if found is None else found[1]
+            found = await _make(place, name, settings, etag, made=make_tag(), tag=next_tag())
+            if found is None:
+                continue
+        document = found[0]
+        await _check_position(place, name, document)
+        try:
+            await place.cursors.create(cursor_of(name, document), document.floor)
+        except OffsetTrimmedError as error:
+            # A collection came between the group and its cursor. Nobody has a job of a new group.
+            if not is_new:
+                raise jobs_trimmed(name, error) from error
+            await remove(place, name, next_tag(), only=document.made)
+            if settings.start != "earliest":
+                raise
+            continue
+        again = await place.load(name)
+        if again is not None and not again[0].is_removed and again[0].made == document.made:
+            return again
+        # It was deleted meanwhile, perhaps before it had this cursor.
+        await remove_cursor(place, name, document)
+
+
+def jobs_trimmed(name: str, error: OffsetTrimmedError) -> OffsetTrimmedError:
+    """Return what is raised when the log no longer has jobs of a group."""
+    return OffsetRange(error.head, error.tail).trimmed(
+        error.requested,
+        f"jobs of group {name!r} were removed from the log, so its cursor was deleted or changed by "
+        "somebody; delete_group() removes the group, and start= says where a new one begins",
+    )
+
+
+async def _make(
+    place: GroupPlace, name: str, settings: GroupSettings, etag: str | None, *, made: str, tag: str
+) -> tuple[GroupDocument, str] | None:
+    """Make the group where there is none, or a removed one; None if another process came first."""
+    document = GroupDocument(
+        made=made,
+        tag=tag,
+        position=await _start(place, settings),
+        stream=settings.stream,
+        is_ordered=settings.is_ordered,
+    )
+    result = await place.put(name, document, etag)
+    result.decided(place.store.url, f"group {name!r} was made; call again")
+    if result.outcome is not cas.PutOutcome.COMMITTED:
+        return None
+    assert result.etag is not None
+    return document, result.etag
+
+
+async def _start(place: GroupPlace, settings: GroupSettings) -> int:
+    """Return the offset at which a new group begins."""
+    log = place.log
+    await log.refresh()
+    async with log.reader(settings.start) as reader:
+        position = reader.position
+    why = "the group cannot begin there"
+    OffsetRange(log.head, log.tail).check_position(position, why, why)
+    return position
+
+
+async def _check_position(place: GroupPlace, name: str, document: GroupDocument) -> None:
+    """Raise OffsetNotWrittenError if the group has seen more of the log than there is."""
+    log = place.log
+    if document.position > log.tail:
+        await log.refresh()
+    OffsetRange(log.head, log.tail).check_tail(
+        document.position,
+        f"group {name!r} has seen records that the log does not have: it is of another log, or the log "
+        "is restored as of an earlier time. delete_group() removes it; start= says where a new one begins",
+    )
+
+
+class GroupCursor:
+    """The cursor of one group, which keeps what the group needs of its log from being collected.
+
+    It follows the floor of the group's document, a little later: what is between the two is kept for longer
+    than needed. Belongs to the event loop.
+    """
+
+    def __init__(self, place: GroupPlace, name: str) -> None:
+        """Of the group ``name``; call :meth:`begin` once that is known."""
         self._place = place
         self._name = name
-        self._settings = settings
-        self._skipped = settings.letters_of(name) if settings.stream is None else None
-        self._reader: Reader | None = None
-        self.ahead: deque[Record] = deque()
-        """The next records of the log that are jobs."""
-        self.limit = 0
-        """They are all there are below it."""
+        self._saving = BackgroundTask[None]()
+        self._saved = 0.0
+        self._floor = 0
 
-    async def read_ahead(self, document: GroupDocument, wanted: int) -> None:
-        """Read the next records of the log, as many as may be wanted."""
-        position = document.position
-        await self._see_up_to(position)
-        self.pass_by(position)
-        if self._reader is None:
-            self._reader = self._place.log.reader(position, stream=document.stream)
-            self.limit = position
-        if self.limit < position:  # another process was there
-            self.ahead.clear()
-            self._reader.seek(position)
-            self.limit = position
-        room = max(0, self._settings.most_unsettled - len(document.rows))
-        wanted = room if document.is_ordered else min(wanted, room)
-        while len(self.ahead) < wanted and self.limit < self._place.log.tail:
-            batch = await self._reader.fetch(max_records=_READ_RECORDS, max_bytes=_READ_BYTES)
-            if batch.limit <= self.limit:
-                return
-            self.limit = batch.limit
-            self.ahead.extend(
-                record
-                for record in batch.records()
-                if self._skipped is None or record.stream != self._skipped
-            )
+    def begin(self, document: GroupDocument) -> None:
+        """Go on where a document has its floor: the cursor is there, or behind it."""
+        self._floor = document.floor
+        self._saved = self._place.clock.monotonic()
 
-    def pass_by(self, position: int) -> dict[int, Record]:
-        """Drop and return what was read ahead of a position."""
-        passed: dict[int, Record] = {}
-        while self.ahead and self.ahead[0].offset < position:
-            record = self.ahead.popleft()
-            passed[record.offset] = record
-        return passed
+    def follow(self, document: GroupDocument) -> None:
+        """Move the cursor to the floor, at most once a second, and without waiting for it."""
+        now = self._place.clock.monotonic()
+        if self._saving.is_busy or now < self._saved + _SAVE_SECONDS:
+            return
+        if document.floor > self._floor:
+            self._saved = now
+            self._saving.start(self._save(document), f"walstore cursor of group {self._name}")
 
-    async def read(self, offset: int) -> Record:
-        """Return the record of one job."""
-        await self._see_up_to(offset + 1)
-        async with self._place.log.reader(offset, stop=offset + 1) as reader:
-            async for record in reader:
-                return record
-        raise CorruptionError(
-            "the group has a job that the log does not have",
-            path=layout.group_path(self._name),
-            position=offset,
-        )
+    async def aclose(self, document: GroupDocument | None) -> None:
+        """Move the cursor to the floor of the last document, if there is one."""
+        await self._saving.wait()
+        if document is not None:
+            await self._save(document)
 
-    async def _see_up_to(self, position: int) -> None:
-        """Read the manifest again if another process has seen a newer one."""
-        if self._place.log.tail < position:
-            await self._place.log.refresh()
+    async def _save(self, document: GroupDocument) -> None:
+        cursors, name = self._place.cursors, cursor_of(self._name, document)
+        if document.floor <= self._floor:
+            return
+        try:
+            seen = await cursors.load(name)
+            if seen is not None and seen.position < document.floor:
+                await cursors.commit(name, document.floor, seen=seen)
+            self._floor = document.floor
+        except CursorMovedError:
+            return  # by another member, or it is deleted with the group
+        except WalError as error:
+            logger.warning("the cursor of group %s stays behind: %s", self._name, error)

@@ -1,23 +1,33 @@
 """GroupTurn: one change of a group's document; Sight: since when a process has seen what is in it. Pure.
 
-Invariants (tests/uploader/groups/test_group_turn.py)
-  C1  No job is leased to two members before the first lease is over by the clock of either's process.
-  C2  A settled job is never leased again.
-  C3  With order by key, a job is leased only when those of the same key before it are settled.
-  C4  No job is delivered more than ``max_deliver`` times.
+The rules are those of :class:`walstore.groups.job_table.JobTable`; a lease holds by the clock of each process
+that sees it. This adds which change made a lease: by its tag it is told from every other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
 from uploader.format.group_document import GroupDocument, JobRow
-from uploader.groups.lease import Lease
+from walstore.groups.job_table import JobTable, OpenJob
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A lease on a job. Its deliveries do not tell it from others, since they go back when it is undone."""
+
+    offset: int
+    deliveries: int
+    tags: set[str]
+    """Of the change that made or extended it last, and of those since whose outcome is not known."""
+    member: bytes = b""
+    is_begun: bool = False
+    """Whether the member said so, by extending it."""
 
 
 class Sight:
@@ -49,7 +59,16 @@ class Sight:
         return min((due for due in dues if due > now), default=None)
 
 
-class GroupTurn:
+class StoredJob(OpenJob):
+    """A job, and the row that says so in the document."""
+
+    __slots__ = ("row",)
+
+    row: JobRow
+    """As the document has it, or is to have it."""
+
+
+class GroupTurn(JobTable[StoredJob]):
     """Makes the next document of the newest one. The caller puts it, or makes another turn of a newer one."""
 
     def __init__(
@@ -62,43 +81,49 @@ class GroupTurn:
         now: float,
     ) -> None:
         """``sight`` has seen the document."""
+        super().__init__(settings, document.position)
         self._document = document
-        self._rows = dict(document.rows)
-        self._position = document.position
-        self._sight = sight
-        self._settings = settings
         self._tag = tag
         self._now = now
         self._lease_ms = max(1, round(settings.ack_wait_seconds * 1000))
         self._has_changed = False
+        for offset, row in document.rows.items():
+            waits = row.is_leased or row.wait_ms
+            self._add_row(offset, row, sight.due(offset, row) if waits else None)
 
     def made(self) -> GroupDocument | None:
         """Return the changed document; None if nothing has changed."""
-        if not self._has_changed and self._position == self._document.position:
+        if not self._has_changed and self.position == self._document.position:
             return None
-        return replace(self._document, tag=self._tag, position=self._position, rows=self._rows)
+        rows = {offset: job.row for offset, job in self.jobs.items()}
+        return replace(self._document, tag=self._tag, position=self.position, rows=rows)
 
     def settle(self, offset: int) -> None:
         """Settle a job, whoever has it; nothing happens if it is settled."""
-        if self._rows.pop(offset, None) is not None:
+        if self.remove(offset) is not None:
             self._has_changed = True
 
     def give_back(self, lease: Lease, delay_seconds: float) -> None:
         """End a lease early; nothing happens if the job is another's by now."""
-        self._end(lease, lease.deliveries, round(delay_seconds * 1000))
+        if (job := self._held(lease)) is not None:
+            wait_ms = round(delay_seconds * 1000)
+            self.end_lease(job, self._now + wait_ms / 1000)
+            self._write(job, wait_ms)
+            lease.tags.discard(self._tag)
 
     def revoke(self, lease: Lease) -> None:
         """Undo a lease that no member learned of, or began: it was no delivery."""
-        self._end(lease, lease.deliveries - 1, 0)
+        if (job := self._held(lease)) is not None:
+            self.undo(job, self._now)
+            self._write(job, 0)
+            lease.tags.discard(self._tag)
 
     def extend(self, lease: Lease) -> bool:
         """Begin a lease anew; False if it is over."""
-        row = self._rows.get(lease.offset)
-        if row is None or row.tag not in lease.tags:
+        job = self._held(lease)
+        if job is None or not self.renew(job, self._now):
             return False
-        if row.tag != self._tag and self._sight.due(lease.offset, row) <= self._now:
-            return False
-        self._put(lease.offset, row._replace(wait_ms=self._lease_ms))
+        self._write(job, self._lease_ms)
         lease.tags.add(self._tag)
         return True
 
@@ -106,12 +131,12 @@ class GroupTurn:
         """Return leases of changes with these tags, of jobs and of those to bury, but for those held."""
         found: list[Lease] = []
         buried: list[Lease] = []
-        for offset, row in self._rows.items():
-            if row.tag not in tags or not row.is_leased or offset in held:
+        for offset, job in self.jobs.items():
+            if job.row.tag not in tags or not job.is_leased or offset in held:
                 continue
-            if self._sight.due(offset, row) > self._now:
-                lease = Lease(offset, row.deliveries, {row.tag})
-                (buried if self._is_spent(row.deliveries - 1) else found).append(lease)
+            if job.due is not None and job.due > self._now:
+                lease = Lease(offset, job.deliveries, {job.row.tag})
+                (buried if self.is_spent(job.deliveries - 1) else found).append(lease)
         return found, buried
 
     def take(
@@ -123,71 +148,50 @@ class GroupTurn:
         jobs. What was delivered too often is leased to this process, which makes a dead letter of it.
         """
         taken: list[Lease] = []
-        spent: list[Lease] = []
-        room = min(most, self._settings.max_ack_pending - self._leases())
-        busy: set[int] = set()
-        for offset, row in self._eligible(busy):
-            if self._is_spent(row.deliveries):
-                spent.append(self._lease(offset, row))
-            elif len(taken) < room:
-                taken.append(self._lease(offset, row))
+        self._take_ready(taken, most)
         for record in fresh:
-            if len(taken) >= room or len(self._rows) >= self._settings.most_unsettled:
-                return taken, spent
-            if record.offset < self._position:
-                continue
-            key = self._key(record)
-            row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=key)
-            self._put(record.offset, row)
-            if not key or key not in busy:
-                busy.add(key)
-                taken.append(self._lease(record.offset, row))
-            self._position = record.offset + 1
-        if len(taken) < room:
-            self._position = max(self._position, limit)
+            if len(taken) >= most or not self.may_lease or self.is_full:
+                break
+            if record.offset >= self.position:
+                row = JobRow(0, is_leased=False, wait_ms=0, tag=self._tag, key=self._key(record))
+                self._add_row(record.offset, row, None)
+                self.position = record.offset + 1
+                self._take_ready(taken, most)
+        else:
+            if len(taken) < most and self.may_lease:
+                self.position = max(self.position, limit)
+        spent: list[Lease] = []
+        while self.dead:
+            job = self.dead.popleft()
+            if job.offset in self.jobs:
+                self.lease(job, self._now)
+                spent.append(self._leased(job))
         return taken, spent
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _leases(self) -> int:
-        return sum(
-            row.is_leased and (row.tag == self._tag or self._sight.due(offset, row) > self._now)
-            for offset, row in self._rows.items()
+    def _add_row(self, offset: int, row: JobRow, due: float | None) -> None:
+        job = StoredJob(
+            offset, row.deliveries, is_leased=row.is_leased, due=due, key=row.key or None
         )
+        job.row = row
+        self.add(job)
 
-    def _eligible(self, busy: set[int]) -> Iterator[tuple[int, JobRow]]:
-        """Yield the jobs that may be delivered now, in order; note the keys of all."""
-        for offset, row in list(self._rows.items()):
-            if row.key:
-                if row.key in busy:
-                    continue
-                busy.add(row.key)
-            # What this turn made is due at once, unless it waits.
-            is_ours = row.tag == self._tag
-            is_due = not row.wait_ms if is_ours else self._sight.due(offset, row) <= self._now
-            if is_due:
-                yield offset, row
+    def _take_ready(self, taken: list[Lease], most: int) -> None:
+        while len(taken) < most and (job := self.lease_next(self._now)) is not None:
+            taken.append(self._leased(job))
 
-    def _is_spent(self, deliveries: int) -> bool:
-        most = self._settings.max_deliver
-        return most is not None and deliveries >= most
+    def _leased(self, job: StoredJob) -> Lease:
+        self._write(job, self._lease_ms)
+        return Lease(job.offset, job.deliveries, {self._tag})
 
-    def _lease(self, offset: int, row: JobRow) -> Lease:
-        deliveries = row.deliveries + 1
-        self._put(
-            offset, row._replace(deliveries=deliveries, is_leased=True, wait_ms=self._lease_ms)
-        )
-        return Lease(offset, deliveries, {self._tag})
+    def _held(self, lease: Lease) -> StoredJob | None:
+        """Return the job of a lease, if the lease is not another's by now."""
+        job = self.jobs.get(lease.offset)
+        return job if job is not None and job.row.tag in lease.tags else None
 
-    def _end(self, lease: Lease, deliveries: int, wait_ms: int) -> None:
-        row = self._rows.get(lease.offset)
-        if row is not None and row.tag in lease.tags:
-            ended = row._replace(deliveries=deliveries, is_leased=False, wait_ms=wait_ms)
-            self._put(lease.offset, ended)
-            lease.tags.discard(self._tag)
-
-    def _put(self, offset: int, row: JobRow) -> None:
-        self._rows[offset] = row._replace(tag=self._tag)
+    def _write(self, job: StoredJob, wait_ms: int) -> None:
+        job.row = JobRow(job.deliveries, job.is_leased, wait_ms, self._tag, job.row.key)
         self._has_changed = True
 
     def _key(self, record: Record) -> int:

@@ -10,8 +10,7 @@ from functools import partial
 
 from uploader.format.group_document import GroupDocument
 from uploader.groups.group_place import GroupPlace
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.groups.lease import Lease
+from uploader.groups.group_turn import GroupTurn, Lease, Sight
 from uploader.root import cas
 from uploader.root.stored_document import parse_aside
 from walstore.errors import WalClosedError

@@ -17,8 +17,8 @@ from walstore.cursors.kept import list_all_cursors
 from walstore.errors import LogNotFoundError
 from walstore.files.directory import PROMISE_NAME
 from walstore.files.log_files import LogSnapshot
+from walstore.groups.group_mixin import list_groups
 from walstore.groups.journal import look_at_journals
-from walstore.groups.listing import list_groups
 from walstore.groups.settings import check_group_name
 from walstore.runtime.clock import SystemClock
 

@@ -15,20 +15,20 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from walstore.batches.cost import cost_of
 from walstore.cursors.cursor import Cursor
+from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
-    LeaseExpiredError,
     LimitExceededError,
     StreamClosedError,
     WalClosedError,
     WalError,
 )
+from walstore.groups.job_table import in_parts
 from walstore.groups.journal import CURSOR_PREFIX, EntryKind, Journal, Remembered, entry
 from walstore.groups.letters import append_letter
-from walstore.groups.roster import Roster
 from walstore.groups.settings import GroupSettings
-from walstore.groups.state import GroupState, in_parts
+from walstore.groups.shared_group import SharedGroup
+from walstore.groups.state import GroupState
 from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
 from walstore.read.reader import Reader
@@ -62,12 +62,24 @@ class GroupLog(Protocol):
         """Offset after the last record that readers see."""
 
     @property
+    def append(self) -> Callable[..., Any]:
+        """Appends a record."""
+
+    @property
     def reader(self) -> Callable[..., Reader]:
         """Makes a reader of durable records."""
 
     @property
     def cursor(self) -> Callable[..., Awaitable[Cursor]]:
         """Opens a cursor."""
+
+    @property
+    def cursors(self) -> Callable[[], Awaitable[list[CursorInfo]]]:
+        """Lists the cursors."""
+
+    @property
+    def delete_cursor(self) -> Callable[[str], Awaitable[bool]]:
+        """Removes a cursor."""
 
     @property
     def producer(self) -> Callable[[str], Any]:
@@ -77,7 +89,7 @@ class GroupLog(Protocol):
         """Append a dead letter once, whatever is done twice."""
 
 
-class GroupCoordinator:
+class GroupCoordinator(SharedGroup):
     """One group. Belongs to the event loop of the log."""
 
     def __init__(
@@ -91,16 +103,10 @@ class GroupCoordinator:
         before: GroupCoordinator | None = None,
     ) -> None:
         """:meth:`open` makes the group usable, once ``before``, with other options, has ended."""
-        self.name = name
-        """Name of the group."""
-        self.settings = settings
-        """As the first member gave them."""
+        super().__init__(name, settings, clock)
         self._before = None if before is None else before.retire()
         self._is_replaced = False
-        self.members = Roster()
-        """Those that are there, of this process and over connections."""
         self._log = log
-        self._clock = clock
         self._journal = journal
         self._cursor: Cursor | None = None
         self._reader: Reader | None = None
@@ -108,14 +114,12 @@ class GroupCoordinator:
         self._letters = 0
         self._burials: dict[int, int] = {}
         """Numbers of the dead letters that are being appended, by offset."""
-        self._failure: WalError | None = None
-        self._opening = asyncio.Lock()
         self._burying: asyncio.Task[None] | None = None
         # Set when there may be a job, or a reason to read; each waiting member looks again.
         self._changed = asyncio.Event()
         self._waiting: Counter[bytes] = Counter()
         """How often each member waits for jobs."""
-        self._left: set[bytes] = set()
+        self._gone: set[bytes] = set()
         """Those of them that have left meanwhile."""
         self._giving: list[_Parts] = []
         """What is being given back."""
@@ -128,7 +132,6 @@ class GroupCoordinator:
         self._is_stuck = False
         self._writing: asyncio.Task[None] | None = None
         self._wants_sync = False
-        self._delivered = self._redelivered = self._dead = 0
         # A group of all streams does not read its own dead letters.
         self._skipped = settings.letters_of(name) if settings.stream is None else None
 
@@ -140,17 +143,12 @@ class GroupCoordinator:
         return self._state is not None or self._failure is not None or self._opening.locked()
 
     @property
-    def options(self) -> GroupSettings:
-        """As of :class:`walstore.groups.roster.GroupInUse`."""
-        return self.settings
-
-    @property
     def leased(self) -> int:
-        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        """As of :class:`walstore.groups.shared_group.SharedGroup`."""
         return 0 if self._state is None else self._state.leased
 
     def is_free(self) -> bool:
-        """As of :class:`walstore.groups.roster.GroupInUse`."""
+        """As of :class:`walstore.groups.shared_group.SharedGroup`."""
         state = self._state
         is_busy = self.members or self._waiting or self._giving or self._burying is not None
         if state is None or self._failure is not None or self._opening.locked() or is_busy:
@@ -161,7 +159,7 @@ class GroupCoordinator:
     def retire(self) -> asyncio.Task[None]:
         """End the group in favour of one with other options; nobody is there."""
         if self._failure is None:
-            self._failure = WalClosedError(f"the group {self.name!r} has other options by now")
+            self._failure = self._ended("has other options by now")
             self._is_replaced = True
         return start_task(self.aclose(), name=f"walstore end of group {self.name}")
 
@@ -174,8 +172,7 @@ class GroupCoordinator:
         """Load what the group remembers, once; raises as :meth:`walstore.Wal.cursor` and for the disk."""
         async with self._opening:
             await self._wait_before()
-            if self._failure is not None:
-                raise copy_error(self._failure)
+            self._check_unfailed()
             if self._state is not None:
                 return
             self._cursor = await self._log.cursor(
@@ -187,16 +184,7 @@ class GroupCoordinator:
             self._letters = max(found.letters, last)
             position = max(found.position, self._cursor.position)
             now = self._clock.monotonic()
-            leased = dict.fromkeys(found.away, now + self.settings.ack_wait_seconds)
-            self._state = GroupState(
-                position,
-                settled=found.settled_offsets(),
-                deliveries=found.deliveries,
-                leased_until=leased,
-                ack_wait_seconds=self.settings.ack_wait_seconds,
-                max_deliver=self.settings.max_deliver,
-                is_ordered=self.settings.is_ordered,
-            )
+            self._state = GroupState(self.settings, position, found, now)
             self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
             await self._bury_again(found)
             self._pump = start_task(
@@ -214,7 +202,7 @@ class GroupCoordinator:
     async def end(self) -> None:
         """End the group for its members, because it is deleted; what is being opened ends first."""
         if self._failure is None:
-            self._fail(WalClosedError(f"the group {self.name!r} was deleted"))
+            self._fail(self._ended("was deleted"))
         async with self._opening:
             pass
         await self.aclose()
@@ -277,7 +265,7 @@ class GroupCoordinator:
             self._waiting[member] -= 1
             if not self._waiting[member]:
                 del self._waiting[member]
-                self._left.discard(member)
+                self._gone.discard(member)
 
     async def _take_in_time(
         self,
@@ -290,7 +278,7 @@ class GroupCoordinator:
         is_away = via is not None
         while True:
             state = self._entered()
-            if member in self._left:
+            if member in self._gone:
                 raise WalClosedError(f"the member has left the group {self.name!r}")
             if is_away and self._is_stuck:
                 await self._wait_written()
@@ -338,9 +326,7 @@ class GroupCoordinator:
                 if state.settle(offset):
                     self._note(entry(EntryKind.SETTLED, offset, offset + 1))
         self._changed.set()
-        if (
-            self._failure is None
-        ):  # also if the log is being closed, which waits for what is written
+        if self._failure is None:  # while the log is closed, too: it waits for what is written
             self._wants_sync = True
             self._write()
 
@@ -364,10 +350,7 @@ class GroupCoordinator:
         """Begin a member's lease on a job anew; LeaseExpiredError if it is no longer the member's."""
         state, now = self._entered(), self._clock.monotonic()
         if not state.extend(offset, deliveries, now, member=member, via=via):
-            raise LeaseExpiredError(
-                f"the lease on offset {offset} of group {self.name!r} ended; another member may have it",
-                reader=self.name,
-            )
+            raise self._expired(offset)
 
     async def leave(self, member: bytes, held: Iterable[tuple[int, int]] = ()) -> None:
         """Give back at once all that a member holds; it waits for jobs no longer.
@@ -376,7 +359,7 @@ class GroupCoordinator:
         """
         self.members.leave(member)
         if member in self._waiting:
-            self._left.add(member)
+            self._gone.add(member)
         if self._state is not None and self._failure is None:
             await self._give(self._state.leave(member, self._clock.monotonic(), held))
 
@@ -425,22 +408,17 @@ class GroupCoordinator:
         return None
 
     def _look(self, state: GroupState) -> GroupStatistics:
-        return GroupStatistics(
-            name=self.name,
+        return self._statistics(
             floor=state.floor,
             pending=state.leased,
-            unsettled=state.outstanding,
-            lag=max(0, self._log.visible_limit - state.position),
-            delivered=self._delivered,
-            redelivered=self._redelivered,
-            dead=self._dead,
+            unsettled=len(state.jobs),
+            lag=self._log.visible_limit - state.position,
         )
 
     # -- jobs --------------------------------------------------------------------------------
 
     def _entered(self) -> GroupState:
-        if self._failure is not None:
-            raise copy_error(self._failure)
+        self._check_unfailed()
         if self._state is None:
             raise WalClosedError("the group is not open; use it within 'async with'")
         return self._state
@@ -450,19 +428,16 @@ class GroupCoordinator:
     ) -> list[tuple[Record, int]]:
         now = self._clock.monotonic()
         taken: list[tuple[Record, int]] = []
-        is_away = via is not None
-        kind = EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED
-        state.pass_time(now)
-        while len(taken) < most and state.leased < self.settings.max_ack_pending:
+        kind = EntryKind.DELIVERED if via is None else EntryKind.DELIVERED_AWAY
+        while len(taken) < most:
             room = most_bytes if taken else inf  # the first comes however large it is
-            job = state.take(member, now, is_away=is_away, via=via, most_bytes=room)
+            job = state.take(member, now, via=via, most_bytes=room)
             if job is None:
                 break
-            record, deliveries = job
-            most_bytes -= cost_of(record)
-            self._note(entry(kind, record.offset, count=deliveries))
-            self._redelivered += deliveries > 1
-            taken.append(job)
+            most_bytes -= job.cost
+            self._note(entry(kind, job.offset, count=job.deliveries))
+            self._redelivered += job.deliveries > 1
+            taken.append((job.record, job.deliveries))
         self._delivered += len(taken)
         if taken:
             self._write()
@@ -491,13 +466,10 @@ class GroupCoordinator:
         assert self._cursor is not None
         try:
             while True:
-                while (
-                    state.outstanding >= self.settings.most_unsettled
-                    or state.held_bytes >= MOST_HELD_BYTES
-                ):
+                while state.is_full or state.held_bytes >= MOST_HELD_BYTES:
                     await self._changed.wait()
                     self._changed.clear()
-                is_behind = state.outstanding or state.floor > self._cursor.position
+                is_behind = state.jobs or state.floor > self._cursor.position
                 batch = await reader.fetch(
                     max_records=_READ_RECORDS,
                     max_bytes=_READ_BYTES,
@@ -543,15 +515,15 @@ class GroupCoordinator:
         """Append the dead letters that are due, each once, and settle their jobs."""
         try:
             while state.dead:
-                record, deliveries = state.dead[0]
-                number = self._burials.get(record.offset)
+                job = state.dead[0]
+                number = self._burials.get(job.offset)
                 if number is None:
                     self._letters = number = self._letters + 1
-                    self._burials[record.offset] = number
-                await self._bury_one(record, deliveries, number)
+                    self._burials[job.offset] = number
+                await self._bury_one(job.record, job.deliveries, number)
                 state.dead.popleft()
-                await self.settle((record.offset,))
-                del self._burials[record.offset]
+                await self.settle((job.offset,))
+                del self._burials[job.offset]
                 self._dead += 1
         except WalError as error:
             if not _may_pass(error) and not isinstance(error, StreamClosedError):
@@ -654,22 +626,12 @@ class GroupCoordinator:
         """Replace the journal by one that says what is so now; entries noted meanwhile follow."""
         state = self._state
         assert state is not None
-        entries = [entry(EntryKind.POSITION, state.floor)]
-        entries += [entry(EntryKind.SETTLED, low, high) for low, high in state.settled_ranges()]
-        entries += [
-            entry(
-                EntryKind.DELIVERED_AWAY if is_away else EntryKind.DELIVERED,
-                offset,
-                count=deliveries,
-            )
-            for offset, deliveries, is_away in state.delivered()
-        ]
-        entries.append(entry(EntryKind.BURIED, 0, self._letters))
-        entries += [entry(EntryKind.BURIED, at, number) for at, number in self._burials.items()]
+        present = state.remembered()
+        present.buried, present.letters = self._burials, self._letters
         asked = self._asked
         noted, self._entries = self._entries, bytearray()  # they are in the state that is written
         try:
-            await self._journal.rewrite(entries)
+            await self._journal.rewrite(present.entries())
         except WalError:
             self._entries[:0] = noted  # the old one goes on
             raise
@@ -678,7 +640,7 @@ class GroupCoordinator:
 
     @property
     def _unsettled(self) -> int:
-        return 0 if self._state is None else self._state.outstanding
+        return 0 if self._state is None else len(self._state.jobs)
 
 
 def _may_pass(error: WalError) -> bool:

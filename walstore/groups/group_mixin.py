@@ -1,14 +1,13 @@
-"""GroupMixin: the groups of a log; OwnedGroups: those of a log that is open for writing."""
+"""GroupMixin: the groups of a log; OwnedGroups: those of a log that is open for writing, listed."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
@@ -17,13 +16,12 @@ from walstore.groups.group import Group, GroupBackend
 from walstore.groups.journal import (
     CURSOR_PREFIX,
     FileJournal,
+    Remembered,
     list_journals,
     look_at_journals,
     remove_journal,
 )
 from walstore.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
-from walstore.groups.listing import list_groups
-from walstore.groups.roster import is_kept
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
 from walstore.records import Durability, Record, Start
@@ -42,28 +40,6 @@ class GroupParts(NamedTuple):
     lane: Callable[[], Lane]
     keeping: RegisterLog | None
     """Of a replicated log, which keeps in itself what groups remember."""
-
-
-class _AppendingLog(Protocol):
-    """What groups need of the log."""
-
-    @property
-    def producer(self) -> Callable[[str], Any]: ...
-
-    @property
-    def append(self) -> Callable[..., Any]: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def visible_limit(self) -> int: ...
-
-    @property
-    def cursors(self) -> Callable[[], Awaitable[list[CursorInfo]]]: ...
-
-    @property
-    def delete_cursor(self) -> Callable[[str], Awaitable[bool]]: ...
 
 
 async def _blocking(parts: GroupParts, call: Callable[..., _T], *args: object) -> _T:
@@ -145,7 +121,7 @@ class OwnedGroups(GroupMixin):
         if self._groups is None:
             self._groups = {}
         found = self._groups.get(name)
-        if found is not None and is_kept(found, settings):
+        if found is not None and found.is_kept(settings):
             return found
         log = cast(GroupLog, self)
         journal = (
@@ -163,14 +139,14 @@ class OwnedGroups(GroupMixin):
         """Not for callers: whether a group is there; a member of a deleted one must not make it anew."""
         if name in (self._groups or ()):
             return True
-        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        parts, log = self._group_parts(), cast(GroupLog, self)
         if parts.keeping is not None:
             return any(one.name == CURSOR_PREFIX + name for one in await log.cursors())
         return name in await _blocking(parts, list_journals, parts.fs, log.path)
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""
-        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        parts, log = self._group_parts(), cast(GroupLog, self)
         found, journals = await log.cursors(), None
         if parts.keeping is None:
             journals = await _blocking(parts, look_at_journals, parts.fs, log.path)
@@ -184,7 +160,7 @@ class OwnedGroups(GroupMixin):
         as :meth:`delete_cursor`.
         """
         name = check_group_name(name)
-        parts, log = self._group_parts(), cast(_AppendingLog, self)
+        parts, log = self._group_parts(), cast(GroupLog, self)
         if name in self._doomed:
             raise WalClosedError(f"the group {name!r} is being deleted; try again")
         self._doomed |= {name}
@@ -219,7 +195,7 @@ class OwnedGroups(GroupMixin):
 
     async def append_letter(self, producer: str, number: int, letter: Record, stream: str) -> None:
         """Not for callers: append a group's dead letter once, whatever is done twice."""
-        log = cast(_AppendingLog, self)
+        log = cast(GroupLog, self)
         options: dict[str, Any] = {
             "key": letter.key,
             "stream": stream,
@@ -233,3 +209,52 @@ class OwnedGroups(GroupMixin):
                 error.outcome != "durable"
             ):  # the producer was forgotten for newer ones: max_producers
                 await log.append(letter.value, **options)
+
+
+def list_groups(
+    found: Iterable[CursorInfo],
+    journals: Mapping[str, Remembered | WalError] | None,
+    used: Mapping[str, GroupStatistics],
+    limit: int,
+) -> list[GroupInfo]:
+    """Return the groups of a log by name.
+
+    Args:
+        found: The cursors of the log.
+        journals: What the groups' files say, or what is wrong with them; None for a log that keeps in
+            itself what its groups remember: there a group is known by its cursor.
+        used: The groups that are in use.
+        limit: Where the log ends, for what is behind.
+    """
+    cursors = {one.name: one for one in found}
+    if journals is None:
+        names = sorted(
+            name.removeprefix(CURSOR_PREFIX) for name in cursors if name.startswith(CURSOR_PREFIX)
+        )
+        journals = {}
+    else:
+        names = list(journals)
+    return [
+        _info(name, cursors.get(CURSOR_PREFIX + name), used.get(name), journals.get(name), limit)
+        for name in names
+    ]
+
+
+def _info(
+    name: str,
+    cursor: CursorInfo | None,
+    used: GroupStatistics | None,
+    journal: Remembered | WalError | None,
+    limit: int,
+) -> GroupInfo:
+    """A group that is in use says itself where it is."""
+    problem = journal if isinstance(journal, WalError) else None
+    if used is not None:
+        floor, problem = used.floor, None
+    elif cursor is None:
+        floor = None
+    else:
+        problem = problem or cursor.problem
+        floor = None if cursor.problem else cursor.position
+    behind = None if floor is None else max(0, limit - floor)
+    return GroupInfo(name, floor, behind, used, problem)

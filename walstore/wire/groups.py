@@ -12,44 +12,26 @@ from walstore.wire.cursors import pack_start, unpack_start
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import unpack_header
 
+_NAMES: Final = (
+    "stream", "ack_wait_seconds", "max_deliver", "max_ack_pending", "is_ordered", "dead_letters",
+)  # fmt: skip
+"""The settings behind the start, in their order."""
 _PARTS: Final = 3
 """Of a job in the payload: its value, its key, its headers."""
 
 
 def pack_settings(settings: GroupSettings) -> list[Any]:
     """Return the settings of a group as values of msgpack."""
-    return [
-        pack_start(settings.start),
-        settings.stream,
-        settings.ack_wait_seconds,
-        settings.max_deliver,
-        settings.max_ack_pending,
-        settings.is_ordered,
-        settings.dead_letters,
-    ]
+    return [pack_start(settings.start), *(getattr(settings, name) for name in _NAMES)]
 
 
 def unpack_settings(packed: Any) -> GroupSettings:
     """Return the settings of a group; raises as they do for values that are none."""
     match packed:
-        case [
-            start,
-            stream,
-            ack_wait,
-            max_deliver,
-            max_ack_pending,
-            bool(is_ordered),
-            dead_letters,
-        ]:
-            return GroupSettings(
-                start=unpack_start(start),
-                stream=stream,
-                ack_wait_seconds=ack_wait,
-                max_deliver=max_deliver,
-                max_ack_pending=max_ack_pending,
-                is_ordered=is_ordered,
-                dead_letters=dead_letters,
-            )
+        case [start, *rest] if len(rest) == len(_NAMES):
+            options = dict(zip(_NAMES, rest, strict=True))
+            if isinstance(options["is_ordered"], bool):
+                return GroupSettings(start=unpack_start(start), **options)
     raise ProtocolViolationError("settings of a group that are none")
 
 

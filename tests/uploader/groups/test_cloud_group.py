@@ -21,7 +21,6 @@ from walstore import Wal
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
-    LeaseExpiredError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     OutcomeUnknownError,
@@ -34,28 +33,6 @@ from walstore.records import Record
 
 async def take(group: Any, count: int) -> list[int]:
     return [job.offset for job in await group.fetch(count, max_wait=0)]
-
-
-async def test_two_processes_share_the_records(store) -> None:
-    await put_log(store, 2, lambda _: None)
-
-    async with (
-        opened(store) as one,
-        opened(store) as two,
-        one.group("g") as first,
-        two.group("g") as second,
-    ):
-        mine = await first.fetch(12)
-        other = await second.fetch(12)
-        await first.ack(mine[1:])
-        await second.ack(other)
-        assert [job.offset for job in mine] == list(range(1, 13))
-        assert [job.offset for job in other] == list(range(13, 21))
-        assert mine[0].deliveries == 1
-
-    async with opened(store) as three, three.group("g") as third:
-        again = await third.fetch(5, max_wait=0)
-        assert [(job.offset, job.deliveries) for job in again] == [(1, 2)]
 
 
 async def test_what_a_dead_process_had_comes_again_after_the_lease(store, clock) -> None:
@@ -90,33 +67,6 @@ async def test_a_job_that_ends_its_member_takes_no_others_to_the_dead_letters(st
                 assert [(job.offset, job.deliveries) for job in rest] == [
                     (offset, 1) for offset in range(2, 11)
                 ]
-
-
-async def test_in_progress_keeps_a_job_and_nak_gives_it_away(store, clock) -> None:
-    await put_log(store, 1, lambda _: None, records=2)
-    async with (
-        opened(store, clock=clock) as one,
-        opened(store, clock=clock) as two,
-        one.group("g", ack_wait_seconds=5) as first,
-        two.group("g", ack_wait_seconds=5) as second,
-    ):
-        kept, given = await first.fetch(2)
-        await given.nak(delay=2)
-        waiting = asyncio.ensure_future(second.fetch(2))
-        await advance(clock, 1.5, waiting)
-        assert not waiting.done()
-        await advance(clock, 1.0, waiting)
-        assert [job.offset for job in await waiting] == [given.offset]
-        await kept.in_progress()
-        rest = asyncio.ensure_future(second.fetch(2))
-        await advance(clock, 4.0, rest)
-        assert not rest.done()
-        await kept.in_progress()
-        await advance(clock, 2.0, rest)  # the other's own lease is over by now
-        assert [job.offset for job in await rest] == [given.offset]
-        await kept.ack()
-        with pytest.raises(LeaseExpiredError):
-            await given.in_progress()
 
 
 async def test_a_job_of_a_key_waits_for_the_one_before_also_in_another_process(store) -> None:
@@ -167,44 +117,7 @@ async def test_only_a_streams_records_are_jobs(store) -> None:
             await log.group("g", stream="b").__aenter__()
 
 
-async def test_at_most_so_many_jobs_are_with_members_of_all_processes(store) -> None:
-    await put_log(store, 2, lambda _: None)
-    async with (
-        opened(store) as one,
-        opened(store) as two,
-        one.group("g", max_ack_pending=5) as first,
-        two.group("g", max_ack_pending=5) as second,
-    ):
-        jobs = await first.fetch(100)
-        assert len(jobs) == 5
-        assert await take(second, 100) == []
-        await first.ack(jobs[:2])
-        assert await take(second, 100) == [6, 7]
-
-
 # -- dead letters ----------------------------------------------------------------------------
-
-
-async def test_what_fails_too_often_becomes_a_dead_letter(store) -> None:
-    async with CloudWriter.open("memory://g", store=FaultyStore(store)) as writer:
-        await writer.append(b"poison", key=b"k", stream="jobs", headers={"h": b"1"})
-        async with opened(store) as log:
-            options: dict[str, Any] = {"stream": "jobs", "max_deliver": 2, "letters": writer}
-            async with log.group("g", **options) as group:
-                for deliveries in (1, 2):
-                    (job,) = await group.fetch(1)
-                    assert job.deliveries == deliveries
-                    await job.nak()
-                assert await take(group, 1) == []
-                backend: Any = group.backend
-                await until(lambda: backend.look().dead == 1)
-                assert (await group.statistics()).unsettled == 0
-            await log.refresh()
-            async with log.reader(stream="g.dead") as reader:
-                (letter,) = [record async for record in reader]
-    assert (letter.value, letter.key, letter.headers["h"]) == (b"poison", b"k", b"1")
-    assert letter.headers["walstore.deliveries"] == b"2"
-    assert letter.headers["walstore.offset"] == b"1"
 
 
 async def test_a_letter_that_cannot_be_written_is_written_later(store, clock, tmp_path) -> None:

@@ -1,4 +1,7 @@
-"""One change of a group's document, and since when a process has seen what is in it."""
+"""One change of a group's document: whose a lease is, and since when a process has seen it.
+
+The rules that hold for every group are in tests/walstore/groups/test_job_table.py.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import Any
 import pytest
 
 from uploader.format.group_document import GroupDocument, JobRow
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.groups.lease import Lease
+from uploader.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
 
@@ -59,7 +61,7 @@ def empty(**options: Any) -> GroupDocument:
 
 
 def test_a_lease_is_over_for_another_process_when_it_has_seen_it_for_so_long() -> None:
-    """C1, whatever time it is there."""
+    """Whatever time it is there."""
     one, two = Program(), Program()
     document, taken, _ = one.take(empty(), 100.0, 5, records(None, None))
     assert taken == [(1, 1), (2, 1)]
@@ -79,45 +81,8 @@ def test_a_lease_counts_from_before_its_change_was_asked_for() -> None:
     assert sight.due(1, document.rows[1]) == 10.0
 
 
-def test_what_is_settled_never_comes_again() -> None:
-    """C2"""
-    program = Program()
-    document, _, _ = program.take(empty(), 0.0, 2, records(None, None))
-    turn = program.turn(document, 1.0)
-    turn.settle(1)
-    turn.settle(1)
-    turn.settle(77)
-    made = turn.made()
-    assert made is not None
-    assert (made.floor, list(made.rows)) == (2, [2])
-    assert program.take(made, 1000.0, 5, records(None, None))[1] == [(2, 2)]
-    again = program.turn(made, 1.0)
-    again.settle(1)
-    assert again.made() is None  # nothing to put
-
-
-def test_jobs_of_a_key_one_after_the_other() -> None:
-    """C3"""
-    program = Program(is_ordered=True)
-    document, taken, _ = program.take(
-        empty(is_ordered=True), 0.0, 9, records(b"a", b"b", b"a", None, b"a")
-    )
-    assert taken == [(1, 1), (2, 1), (4, 1)]
-    assert list(document.rows) == [1, 2, 3, 4, 5]
-    turn = program.turn(document, 1.0)
-    turn.settle(1)
-    assert pairs(turn.take(9, [], document.position)[0]) == [(3, 1)]
-    turn = program.turn(document, 1.0)
-    turn.give_back(lease_on(document, 1), 5.0)
-    made = turn.made()
-    assert made is not None
-    assert program.take(made, 2.0, 9)[1] == []  # it waits, and those behind it, too
-    assert program.take(made, 7.0, 9)[1] == [(1, 2)]
-
-
 @pytest.mark.parametrize("most", [1, 3])
 def test_what_was_delivered_too_often_is_for_a_dead_letter(most: int) -> None:
-    """C4"""
     program = Program(max_deliver=most)
     document = empty()
     for delivery in range(1, most + 1):
@@ -126,17 +91,6 @@ def test_what_was_delivered_too_often_is_for_a_dead_letter(most: int) -> None:
     document, taken, spent = program.take(document, 1000.0, 1)
     assert (taken, spent) == ([], [(1, most + 1)])
     assert program.take(document, 1001.0, 1)[1:] == ([], [])  # somebody is at it
-
-
-def test_a_lease_that_nobody_learned_of_was_no_delivery() -> None:
-    program = Program()
-    document, _, _ = program.take(empty(), 0.0, 1, records(None))
-    turn = program.turn(document, 1.0)
-    turn.revoke(lease_on(document, 1))
-    made = turn.made()
-    assert made is not None
-    assert made.rows[1].deliveries == 0
-    assert program.take(made, 1.0, 1)[1] == [(1, 1)]
 
 
 def test_a_late_call_about_another_lease_does_nothing() -> None:
@@ -198,19 +152,6 @@ def test_the_position_passes_what_are_no_jobs() -> None:
     made = turn.made()
     assert made is not None
     assert (made.position, list(made.rows)) == (8, [7])
-
-
-def test_only_so_many_are_leased_and_a_lease_that_is_over_is_none() -> None:
-    program = Program(max_ack_pending=2)
-    fresh = records(None, None, None, None)
-    document, taken, _ = program.take(empty(), 0.0, 9, fresh)
-    assert taken == [(1, 1), (2, 1)]
-    assert program.take(document, 1.0, 9, fresh)[1] == []
-    document, taken, _ = program.take(document, 10.0, 9, fresh)
-    assert taken == [(1, 2), (2, 2)]
-    turn = program.turn(document, 11.0)
-    turn.settle(2)
-    assert pairs(turn.take(9, fresh, 5)[0]) == [(3, 1)]
 
 
 def test_rows_are_compared_by_their_change() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.cases import case
 from tests.uploader.cloud_streams import put_log
-from tests.uploader.groups.conftest import KEY, advance, opened
-from tests.waiting import until
+from tests.uploader.groups.conftest import KEY, opened
 from uploader import CloudWriter, CollectorSettings, GarbageCollector
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
@@ -36,21 +35,6 @@ async def rewrite(store: FaultyStore, **changes: Any) -> None:
 # -- entering and leaving --------------------------------------------------------------------
 
 
-async def test_a_fetch_that_waits_ends_when_its_member_leaves(store, clock) -> None:
-    await put_log(store, 1, lambda _: None, records=1)
-    async with opened(store, clock=clock) as log:
-        member = log.group("g")
-        await member.__aenter__()
-        (job,) = await member.fetch()
-        waiting = asyncio.ensure_future(member.fetch())
-        await until(lambda: clock.sleepers > 0)
-        await member.__aexit__(None, None, None)
-        with pytest.raises(WalClosedError, match="left"):
-            await waiting
-        async with log.group("g") as other:
-            assert [found.offset for found in await other.fetch(1, max_wait=0)] == [job.offset]
-
-
 async def test_a_fetch_whose_swap_is_under_way_takes_nothing_either(store) -> None:
     await put_log(store, 1, lambda _: None, records=1)
     release, reached = asyncio.Event(), asyncio.Event()
@@ -70,19 +54,6 @@ async def test_a_fetch_whose_swap_is_under_way_takes_nothing_either(store) -> No
         async with log.group("g") as other:
             (job,) = await other.fetch()
             assert job.deliveries == 1  # nobody learned of the other delivery
-
-
-async def test_a_member_enters_once(store) -> None:
-    await put_log(store, 1, lambda _: None)
-    async with opened(store) as log:
-        member = log.group("g")
-        await member.__aexit__(None, None, None)
-        first, second = (asyncio.ensure_future(member.__aenter__()) for _ in range(2))
-        await first
-        with pytest.raises(RuntimeError, match="once"):
-            await second
-        assert len(await member.fetch(3)) == 3
-        await member.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize("key", [KEY, "cursor/"])
@@ -227,27 +198,6 @@ async def test_jobs_that_were_removed_end_the_group_with_advice(store) -> None:
 # -- arguments -------------------------------------------------------------------------------
 
 
-async def test_jobs_are_acknowledged_in_their_own_group(store) -> None:
-    await put_log(store, 1, lambda _: None)
-    async with (
-        opened(store) as log,
-        log.group("a") as a,
-        log.group("b") as b,
-        log.group("a") as too,
-    ):
-        jobs = await a.fetch(2)
-        with pytest.raises(ValueError, match="of group 'a'"):
-            await b.ack(jobs)
-        with pytest.raises(TypeError, match="several jobs"):
-            await a.ack(jobs[0])  # type: ignore[arg-type]
-        for wrong in ([1], ["job"], [jobs[0], None], 7):
-            with case(wrong), pytest.raises(TypeError):
-                await a.ack(wrong)  # type: ignore[arg-type]
-        await too.ack(jobs)
-        assert (await a.statistics()).unsettled == 0
-        assert len(await b.fetch(10)) == 10
-
-
 async def test_letters_go_to_an_open_log(store) -> None:
     await put_log(store, 1, lambda _: None)
     async with opened(store) as log:
@@ -261,20 +211,3 @@ async def test_letters_go_to_an_open_log(store) -> None:
         for wrong in ("", "x" * 100_000, 7):
             with case(wrong), pytest.raises((ValueError, TypeError)):
                 log.group("g", stream=wrong)  # type: ignore[arg-type]
-
-
-async def test_waiting_goes_on_for_those_that_stay(store, clock) -> None:
-    """One of two members that wait leaves; the other gets the job that comes."""
-    await put_log(store, 1, lambda _: None, records=1)
-    async with opened(store, clock=clock) as log, log.group("g") as stays:
-        leaves = log.group("g")
-        await leaves.__aenter__()
-        (job,) = await stays.fetch()
-        waits = [asyncio.ensure_future(member.fetch()) for member in (leaves, stays)]
-        await until(lambda: clock.sleepers > 0)
-        await leaves.__aexit__(None, None, None)
-        await job.nak(delay=1)
-        await advance(clock, 1.5, waits[1])
-        assert [found.offset for found in await waits[1]] == [job.offset]
-        with pytest.raises(WalClosedError):
-            await waits[0]

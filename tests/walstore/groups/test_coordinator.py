@@ -47,7 +47,7 @@ async def test_others_come_between_what_a_member_gives_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """All of it is given back, also if the member is cancelled or the log is closed meanwhile."""
-    monkeypatch.setattr("walstore.groups.state.PART_JOBS", 10)
+    monkeypatch.setattr("walstore.groups.job_table.PART_JOBS", 10)
     wal = await Wal.open(tmp_path / "log", settings=SMALL)
     await wal.append_many([b""] * 500)
     group = await wal.group("g", max_deliver=1).__aenter__()
@@ -76,7 +76,7 @@ async def test_others_come_between_what_is_acknowledged_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """All of it is acknowledged, also if the caller is cancelled or the log is closed meanwhile."""
-    monkeypatch.setattr("walstore.groups.state.PART_JOBS", 10)
+    monkeypatch.setattr("walstore.groups.job_table.PART_JOBS", 10)
     wal = await Wal.open(tmp_path / "log", settings=SMALL)
     await wal.append_many([b""] * 500)
     group = await wal.group("g").__aenter__()

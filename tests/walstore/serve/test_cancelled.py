@@ -193,7 +193,7 @@ async def test_more_jobs_than_the_next_fetch_wants_are_for_the_one_after_it(
 async def test_jobs_that_nobody_fetched_are_given_back_and_were_no_delivery(
     served: Served, proxy: Proxy, remote: RemoteWal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walstore.remote.kept_jobs._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("walstore.remote.group._KEEP_SECONDS", 0.0)
     await served.wal.append(b"v")
     options: dict[str, Any] = {"ack_wait_seconds": 3600, "max_deliver": 1}
     async with remote.group("g", **options) as group, served.wal.group("g", **options) as other:

@@ -1,11 +1,10 @@
-"""Groups of an opened log and of a served one: each test runs on both."""
+"""Groups of an opened log and of a served one: files, faults, and what only these two have."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
@@ -24,12 +23,10 @@ from walstore import (
     Group,
     InvalidSettingsError,
     Job,
-    LeaseExpiredError,
     StorageUnavailableError,
     Wal,
     WalClosedError,
     WalError,
-    WrongLoopError,
     connect,
 )
 from walstore.files.posix import PosixFileSystem
@@ -49,112 +46,6 @@ async def append(log: Any, *values: bytes, **options: Any) -> None:
 async def dead_letters(log: Any, stream: str) -> list[Any]:
     async with log.reader(stream=stream, follow=False) as reader:
         return [record async for record in reader]
-
-
-async def test_members_share_the_records(log: Any) -> None:
-    await append(log, *(b"%d" % n for n in range(40)))
-    seen: Counter[bytes] = Counter()
-
-    async def member() -> None:
-        async with log.group("workers") as group:
-            while seen.total() < 40:
-                for job in await group.fetch(3, max_wait=0.1):
-                    assert job.deliveries == 1
-                    seen[job.value] += 1
-                    await job.ack()
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(4):
-            tasks.create_task(member())
-    assert seen == Counter({b"%d" % n: 1 for n in range(40)})
-    async with log.group("workers") as group:
-        found = await group.statistics()
-        assert (found.floor, found.pending, found.unsettled, found.lag) == (41, 0, 0, 0)
-        assert await group.fetch(max_wait=0) == []
-
-
-async def test_a_job_has_all_parts_of_its_record(log: Any) -> None:
-    await log.append(b"v", b"k", "s", {"h": b"1"})
-    async with log.group("g", stream="s") as group:
-        job = await anext(aiter(group))
-        assert (job.offset, job.value, job.key, job.stream, dict(job.headers)) == (
-            1,
-            b"v",
-            b"k",
-            "s",
-            {"h": b"1"},
-        )
-        assert job.timestamp_us == await log.timestamp_at(1)
-        assert job.timestamp == job.record.timestamp
-        assert repr(job) == "<Job 1, delivery 1>"
-
-
-async def test_what_is_not_acknowledged_comes_again(log: Any, skipping: SkippingClock) -> None:
-    await append(log, b"a", b"b", b"c", b"d")
-    async with log.group("g", ack_wait_seconds=60) as group:
-        a, b, c, d = await group.fetch(4, max_wait=60)
-        await a.ack()
-        await b.nak()
-        await c.nak(delay=0.05)
-        skipping.skip(30)
-        again = await group.fetch(1)
-        assert [(job.value, job.deliveries) for job in again] == [(b"b", 2)]
-        assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"c", 2)]
-        skipping.skip(30)  # no more for those that came again
-        assert [(job.value, job.deliveries) for job in await group.fetch(1)] == [(b"d", 2)]
-        with pytest.raises(LeaseExpiredError):
-            await d.in_progress()
-        await d.ack()  # late, and done nevertheless
-        await group.ack(again)
-        found = await group.statistics()
-        assert (found.floor, found.redelivered) == (3, 3)
-
-
-async def test_in_progress_keeps_a_job(log: Any, skipping: SkippingClock) -> None:
-    await append(log, b"a")
-    async with log.group("g", ack_wait_seconds=60) as group:
-        (job,) = await group.fetch()
-        for _ in range(4):
-            skipping.skip(40)
-            assert await group.fetch(max_wait=0) == []
-            await job.in_progress()
-        await job.ack()
-        assert await group.fetch(max_wait=0) == []
-
-
-async def test_what_a_member_leaves_behind_comes_at_once(log: Any) -> None:
-    await append(log, b"a", b"b")
-    async with log.group("g") as first, log.group("g") as second:
-        assert len(await first.fetch(2, max_wait=60)) >= 1
-        waiting = asyncio.ensure_future(second.fetch(2))
-        await asyncio.sleep(0)
-        await first.__aexit__(None, None, None)
-        assert [job.value for job in await waiting][:1] == [b"a"]
-        with pytest.raises(WalClosedError):
-            await first.fetch()
-
-
-async def test_a_poison_record_becomes_a_dead_letter(log: Any) -> None:
-    await log.append(b"poison", b"k", "in", {"h": b"1"})
-    await append(log, b"fine", stream="in")
-    async with log.group("g", max_deliver=3) as group:
-        handled = []
-        while not (await group.statistics()).dead:
-            for job in await group.fetch(max_wait=0.05):
-                if job.value == b"poison":
-                    await job.nak()
-                else:
-                    handled.append(job.value)
-                    await job.ack()
-        assert handled == [b"fine"]
-        (letter,) = await dead_letters(log, "g.dead")
-        assert (letter.value, letter.key) == (b"poison", b"k")
-        assert dict(letter.headers) == {
-            "h": b"1", "walstore.group": b"g", "walstore.offset": b"1", "walstore.deliveries": b"3",
-            "walstore.stream": b"in",
-        }  # fmt: skip
-        assert (await group.statistics()).dead == 1
-        assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
 
 
 @pytest.mark.parametrize("most", [20, 40, 100, 150, 1000])
@@ -202,52 +93,6 @@ async def until_dead(group: Any, wanted: int) -> None:
         await group.fetch(max_wait=0.01)
 
 
-async def test_a_job_that_is_dropped_leaves_no_letter(log: Any) -> None:
-    await append(log, b"a")
-    async with log.group("g", max_deliver=1, dead_letters="morgue") as group:
-        (job,) = await group.fetch()
-        await job.term()
-        assert await group.fetch(max_wait=0.1) == []
-        assert await dead_letters(log, "morgue") == []
-
-
-async def test_jobs_of_a_key_keep_their_order(log: Any) -> None:
-    for n in range(30):
-        await log.append(b"%d" % n, key=b"%d" % (n % 3))
-    done: list[int] = []
-    busy: set[bytes] = set()
-
-    async def member(number: int) -> None:
-        async with log.group("g", is_ordered=True) as group:
-            while len(done) < 30:
-                jobs = await group.fetch(5, max_wait=0.1)
-                for job in jobs:
-                    assert job.key not in busy
-                    busy.add(job.key)
-                for job in jobs:
-                    await asyncio.sleep(0)
-                    done.append(int(job.value))
-                    busy.discard(job.key)
-                    await job.ack()
-
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(4):
-            tasks.create_task(member(number))
-    for key in range(3):
-        assert [n for n in done if n % 3 == key] == list(range(key, 30, 3))
-
-
-async def test_only_so_many_are_with_members(log: Any) -> None:
-    await append(log, b"a", b"b", b"c")
-    async with log.group("g", max_ack_pending=2) as group:
-        jobs = await group.fetch(3, max_wait=60)
-        jobs += await group.fetch(3, max_wait=60) if len(jobs) < 2 else []
-        assert len(jobs) == 2
-        assert await group.fetch(max_wait=0.05) == []
-        await jobs[0].ack()
-        assert [job.value for job in await group.fetch()] == [b"c"]
-
-
 async def test_options_and_names_that_are_none(log: Any) -> None:
     for wrong in (
         {"ack_wait_seconds": 0}, {"ack_wait_seconds": float("inf")}, {"max_deliver": 0},
@@ -274,24 +119,6 @@ async def test_options_and_names_that_are_none(log: Any) -> None:
                 await job.nak(delay=delay)
     with pytest.raises(WalClosedError):
         await log.group("g").fetch()
-
-
-async def test_options_change_once_nobody_is_there(log: Any) -> None:
-    """What was acknowledged before stays so."""
-    await append(log, b"a", b"b", b"c")
-    async with log.group("g") as group:
-        first, _ = await group.fetch(2)
-        await first.ack()
-        with pytest.raises(InvalidSettingsError, match="1 members are there and 1 jobs are leased"):
-            await log.group("g", max_deliver=3).__aenter__()
-    async with log.group("g", max_deliver=3) as group:
-        jobs = await group.fetch(2)
-        assert [job.value for job in jobs] == [b"b", b"c"]
-        await group.ack(jobs)
-    async with log.group("g", max_ack_pending=5, is_ordered=True) as group:
-        assert await group.fetch(max_wait=0) == []
-        await append(log, b"d")
-        assert [job.value for job in await group.fetch()] == [b"d"]
 
 
 async def test_it_holds_retention_back(log: Any) -> None:
@@ -566,32 +393,6 @@ async def test_a_log_that_failed_closes_with_its_groups(tmp_path: Path) -> None:
         assert {job.value for job in await group.fetch(5, max_wait=60)} >= {b"b", b"c"}
 
 
-async def test_groups_are_listed_and_deleted(log: Any) -> None:
-    await append(log, b"a", b"b", b"c")
-    assert await log.groups() == []
-    assert not await log.delete_group("workers")
-    async with log.group("workers") as group, log.group("others"):
-        job, *_ = await group.fetch(2, max_wait=60)
-        await job.ack()
-        others, workers = await log.groups()
-        assert (others.name, others.floor, others.behind) == ("others", 1, 3)
-        assert (workers.name, workers.floor, workers.behind) == ("workers", 2, 2)
-        assert workers.statistics is not None
-        assert await group.fetch(9, max_wait=60)
-        waiting = asyncio.ensure_future(group.fetch(max_wait=30))
-        await group.statistics()
-        assert await log.delete_group("workers")
-        with pytest.raises(WalClosedError, match="was deleted"):
-            await waiting
-        with pytest.raises(WalClosedError, match="was deleted"):
-            await job.ack()
-    assert [one.name for one in await log.groups()] == ["others"]
-    assert "group.workers" not in [one.name for one in await log.cursors()]
-    async with log.group("workers") as anew:
-        first, *_ = await anew.fetch(9)
-        assert (first.offset, first.deliveries) == (1, 1)
-
-
 async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> None:
     fs = FaultyFileSystem(PosixFileSystem())
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
@@ -667,125 +468,3 @@ async def test_closing_the_log_ends_the_members(tmp_path: Path) -> None:
         await group.__aexit__(None, None, None)
     with pytest.raises(WalClosedError):
         await wal.group("g").__aenter__()
-
-
-async def test_a_group_that_could_not_be_entered_is_entered_otherwise(log: Any) -> None:
-    """The options of the failed attempt are not those of the group."""
-    await append(log, b"a")
-    for start in (99, "soon"):
-        with pytest.raises((ValueError, WalError)):
-            await log.group("workers", start=start).__aenter__()
-    async with log.group("workers") as group:
-        assert [job.value for job in await group.fetch(max_wait=60)] == [b"a"]
-
-
-async def test_members_and_jobs_belong_to_an_event_loop(log: Any) -> None:
-    await append(log, b"a", b"b")
-    async with log.group("workers") as group:
-        (job,) = await group.fetch(max_wait=60)
-
-        async def elsewhere() -> None:
-            for call in (group.fetch, group.statistics, job.ack, job.nak, job.in_progress):
-                with pytest.raises(WrongLoopError, match="member of the group 'workers'"):
-                    await call()
-
-        await asyncio.to_thread(asyncio.run, elsewhere())
-        await job.ack()
-
-
-async def test_a_fetch_that_waits_ends_when_its_member_leaves(log: Any) -> None:
-    """And takes nothing, whatever comes at that moment; another member gets it."""
-    leaves = log.group("workers")
-    await leaves.__aenter__()
-    async with log.group("workers") as stays:
-        waits = [asyncio.ensure_future(member.fetch()) for member in (leaves, stays)]
-        assert await log.append(b"before") == 1  # both wait by now, or one of them has it
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        await leaves.__aexit__(None, None, None)
-        await append(log, b"after")
-        if waits[0].done() and waits[0].exception() is None:
-            first = await waits[1]
-        else:
-            with pytest.raises(WalClosedError):
-                await waits[0]
-            first = await waits[1]
-        await stays.ack(first)
-        (second,) = await stays.fetch(max_wait=60)
-        assert {first[0].value, second.value} == {b"before", b"after"}
-        with pytest.raises(WalClosedError):
-            await leaves.fetch()
-
-
-async def test_a_member_enters_once(log: Any) -> None:
-    await append(log, b"a")
-    member = log.group("workers")
-    await member.__aexit__(None, None, None)  # before it entered: nothing happens
-    entering = [asyncio.ensure_future(member.__aenter__()) for _ in range(2)]
-    await asyncio.wait(entering)
-    with pytest.raises(RuntimeError, match="once"):
-        await entering[1]
-    assert [job.value for job in await member.fetch(max_wait=60)] == [b"a"]
-    await member.__aexit__(None, None, None)
-    with pytest.raises(RuntimeError, match="once"):
-        await member.__aenter__()
-
-
-async def test_jobs_are_acknowledged_in_their_own_group(log: Any) -> None:
-    await append(log, *(b"%d" % n for n in range(4)))
-    async with log.group("a") as a, log.group("b") as b, log.group("a") as too:
-        jobs = await a.fetch(4, max_wait=60)
-        await b.fetch(4, max_wait=60)
-        with pytest.raises(ValueError, match="of group 'a'"):
-            await b.ack(jobs)
-        with pytest.raises(TypeError, match="several jobs"):
-            await a.ack(jobs[0])
-        for wrong in ([1], ["job"], [jobs[0], None], 7, b"jobs"):
-            with case(wrong), pytest.raises(TypeError, match="takes"):
-                await a.ack(wrong)
-        assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
-        await too.ack(jobs)
-        assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)
-
-
-async def fetch_all(group: Any, wanted: int) -> list[Any]:
-    jobs: list[Any] = []
-    while len(jobs) < wanted:
-        jobs += await group.fetch(wanted - len(jobs))
-    return jobs
-
-
-async def test_an_exception_of_one_job_takes_no_others_to_the_dead_letters(log: Any) -> None:
-    """It ends the member, which gives back what it had; only what was begun was delivered."""
-    await append(log, b"bad", b"2", b"3")
-    for deliveries in (1, 2):
-        with pytest.raises(ZeroDivisionError):
-            async with log.group("g", max_deliver=2) as group:
-                jobs = await fetch_all(group, 3)
-                assert [(job.offset, job.deliveries) for job in jobs] == [
-                    (1, deliveries),
-                    (2, 1),
-                    (3, 1),
-                ]
-                raise ZeroDivisionError
-    async with log.group("g", max_deliver=2) as group:
-        jobs = await fetch_all(group, 2)
-        assert [(job.offset, job.deliveries) for job in jobs] == [(2, 1), (3, 1)]
-        await group.ack(jobs)
-        await until_dead(group, 1)
-        assert [letter.value for letter in await dead_letters(log, "g.dead")] == [b"bad"]
-
-
-async def test_who_has_left_cannot_end_the_lease_of_who_has_its_job_now(log: Any) -> None:
-    """Both had it for the first time, as the one that left had not begun it."""
-    await append(log, b"1", b"2")
-    async with log.group("g") as here:
-        async with log.group("g") as there:
-            left = await fetch_all(there, 2)
-        jobs = await fetch_all(here, 2)
-        assert [(job.offset, job.deliveries) for job in jobs] == [(1, 2), (2, 1)]
-        await left[1].nak()
-        with pytest.raises(LeaseExpiredError):
-            await left[1].in_progress()
-        assert (await here.statistics()).pending == 2
-        await left[0].ack()  # the work is done, whoever did it
-        assert (await here.statistics()).pending == 1

@@ -1,0 +1,317 @@
+"""Members of a group, wherever its jobs are kept: what each may do, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.cases import case
+from tests.contract.faces import Face, on
+from tests.contract.test_group import fetched
+from walstore import LeaseExpiredError, WalClosedError, WalError
+
+HERE = on("opened", "served", "stored")
+
+
+def mortal(face: Face, most: int, **options: Any) -> dict[str, Any]:
+    """Return options with which a job may fail so often; of a stored log, letters are appended elsewhere."""
+    letters = {} if face.beside is None else {"letters": face.beside}
+    return {"max_deliver": most, **letters, **options}
+
+
+async def letters_of(face: Face, stream: str) -> list[Any]:
+    await face.log.refresh()
+    async with face.log.reader(stream=stream, follow=False) as reader:
+        return [record async for record in reader]
+
+
+async def until_dead(group: Any, wanted: int) -> None:
+    while (await group.statistics()).dead < wanted:
+        await group.fetch(max_wait=0.01)
+
+
+@HERE
+async def test_each_record_is_one_members_also_of_other_programs(face: Face) -> None:
+    await face.writer.append_many([b"%d" % number for number in range(40)])
+    seen: Counter[bytes] = Counter()
+
+    async def member(log: Any) -> None:
+        async with log.group("workers") as group:
+            while seen.total() < 40:
+                for job in await group.fetch(3, max_wait=0.1):
+                    assert job.deliveries == 1
+                    seen[job.value] += 1
+                    await job.ack()
+
+    async with face.again() as other, asyncio.TaskGroup() as tasks:
+        for log in (face.log, other, face.log, other):
+            tasks.create_task(member(log))
+    assert seen == Counter({b"%d" % number: 1 for number in range(40)})
+    async with face.log.group("workers") as group:
+        found = await group.statistics()
+        assert (found.floor, found.pending, found.unsettled, found.lag) == (41, 0, 0, 0)
+        assert await group.fetch(max_wait=0) == []
+
+
+@HERE
+async def test_a_job_has_all_parts_of_its_record(face: Face) -> None:
+    await face.writer.append(b"v", key=b"k", stream="s", headers={"h": b"1"})
+    async with face.log.group("g", stream="s") as group:
+        job = await anext(aiter(group))
+        parts = (job.offset, job.value, job.key, job.stream, dict(job.headers))
+        assert parts == (1, b"v", b"k", "s", {"h": b"1"})
+        assert job.timestamp_us == await face.log.timestamp_at(1)
+        assert job.timestamp == job.record.timestamp
+        assert repr(job) == "<Job 1, delivery 1>"
+
+
+@HERE
+async def test_what_is_not_acknowledged_comes_again(face: Face) -> None:
+    assert face.clock is not None
+    await face.writer.append_many([b"a", b"b", b"c", b"d"])
+    async with face.log.group("g", ack_wait_seconds=60) as group:
+        a, b, c, d = await fetched(group, 4)
+        await a.ack()
+        await b.nak()
+        await c.nak(delay=0.05)
+        face.clock.skip(30)
+        again = await group.fetch(2)
+        again += await fetched(group, 2 - len(again))
+        assert [(job.value, job.deliveries) for job in again] == [(b"b", 2), (b"c", 2)]
+        face.clock.skip(30)  # no more for those that came again
+        assert [(job.value, job.deliveries) for job in await group.fetch(2)] == [(b"d", 2)]
+        with pytest.raises(LeaseExpiredError):
+            await d.in_progress()
+        await d.ack()  # late, and done nevertheless
+        await group.ack(again[:1])
+        found = await group.statistics()
+        assert (found.floor, found.redelivered) == (3, 3)
+
+
+@HERE
+async def test_in_progress_keeps_a_job(face: Face) -> None:
+    assert face.clock is not None
+    await face.writer.append(b"a")
+    async with (
+        face.again() as log,
+        face.log.group("g", ack_wait_seconds=60) as group,
+        log.group("g", ack_wait_seconds=60) as other,
+    ):
+        (job,) = await group.fetch()
+        for _ in range(4):
+            face.clock.skip(40)
+            assert await group.fetch(max_wait=0) == await other.fetch(max_wait=0) == []
+            await job.in_progress()
+        await job.ack()
+        assert await other.fetch(max_wait=0) == []
+
+
+@HERE
+async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
+    await face.writer.append(b"poison", key=b"k", stream="in", headers={"h": b"1"})
+    await face.writer.append(b"fine", stream="in")
+    async with face.log.group("g", **mortal(face, 3)) as group:
+        handled = []
+        while not (await group.statistics()).dead:
+            for job in await group.fetch(max_wait=0.05):
+                if job.value == b"poison":
+                    await job.nak()
+                else:
+                    handled.append(job.value)
+                    await job.ack()
+        assert handled == [b"fine"]
+        (letter,) = await letters_of(face, "g.dead")
+        assert (letter.value, letter.key) == (b"poison", b"k")
+        assert dict(letter.headers) == {
+            "h": b"1", "walstore.group": b"g", "walstore.offset": b"1", "walstore.deliveries": b"3",
+            "walstore.stream": b"in",
+        }  # fmt: skip
+        found = await group.statistics()
+        assert (found.dead, found.unsettled) == (1, 0)
+        assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
+
+
+@HERE
+async def test_a_job_that_is_dropped_leaves_no_letter(face: Face) -> None:
+    await face.writer.append(b"a")
+    async with face.log.group("g", **mortal(face, 1, dead_letters="morgue")) as group:
+        (job,) = await group.fetch()
+        await job.term()
+        assert await group.fetch(max_wait=0.1) == []
+        assert await letters_of(face, "morgue") == []
+
+
+@HERE
+async def test_jobs_of_a_key_keep_their_order(face: Face) -> None:
+    for number in range(30):
+        await face.writer.append(b"%d" % number, key=b"%d" % (number % 3))
+    done: list[int] = []
+    busy: set[bytes] = set()
+
+    async def member(log: Any) -> None:
+        async with log.group("g", is_ordered=True) as group:
+            while len(done) < 30:
+                jobs = await group.fetch(5, max_wait=0.1)
+                for job in jobs:
+                    assert job.key not in busy
+                    busy.add(job.key)
+                for job in jobs:
+                    await asyncio.sleep(0)
+                    done.append(int(job.value))
+                    busy.discard(job.key)
+                    await job.ack()
+
+    async with face.again() as other, asyncio.TaskGroup() as tasks:
+        for log in (face.log, other, face.log, other):
+            tasks.create_task(member(log))
+    for key in range(3):
+        assert [number for number in done if number % 3 == key] == list(range(key, 30, 3))
+
+
+@HERE
+async def test_only_so_many_are_with_members_of_all_programs(face: Face) -> None:
+    await face.writer.append_many([b"a", b"b", b"c"])
+    async with (
+        face.again() as log,
+        face.log.group("g", max_ack_pending=2) as group,
+        log.group("g", max_ack_pending=2) as other,
+    ):
+        jobs = await fetched(group, 2)
+        assert await group.fetch(max_wait=0.05) == await other.fetch(max_wait=0.05) == []
+        await jobs[0].ack()
+        assert [job.value for job in await other.fetch()] == [b"c"]
+
+
+# -- entering and leaving --------------------------------------------------------------------
+
+
+@HERE
+async def test_a_member_enters_once(face: Face) -> None:
+    await face.writer.append(b"a")
+    member = face.log.group("workers")
+    await member.__aexit__(None, None, None)  # before it entered: nothing happens
+    entering = [asyncio.ensure_future(member.__aenter__()) for _ in range(2)]
+    await asyncio.wait(entering)
+    with pytest.raises(RuntimeError, match="once"):
+        await entering[1]
+    assert [job.value for job in await member.fetch()] == [b"a"]
+    await member.__aexit__(None, None, None)
+    with pytest.raises(RuntimeError, match="once"):
+        await member.__aenter__()
+
+
+@HERE
+async def test_a_group_that_could_not_be_entered_is_entered_otherwise(face: Face) -> None:
+    """The options of the failed attempt are not those of the group."""
+    await face.writer.append(b"a")
+    for start in (99, "soon"):
+        with case(start), pytest.raises((ValueError, WalError)):
+            await face.log.group("workers", start=start).__aenter__()
+    async with face.log.group("workers") as group:
+        assert [job.value for job in await group.fetch()] == [b"a"]
+
+
+@HERE
+async def test_what_a_member_leaves_behind_goes_to_one_that_waits(face: Face) -> None:
+    await face.writer.append_many([b"a", b"b"])
+    async with face.log.group("g") as first, face.log.group("g") as second:
+        await fetched(first, 2)
+        waiting = asyncio.ensure_future(second.fetch(2))
+        await asyncio.sleep(0)
+        await first.__aexit__(None, None, None)
+        assert [job.value for job in await waiting][:1] == [b"a"]
+        with pytest.raises(WalClosedError):
+            await first.fetch()
+
+
+@HERE
+async def test_a_fetch_that_waits_ends_when_its_member_leaves(face: Face) -> None:
+    """And takes nothing, whatever comes at that moment; another member gets it."""
+    leaves = face.log.group("workers")
+    await leaves.__aenter__()
+    async with face.log.group("workers") as stays:
+        waits = [asyncio.ensure_future(member.fetch()) for member in (leaves, stays)]
+        await face.writer.append(b"before")  # both wait by now, or one of them has it
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await leaves.__aexit__(None, None, None)
+        await face.writer.append(b"after")
+        if not waits[0].done() or waits[0].exception() is not None:
+            with pytest.raises(WalClosedError, match="left"):
+                await waits[0]
+        first = await waits[1]
+        await stays.ack(first)
+        (second,) = await stays.fetch()
+        assert {first[0].value, second.value} == {b"before", b"after"}
+        with pytest.raises(WalClosedError):
+            await leaves.fetch()
+
+
+@HERE
+async def test_a_fetch_that_waits_ends_when_the_group_is_deleted(face: Face) -> None:
+    async with face.log.group("g") as group:
+        waiting = asyncio.ensure_future(group.fetch())
+        await group.statistics()
+        assert await face.log.delete_group("g")
+        with pytest.raises(WalClosedError, match="was deleted"):
+            await waiting
+
+
+@HERE
+async def test_an_exception_of_one_job_takes_no_others_to_the_dead_letters(face: Face) -> None:
+    """It ends the member, which gives back what it had; only what was begun was delivered."""
+    await face.writer.append_many([b"bad", b"2", b"3"])
+    options = mortal(face, 2)
+    for deliveries in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            async with face.log.group("g", **options) as group:
+                jobs = [(job.offset, job.deliveries) for job in await fetched(group, 3)]
+                assert jobs == [(1, deliveries), (2, 1), (3, 1)]
+                raise ZeroDivisionError
+    async with face.log.group("g", **options) as group:
+        jobs = await fetched(group, 2)
+        assert [(job.offset, job.deliveries) for job in jobs] == [(2, 1), (3, 1)]
+        await group.ack(jobs)
+        await until_dead(group, 1)
+        assert [letter.value for letter in await letters_of(face, "g.dead")] == [b"bad"]
+
+
+@HERE
+async def test_who_has_left_cannot_end_the_lease_of_who_has_its_job_now(face: Face) -> None:
+    """Both had it for the first time, as the one that left had not begun it."""
+    await face.writer.append_many([b"1", b"2"])
+    async with face.log.group("g") as here:
+        async with face.log.group("g") as there:
+            left = await fetched(there, 2)
+        jobs = await fetched(here, 2)
+        assert [(job.offset, job.deliveries) for job in jobs] == [(1, 2), (2, 1)]
+        await left[1].nak()
+        with pytest.raises(LeaseExpiredError):
+            await left[1].in_progress()
+        assert (await here.statistics()).pending == 2
+        await left[0].ack()  # the work is done, whoever did it
+        assert (await here.statistics()).pending == 1
+
+
+@HERE
+async def test_jobs_are_acknowledged_in_their_own_group(face: Face) -> None:
+    await face.writer.append_many([b"%d" % number for number in range(4)])
+    async with (
+        face.log.group("a") as a,
+        face.log.group("b") as b,
+        face.log.group("a") as too,
+    ):
+        jobs = await fetched(a, 4)
+        await fetched(b, 4)
+        with pytest.raises(ValueError, match="of group 'a'"):
+            await b.ack(jobs)
+        with pytest.raises(TypeError, match="several jobs"):
+            await a.ack(jobs[0])
+        for wrong in ([1], ["job"], [jobs[0], None], 7, b"jobs"):
+            with case(wrong), pytest.raises(TypeError, match="takes"):
+                await a.ack(wrong)
+        assert (await a.statistics()).unsettled == (await b.statistics()).unsettled == 4
+        await too.ack(jobs)
+        assert ((await a.statistics()).unsettled, (await b.statistics()).unsettled) == (0, 4)
