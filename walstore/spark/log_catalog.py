@@ -19,8 +19,8 @@ from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrappe
 from uploader.stores.port import ListingOrder, get_bounded
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.options import Location
-from walstore.spark.planned_log import SyncRunner
 from walstore.store.directory import directory_of, list_logs
 
 PARALLEL: Final = 16

@@ -34,10 +34,11 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore, RetryPolicy
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
+from walstore.spark.blocking import run_blocking
 from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions
 from walstore.spark.partitions import FilePartition, FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog
 from walstore.spark.reader import Narrowed, plan_read
 
 PARALLEL_FOOTERS: Final = 32
@@ -114,8 +115,7 @@ def read_footers(
     if are_trusted and stream is None:
         found = {at: (part, FragmentKind.OURS) for at, part in enumerate(parts) if part.is_ours}
     if len(found) < len(parts) or any(map(_may_be_inline, parts)):
-        with closing(SyncRunner()) as runner:
-            runner.run(_read_footers(open_store(url), parts, stream, found))
+        run_blocking(lambda: _read_footers(open_store(url), parts, stream, found))
     return [found[at] for at in sorted(found)]
 
 

@@ -14,9 +14,10 @@ from typing import Final
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
 from walstore.offset_range import OffsetRange
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
-from walstore.spark.planned_log import StoreOpener, SyncRunner
+from walstore.spark.planned_log import StoreOpener
 from walstore.spark.streaming.cursors import open_cursor
 from walstore.spark.streaming.log_cursors import StreamCursor
 from walstore.spark.streaming.poller import PolledLog, make_polled_log

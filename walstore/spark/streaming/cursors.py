@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import Bound, Edge, LogName, Offsets, show
 from walstore.spark.options import StreamOptions
 from walstore.spark.plan import resolve
-from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog
 from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor, StreamCursor
 from walstore.spark.streaming.poller import PolledLog
 

@@ -68,7 +68,7 @@ def read_collection(
     if fast_path not in get_args(FastPath):
         raise InvalidSettingsError(f"fast_path must be auto, always or never, not {fast_path!r}")
     from uploader.stores import open_store
-    from walstore.spark.planned_log import SyncRunner
+    from walstore.spark.blocking import SyncRunner
     from walstore.spark.versioned import scanning
 
     store = open_store(url)

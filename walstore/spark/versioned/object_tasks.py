@@ -24,7 +24,7 @@ from uploader.versioned.pending_files import PLUG
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
 from walstore.errors import CollectionNotFoundError
-from walstore.spark.planned_log import SyncRunner
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.versioned.types import to_spark
 
 ORDER: Final = "_order"

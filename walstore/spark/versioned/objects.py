@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from uploader import CollectionScan, ScanFile, open_store
+from uploader import CollectionScan, ScanFile
 from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from uploader.stores.port import ObjectNotFoundError
@@ -18,8 +18,7 @@ from uploader.versioned.batch_file import read_end
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
-from walstore.runtime.threads import Worker
-from walstore.spark.planned_log import SyncRunner
+from walstore.spark.blocking import StoreReading
 
 AT_ONCE: Final = 16
 """Requests at a time."""
@@ -30,8 +29,8 @@ _TAIL_BYTES: Final = 64 << 10
 _T = TypeVar("_T")
 
 
-class ScanObjects:
-    """Reads the objects of a scan. A context manager; the first request is made by the first read.
+class ScanObjects(StoreReading):
+    """Reads the objects of a scan.
 
     LeaseExpiredError for an object that was removed, CorruptionError for one that is not the planned one, and
     the store's errors.
@@ -39,10 +38,8 @@ class ScanObjects:
 
     def __init__(self, url: str, scan: CollectionScan, *, store: ObjectStore | None = None) -> None:
         """Read from the store at ``url``, or from ``store``, which is closed with this."""
+        super().__init__(url, store=store, threads=2)
         self._scan = scan
-        self._store = store if store is not None else open_store(url)
-        self._worker = Worker("spark-collection", threads=2)
-        self._runner = SyncRunner()
         self._files: dict[str, GroupedFile] = {}
 
     def open(self, files: Iterable[ScanFile]) -> list[GroupedFile]:
@@ -58,16 +55,6 @@ class ScanObjects:
     def forget(self, file: ScanFile) -> None:
         """Keep a file no longer."""
         self._files.pop(file.key, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._worker.close()
-            self._runner.run(self._store.aclose())
-        finally:
-            self._runner.close()
 
     def _all(self, calls: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
         turns = asyncio.Semaphore(AT_ONCE)

@@ -9,7 +9,6 @@ row groups of different objects overlap. Blocking I/O.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -22,9 +21,8 @@ from uploader.versioned import updates
 from uploader.versioned.batch_groups import RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore import InvalidSettingsError
+from walstore.spark.blocking import off_loop, run_blocking
 from walstore.spark.partitions import PARTITION_BYTES
-from walstore.spark.planned_log import SyncRunner
-from walstore.spark.reader import off_loop
 from walstore.spark.versioned.columns import check_selected
 from walstore.spark.versioned.key_ranges import KeyRange, cut, join
 from walstore.spark.versioned.objects import ScanObjects
@@ -60,11 +58,7 @@ def in_collection(url: str, act: Callable[[Collection], Awaitable[_T]]) -> _T:
         async with Collection.open(url) as collection:
             return await act(collection)
 
-    def blocking() -> _T:
-        with closing(SyncRunner()) as runner:
-            return runner.run(run())
-
-    return off_loop(blocking)
+    return run_blocking(run)
 
 
 async def plan_content(
