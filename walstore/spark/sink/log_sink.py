@@ -1,4 +1,4 @@
-"""LogSink: rows go to partitioned logs. A job with a ``queryId`` takes effect once, even if it is run again."""
+"""LogSink: rows go to partitioned logs. A job with a ``queryId`` takes effect once, even if run again."""
 
 from __future__ import annotations
 

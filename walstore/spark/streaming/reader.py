@@ -22,13 +22,9 @@ from walstore.spark.logs import find_logs
 from walstore.spark.options import StreamOptions, moves
 from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
+from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
 from walstore.spark.streaming.cursors import StreamCursors, initial_offsets
-from walstore.spark.streaming.micro_batch import (
-    MicroBatches,
-    budget_of,
-    check_limits,
-    default_limit,
-)
+from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.poller import Poller, make_polled_log
 from walstore.spark.task import read_rows
 
@@ -50,7 +46,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Tests pass a clock, and stores for the logs' URLs.
         """
-        check_limits(options)
+        check_limits(options.most, "maxOffsetsPerTrigger and maxBytesPerTrigger")
         self._options = options
         self._names = tuple(names)
         self._clock = clock or SystemClock()
@@ -91,11 +87,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         self._refresh_behind(poller, begin)
         tails = poller.limits() if self._target is None else self._target
-        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
+        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options.most)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch that the options set."""
-        return default_limit(self._options)
+        return default_limit(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freeze the end: the query will read up to the current tails."""

@@ -10,6 +10,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from uploader.versioned.schema import DIFF, TIME, CollectionSchema
 from walstore import InvalidSettingsError
+from walstore.spark.rows import check_chosen
 from walstore.spark.versioned.types import spark_schema, spark_type
 
 CHANGE: Final = "_change"
@@ -28,16 +29,12 @@ def change_schema(schema: CollectionSchema) -> StructType:
 def check_selected(chosen: StructType, columns: StructType) -> None:
     """Raise InvalidSettingsError unless a schema only chooses from the columns, in any order."""
     known = {field.name: field.dataType for field in columns.fields}
-    for field in chosen.fields:
-        if known.get(field.name) != field.dataType or not field.nullable:
-            names = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-            raise InvalidSettingsError(
-                f"a schema chooses from the columns {names}, all nullable, not {field.name} "
-                f"{field.dataType.simpleString()}; after evolve() load the collection again"
-            )
-    found = chosen.fieldNames()
-    if not found or len(set(found)) != len(found):
-        raise InvalidSettingsError("a schema needs one or more columns, each named once")
+    check_chosen(
+        chosen,
+        known,
+        "a schema chooses from the columns {columns}, all nullable, not {field}; after evolve() load the "
+        "collection again",
+    )
 
 
 def given_schema(schema: StructType) -> pa.Schema:

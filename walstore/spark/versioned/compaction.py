@@ -131,8 +131,12 @@ class SparkMerger:
         from pyspark.sql import functions as f
         from pyspark.sql.types import StringType, StructField, StructType
 
-        from walstore.spark.versioned.mapping import map_in_arrow
-        from walstore.spark.versioned.scanning import check_names, python_updates, quoted
+        from walstore.spark.versioned.scanning import (
+            check_names,
+            map_in_arrow,
+            python_updates,
+            quoted,
+        )
 
         check_names(self._spark, job.schema)
         objects = CollectionObjects(job.url, job.collection, job.schema)

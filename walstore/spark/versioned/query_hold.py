@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from uploader import Collection, CollectionReader, CollectionScan
 from walstore import InvalidSettingsError, SinceViolationError
 from walstore.spark.blocking import SyncRunner
-from walstore.spark.versioned.admission import StoredTimes
+from walstore.spark.streaming.admission import StoredTimes
 from walstore.spark.versioned.options import ChangeOptions
 
 

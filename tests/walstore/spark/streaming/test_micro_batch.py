@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from walstore.spark.options import parse_stream_options
+from walstore.spark.options import Budget, parse_stream_options
 from walstore.spark.partitions import Span
-from walstore.spark.streaming.micro_batch import (
-    Budget,
+from walstore.spark.streaming.admission import (
     budget_of,
     by_bytes,
     by_rows,
@@ -110,8 +109,8 @@ def test_batches_by_bytes_reach_the_end(sizes, most_bytes):
     assert batches <= edges[-1]
 
 
-def options(**given: str):
-    return parse_stream_options({"path": "s3://bucket/orders"} | given)
+def options(**given: str) -> Budget:
+    return parse_stream_options({"path": "s3://bucket/orders"} | given).most
 
 
 @needs_limits
@@ -134,13 +133,13 @@ def test_all_means_all():
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
 def test_limits_need_a_spark_that_says_where_a_batch_begins(name):
-    check_limits(options(**{name: "10"}), has_limits=True)
+    check_limits(options(**{name: "10"}), "they", has_limits=True)
     with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
-        check_limits(options(**{name: "10"}), has_limits=False)
-    check_limits(options(), has_limits=False)
+        check_limits(options(**{name: "10"}), "they", has_limits=False)
+    check_limits(options(), "they", has_limits=False)
     if not HAS_LIMITS:
         with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
-            check_limits(options(**{name: "10"}))
+            check_limits(options(**{name: "10"}), "they")
 
 
 OLDER = """

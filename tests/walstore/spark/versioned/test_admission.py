@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.streaming.micro_batch import Budget
-from walstore.spark.versioned.admission import StoredTimes, end_of
+from walstore.spark.options import Budget
+from walstore.spark.streaming.admission import StoredTimes, end_of
 
 STORED = [
     StoredTimes(0, 10, 100, 1000),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.effort import first_seed
 from uploader.versioned.batch_groups import Key, RowGroup
-from walstore.spark.versioned.key_ranges import cut, join
+from walstore.spark.versioned.reading import cut, join
 
 
 def group_of(low: Key, high: Key, rows: int = 10) -> RowGroup:
