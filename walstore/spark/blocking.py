@@ -67,20 +67,28 @@ def run_in_store(url: str, act: Callable[[ObjectStore, Worker], Awaitable[_T]]) 
 
 
 class StoreReading:
-    """A store that one task reads, on an event loop of its own. A context manager, which closes it."""
+    """A store and an event loop of its own, for one task or plan. A context manager, which closes both."""
 
     def __init__(self, url: str, *, store: ObjectStore | None = None, threads: int = 1) -> None:
         """Read from the store at ``url``, or from ``store``. The first request is made by the first read."""
-        self._store = store if store is not None else open_store(url)
-        self._worker = Worker("spark", threads=threads)
+        self.store = store if store is not None else open_store(url)
+        self.worker = Worker("spark", threads=threads)
         self._runner = SyncRunner()
+
+    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end and return its result."""
+        return self._runner.run(call)
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        try:
+            self.worker.close()
+            self.run(self.store.aclose())
+        finally:
+            self._runner.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._worker.close()
-            self._runner.run(self._store.aclose())
-        finally:
-            self._runner.close()
+        self.close()

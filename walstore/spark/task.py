@@ -182,7 +182,7 @@ class FragmentSource(StoreReading):
         """Read ``projection`` from the store at ``url``, or from ``store``, which is closed with this."""
         super().__init__(url, store=store)
         self._projection = projection
-        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
+        self._fragments = FragmentReader(store=self.store, worker=self.worker, cache_bytes=0)
 
     def holding(
         self, parts: Sequence[FragmentPart]
@@ -193,7 +193,7 @@ class FragmentSource(StoreReading):
             return
         for at in range(0, len(parts), FOOTERS_AT_ONCE):
             window = parts[at : at + FOOTERS_AT_ONCE]
-            yield from zip(window, self._runner.run(self._ask(window)), strict=True)
+            yield from zip(window, self.run(self._ask(window)), strict=True)
 
     def read(self, part: FragmentPart) -> Batch:
         """Return the records of a part, with all columns of the projection; others may be null.
@@ -206,7 +206,7 @@ class FragmentSource(StoreReading):
             reading = self._fragments.read_columns(part.entry, columns)
         else:
             reading = self._fragments.read(part.entry)
-        return self._runner.run(reading).slice(part.start, part.limit)
+        return self.run(reading).slice(part.start, part.limit)
 
     async def _ask(self, parts: Sequence[FragmentPart]) -> list[bool]:
         return list(await asyncio.gather(*map(self._may_hold, parts)))

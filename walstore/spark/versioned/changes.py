@@ -37,7 +37,6 @@ from walstore.spark.versioned.change_files import (
     divide_changes,
     read_pieces,
 )
-from walstore.spark.versioned.columns import change_schema, check_selected
 from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import ChangeOptions
 from walstore.spark.versioned.query_hold import QueryHold
@@ -48,7 +47,7 @@ from walstore.spark.versioned.reading import (
     narrowed,
     read_ranges,
 )
-from walstore.spark.versioned.types import to_spark
+from walstore.spark.versioned.types import change_schema, check_selected, to_spark
 
 logger = logging.getLogger("walstore.spark")
 

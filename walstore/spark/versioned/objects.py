@@ -66,7 +66,7 @@ class ScanObjects(StoreReading):
         async def every() -> list[_T]:
             return list(await gather_all(one(call) for call in calls))
 
-        return self._runner.run(every())
+        return self.run(every())
 
     async def _open(self, file: ScanFile) -> GroupedFile:
         known = self._files.get(file.key)
@@ -74,7 +74,7 @@ class ScanObjects(StoreReading):
             return known
         size_bytes = file.size_bytes
         if file.digest is None:  # one of several objects, of which only the average is known
-            found = await self._store.head(file.key)
+            found = await self.store.head(file.key)
             if found is None:
                 raise _removed(file.key)
             size_bytes = found.size_bytes
@@ -84,7 +84,7 @@ class ScanObjects(StoreReading):
             path=file.key,
             tail_bytes=_tail(size_bytes),
         )
-        opened = await self._worker.run(_parse, end, size_bytes, self._scan.schema, file.key)
+        opened = await self.worker.run(_parse, end, size_bytes, self._scan.schema, file.key)
         self._check(file, opened)
         self._files[file.key] = opened
         return opened
@@ -96,11 +96,11 @@ class ScanObjects(StoreReading):
             data = opened.end[group.start - known : group.limit - known]
         else:
             data = await self._range(file.key, group.start, group.limit)
-        return await self._worker.run(_decode, opened, group, data, schema, file)
+        return await self.worker.run(_decode, opened, group, data, schema, file)
 
     async def _range(self, key: str, start: int, limit: int) -> bytes:
         try:
-            return await self._store.get_range(key, start, max(limit, start + 1))
+            return await self.store.get_range(key, start, max(limit, start + 1))
         except ObjectNotFoundError:
             raise _removed(key) from None
 

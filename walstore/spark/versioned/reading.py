@@ -25,10 +25,9 @@ from uploader.versioned.schema import CollectionSchema
 from walstore import InvalidSettingsError
 from walstore.spark.blocking import off_loop, run_blocking
 from walstore.spark.partitions import PARTITION_BYTES
-from walstore.spark.versioned.columns import check_selected
 from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import ContentOptions
-from walstore.spark.versioned.types import spark_schema, to_spark
+from walstore.spark.versioned.types import check_selected, spark_schema, to_spark
 
 STEP_ROWS: Final = 256 * 1024
 """About so many updates are added up at a time, in a task."""

@@ -38,7 +38,6 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.spark.blocking import run_in_store
 from walstore.spark.sink.writers import Destination, JobWriter, MicroBatchWriter, check_append
-from walstore.spark.versioned.columns import given_schema
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
     SINK_OPTIONS,
@@ -46,7 +45,7 @@ from walstore.spark.versioned.options import (
     parse_write_options,
 )
 from walstore.spark.versioned.reading import schema_at
-from walstore.spark.versioned.types import from_spark
+from walstore.spark.versioned.types import from_spark, given_schema
 
 _ATTEMPTS: Final = 20
 """So often a batch is appended where the shard ends, if others append to it meanwhile."""
