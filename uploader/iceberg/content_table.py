@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from uploader.iceberg.iceberg_columns import iceberg_schema, to_iceberg
 from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable, Marks
@@ -25,9 +24,6 @@ from walstore.errors import (
     WalError,
 )
 from walstore.runtime.threads import Worker
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Transaction
 
 _AS_OF: Final = "walstore.as-of"
 _SCHEMA: Final = "walstore.schema"
@@ -153,9 +149,17 @@ async def _replaced(
             _ROWS: str(content.rows.num_rows),
             _FILES: str(len(files)),
         }
-        change = partial(_replace, table, iceberg_schema(content.rows.schema), files)
+        put = partial(
+            table.put,
+            files,
+            iceberg_schema(content.rows.schema),
+            done,
+            replaces=True,
+            refusal=f"the columns of {table.target} cannot become those of the collection; nothing was "
+            "changed; export to a new table",
+        )
         try:
-            await worker.run(partial(table.commit, change, done))
+            await worker.run(put)
         except CommitLostError:
             marks = await worker.run(table.refresh)
             continue
@@ -202,42 +206,8 @@ def _write(table: IcebergTable, rows: pa.Table) -> list[str]:
         for number in range(-(-converted.num_rows // at_once)):
             part = converted.slice(number * at_once, at_once)
             name = f"walstore-{export}-{number:04d}.parquet"
-            written.append(table.write(name, partial(_write_file, part)))
+            written.append(table.write(name, part))
     except BaseException:
         table.remove(written)
         raise
     return written
-
-
-def _write_file(rows: pa.Table, stream: Any) -> None:
-    with pq.ParquetWriter(stream, rows.schema, compression="zstd", store_schema=False) as file:
-        file.write_table(rows)
-
-
-def _replace(
-    table: IcebergTable,
-    schema: pa.Schema,
-    files: list[str],
-    transaction: Transaction,
-    marks: dict[str, str],
-) -> None:
-    """Bring the columns up to date, and put the files in place of all others, as one snapshot.
-
-    A deletion with ``add_files`` after it would be two snapshots, of which the first shows an empty table.
-    """
-    from pyiceberg.exceptions import ValidationError
-
-    try:
-        with transaction.update_schema() as update:
-            update.union_by_name(schema)
-        added = table.described(transaction, files)
-    except (ValidationError, ValueError) as error:
-        raise InvalidSettingsError(
-            f"the columns of {table.target} cannot become those of the collection; nothing was changed; "
-            f"export to a new table: {error}"
-        ) from error
-    with transaction.update_snapshot(snapshot_properties=marks).overwrite() as snapshot:
-        for old in table.data_files():
-            snapshot.delete_data_file(old)
-        for new in added:
-            snapshot.append_data_file(new)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from uploader.iceberg.iceberg_target import IcebergTarget
 from walstore.errors import (
@@ -161,12 +163,26 @@ class IcebergTable:
                 "nothing is lost or counted twice; run it again"
             ) from error
 
-    def write(self, name: str, write: Callable[[Any], None]) -> str:
-        """Write a file into the table's folder for data, and return its location. No snapshot has it yet."""
+    def write(self, name: str, rows: pa.Table) -> str:
+        """Write rows into a file in the table's folder for data. No snapshot has it yet."""
         location = self._table.location_provider().new_data_location(name)
-        with _explained(self.target), self._table.io.new_output(location).create() as stream:
-            write(stream)
+        with (
+            _explained(self.target),
+            self._table.io.new_output(location).create() as stream,
+            pq.ParquetWriter(stream, rows.schema, compression="zstd", store_schema=False) as file,
+        ):
+            file.write_table(rows)
         return str(location)
+
+    def put(
+        self, files: Sequence[str], schema: pa.Schema, marks: Marks, *, replaces: bool, refusal: str
+    ) -> None:
+        """Commit files of :meth:`write`, beside all others or in their place, with the columns of ``schema``.
+
+        Errors as of :meth:`commit`; InvalidSettingsError that begins with ``refusal`` if the table cannot
+        have the columns.
+        """
+        self.commit(partial(self._put, files, schema, replaces, refusal), marks)
 
     def remove(self, locations: Sequence[str]) -> None:
         """Remove files of :meth:`write` that no commit can have; what cannot be removed stays as garbage."""
@@ -180,7 +196,39 @@ class IcebergTable:
             scan = self._table.scan() if condition is None else self._table.scan(condition)
             return [task.file for task in scan.plan_files()]
 
-    def described(self, transaction: Transaction, locations: Sequence[str]) -> list[DataFile]:
+    def close(self) -> None:
+        """Release the catalog's connections; idempotent."""
+        self._catalog.close()
+
+    def _put(
+        self,
+        files: Sequence[str],
+        schema: pa.Schema,
+        replaces: bool,  # noqa: FBT001 - for a partial
+        refusal: str,
+        transaction: Transaction,
+        marks: dict[str, str],
+    ) -> None:
+        """Add the columns and files as one snapshot.
+
+        A deletion with ``add_files`` after it would be two, of which the first shows an empty table.
+        """
+        from pyiceberg.exceptions import ValidationError
+
+        try:
+            with transaction.update_schema() as update:
+                update.union_by_name(schema)
+            added = self._described(transaction, files)
+        except (ValidationError, ValueError) as error:
+            raise InvalidSettingsError(f"{refusal}: {error}") from error
+        change = transaction.update_snapshot(snapshot_properties=marks)
+        with change.overwrite() if replaces else change.fast_append() as snapshot:
+            for old in self.data_files() if replaces else ():
+                snapshot.delete_data_file(old)
+            for new in added:
+                snapshot.append_data_file(new)
+
+    def _described(self, transaction: Transaction, locations: Sequence[str]) -> list[DataFile]:
         """Return what a manifest says of Parquet files, as in ``add_files``; ValueError for wrong columns."""
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
@@ -192,10 +240,6 @@ class IcebergTable:
             transaction.set_properties({"schema.name-mapping.default": mapping})
         found = parquet_files_to_data_files(self._table.io, transaction.table_metadata, locations)
         return list(found)
-
-    def close(self) -> None:
-        """Release the catalog's connections; idempotent."""
-        self._catalog.close()
 
     def _marks(self) -> dict[str, str]:
         snapshot = self._table.current_snapshot()

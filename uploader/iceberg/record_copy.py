@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from uploader.format.entries import Fragment
 from uploader.iceberg.iceberg_table import CommitLostError, IcebergTable, Marks
@@ -21,9 +19,6 @@ from uploader.iceberg.json_columns import (
 from uploader.read.cloud_log import CloudLog
 from uploader.runtime.shared_worker import SharedWorker
 from walstore.errors import InvalidSettingsError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Transaction
 
 
 async def copy_records(
@@ -55,11 +50,18 @@ async def copy_records(
         )
         batches.append(batch)
         misfits += found
-    write = partial(_write, pa.Table.from_batches(batches))
-    file = await worker.run(partial(table.write, f"walstore-{token_hex(16)}.parquet", write))
-    change = partial(_add, table, table_schema(columns), file)
+    name = f"walstore-{token_hex(16)}.parquet"
+    file = await worker.run(partial(table.write, name, pa.Table.from_batches(batches)))
+    put = partial(
+        table.put,
+        [file],
+        table_schema(columns),
+        marks,
+        replaces=False,
+        refusal=f"{table.target} cannot have these columns; nothing was changed; copy to a new table",
+    )
     try:
-        await worker.run(partial(table.commit, change, marks))
+        await worker.run(put)
     except (CommitLostError, InvalidSettingsError):
         await worker.run(partial(table.remove, [file]))
         raise
@@ -85,31 +87,3 @@ def _typed_rows(
         for field in RECORD_COLUMNS
     ]
     return pa.RecordBatch.from_arrays([*own, *found.columns], schema=schema), found.misfits
-
-
-def _write(rows: pa.Table, stream: Any) -> None:
-    with pq.ParquetWriter(stream, rows.schema, compression="zstd", store_schema=False) as file:
-        file.write_table(rows)
-
-
-def _add(
-    table: IcebergTable,
-    schema: pa.Schema,
-    file: str,
-    transaction: Transaction,
-    marks: dict[str, str],
-) -> None:
-    """Add the columns that the table does not have yet, and the file."""
-    from pyiceberg.exceptions import ValidationError
-
-    try:
-        with transaction.update_schema() as update:
-            update.union_by_name(schema)
-        added = table.described(transaction, [file])
-    except (ValidationError, ValueError) as error:
-        raise InvalidSettingsError(
-            f"{table.target} cannot have these columns; nothing was changed; copy to a new table: {error}"
-        ) from error
-    with transaction.update_snapshot(snapshot_properties=marks).fast_append() as snapshot:
-        for one in added:
-            snapshot.append_data_file(one)

@@ -26,8 +26,8 @@ from walstore.spark.sidecar.settings import (
 )
 
 if TYPE_CHECKING:
+    from walstore.spark.sidecar import Observer, Summary
     from walstore.spark.sidecar.metrics import SidecarMetrics
-    from walstore.spark.sidecar.sidecar import Observer, Summary
 
 SIDECAR_EXAMPLES = """\
   walstore sidecar s3://bucket/orders --to s3a://lake/orders

@@ -14,8 +14,8 @@ from walstore.spark.environment import FastPathError, problem
 from walstore.spark.fast_path.reading import read
 from walstore.spark.session import local_session, register
 from walstore.spark.sink import finish_commits, partition_rows, sweep_staging
+from walstore.spark.versioned import merge_engine
 from walstore.spark.versioned.content import read_collection
-from walstore.spark.versioned.engine import merge_engine
 
 __all__ = [
     "FastPathError",

@@ -12,15 +12,14 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final, TypeAlias, cast
 
-from uploader import open_store
 from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
 from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrapper
 from uploader.stores.port import ListingOrder, get_bounded
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
+from walstore.spark.blocking import StoreReading
 from walstore.spark.options import Location
-from walstore.spark.planned_log import SyncRunner
 from walstore.store.directory import directory_of, list_logs
 
 PARALLEL: Final = 16
@@ -90,14 +89,13 @@ class DirectoryCatalog:
         """Do nothing."""
 
 
-class StoreCatalog:
-    """The logs below a prefix of an object store. Owns an event loop, run on demand."""
+class StoreCatalog(StoreReading):
+    """The logs below a prefix of an object store."""
 
     def __init__(self, location: Location) -> None:
         """Open the store at a location; the first request is made by the first call."""
+        super().__init__(location.text)
         self.location = location
-        self._store = open_store(location.text)
-        self._runner = SyncRunner()
 
     def counts(self, names: Iterable[str]) -> Counts:
         """Return the partitions of the names; does not check that an unpartitioned log exists.
@@ -107,51 +105,44 @@ class StoreCatalog:
         found = list(names)
         for name in filter(None, found):
             directory_of(name)  # refuses names that lead out of the prefix
-        return self._runner.run(self._counts(found))
+        return self.run(self._counts(found))
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
         """Return the names of logs and partitioned logs below the location, in order, by one listing.
 
         With ``most_objects`` at most that many objects are listed, so names may be missing.
         """
-        return self._runner.run(self._names(most_objects))
+        return self.run(self._names(most_objects))
 
     def has_fragments(self) -> bool:
         """Return whether the location itself contains a fragment; lists only the first keys."""
-        return self._runner.run(self._has_fragments())
+        return self.run(self._has_fragments())
 
     def location_of(self, name: str) -> Location:
         """Return the log's URL."""
         directory_of(name)
         return self.location.child(name)
 
-    def close(self) -> None:
-        """Release connections and threads."""
-        try:
-            self._runner.run(self._store.aclose())
-        finally:
-            self._runner.close()
-
     async def _counts(self, names: list[str]) -> Counts:
         gate = asyncio.Semaphore(PARALLEL)
 
         async def count(name: str) -> tuple[int, ...] | None:
             async with gate:
-                found = await read_partitions(_Below(self._store, name))
+                found = await read_partitions(_Below(self.store, name))
             return None if found is None else tuple(range(found))
 
         return dict(zip(names, await asyncio.gather(*map(count, names)), strict=True))
 
     async def _has_fragments(self) -> bool:
         for folder in (FRAGMENT_FOLDER, "shard"):
-            listing = cast("AsyncGenerator[ListedObject, None]", self._store.list(folder))
+            listing = cast("AsyncGenerator[ListedObject, None]", self.store.list(folder))
             async with aclosing(listing):
                 async for _ in listing:
                     return True
         return False
 
     async def _names(self, most_objects: int | None) -> list[str]:
-        logs, partitioned = await list_names(self._store, most_objects=most_objects)
+        logs, partitioned = await list_names(self.store, most_objects=most_objects)
         return _topics({**dict.fromkeys(logs), **await self._counts(sorted(partitioned))})
 
 

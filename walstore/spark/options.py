@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from walstore import InvalidSettingsError
@@ -119,6 +119,19 @@ class Options:
         """Return whether the value is the first of two words."""
         return self.word(name, (yes, no), default=yes if default else no) == yes
 
+    def location(self, missing: str, *, not_a_store: str | None = None) -> Location:
+        """Return where the option ``path`` leads.
+
+        InvalidSettingsError that says ``missing`` without it, and ``not_a_store`` for a directory.
+        """
+        path = self.text("path")
+        if not path:
+            raise InvalidSettingsError(missing)
+        found = parse_location(path, self.store)
+        if not_a_store is not None and not found.is_store:
+            raise InvalidSettingsError(not_a_store.format(path=path))
+        return found
+
     def word(self, name: str, words: Sequence[str], *, default: str) -> str:
         """Return one of some words, in any case."""
         value = self.text(name)
@@ -196,6 +209,20 @@ def _topic(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
+class Budget(NamedTuple):
+    """How much one micro-batch may take; None for no limit."""
+
+    rows: int | None = None
+    """Records or updates, all logs together."""
+    size_bytes: int | None = None
+    """Stored bytes, approximately, all logs together."""
+    times: int | None = None
+    """Times of a collection."""
+
+
+NO_LIMIT: Final = Budget()
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which logs are read: the one at the location itself, or some of several below it."""
@@ -247,10 +274,8 @@ class ReadOptions(CommonOptions):
 class StreamOptions(CommonOptions):
     """What a stream follows."""
 
-    most_rows: int | None = None
-    """Most records of one micro-batch, all logs together."""
-    most_bytes: int | None = None
-    """Most stored bytes of one micro-batch, approximately, all logs together."""
+    most: Budget = NO_LIMIT
+    """Limits of one micro-batch."""
     cursor: str | None = None
     """Name of the cursor that marks the start of the query and is moved behind it."""
     poll_seconds: float = DEFAULT_POLL_MS / 1000
@@ -285,8 +310,9 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         )
     return StreamOptions(
         **found,
-        most_rows=given.number("maxOffsetsPerTrigger", low=1),
-        most_bytes=given.number("maxBytesPerTrigger", low=1),
+        most=Budget(
+            given.number("maxOffsetsPerTrigger", low=1), given.number("maxBytesPerTrigger", low=1)
+        ),
         cursor=cursor,
         poll_seconds=given.number("pollIntervalMs", low=1, default=DEFAULT_POLL_MS) / 1000,
         discovery_seconds=given.number("discoveryIntervalMs", low=1, default=DEFAULT_DISCOVERY_MS)
@@ -296,13 +322,10 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 def _parse_common(given: Options) -> dict[str, Any]:
     """Return the fields of :class:`CommonOptions`."""
-    path = given.text("path")
-    if not path:
-        raise InvalidSettingsError(
-            "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
-        )
     return {
-        "location": parse_location(path, given.store),
+        "location": given.location(
+            "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
+        ),
         "selection": parse_selection(given),
         "starting": parse_bounds(given, STARTING, default=Edge.EARLIEST),
         "needs_record": given.flag(

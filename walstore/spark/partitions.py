@@ -128,12 +128,13 @@ class _Sized(Protocol):
 _P = TypeVar("_P", bound=_Sized)
 
 
-def group(parts: Iterable[_P], most_bytes: int) -> list[list[_P]]:
-    """Group consecutive parts up to ``most_bytes``; a larger part is a group of its own."""
+def group(parts: Iterable[_P], most_bytes: int, most: int | None = None) -> list[list[_P]]:
+    """Group consecutive parts, up to ``most`` and ``most_bytes``; a larger part is a group of its own."""
     groups: list[list[_P]] = []
     size_bytes = 0
     for part in parts:
-        if not groups or size_bytes + part.size_bytes > most_bytes:
+        is_full = bool(groups) and len(groups[-1]) == most
+        if not groups or is_full or size_bytes + part.size_bytes > most_bytes:
             groups.append([])
             size_bytes = 0
         groups[-1].append(part)

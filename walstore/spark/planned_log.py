@@ -8,11 +8,11 @@ deletes before a task reads it the task reads the tier (``task.py``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from uploader import CloudLog, open_store
@@ -25,6 +25,7 @@ from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment
 from walstore.format.recovery import Chain
 from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex, parse_file_name
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.partitions import (
     PARTITION_BYTES,
     FileExtent,
@@ -39,30 +40,11 @@ from walstore.spark.partitions import (
     group,
 )
 
-_T = TypeVar("_T")
-
 StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""
 
 _CUTS: Final = 8
 """Spans of a file are at most this fraction of the requested bytes."""
-
-
-class SyncRunner:
-    """Runs one coroutine after another, on one event loop. Must not be used inside another loop."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-
-    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine to its end and return its result."""
-        # Not Runner.run(): it restores a signal handler, and signal() formats the replaced handler
-        # with its task and the whole result of that task.
-        return self._runner.get_loop().run_until_complete(call)
-
-    def close(self) -> None:
-        """Cancel remaining tasks and close the event loop; may be called twice."""
-        self._runner.close()
 
 
 class StoreLog:

@@ -11,21 +11,21 @@ classes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from walstore import WalError
 from walstore.records import to_timestamp_us
+from walstore.spark.blocking import off_loop
 from walstore.spark.features import HAS_FILTERS
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
@@ -44,7 +44,6 @@ logger = logging.getLogger("walstore.spark")
 PARALLEL: Final = 8
 """Logs opened concurrently."""
 
-_T = TypeVar("_T")
 _Read = tuple[PlannedLog, ReadInterval]
 
 
@@ -69,16 +68,6 @@ def _check(options: ReadOptions) -> None:
     named = find_logs(options.location, options.selection)
     if len(named) == 1:
         open_log(named[0], use_tier=False).close()
-
-
-def off_loop(call: Callable[[], _T]) -> _T:
-    """Return what a blocking call returns; it runs in a thread if this one runs an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(1, "walstore-plan") as thread:
-        return thread.submit(call).result()
 
 
 def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:

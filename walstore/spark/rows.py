@@ -9,7 +9,7 @@ built once and sliced, because Spark needs a value in every row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,16 +68,26 @@ def column_names(schema: StructType) -> tuple[str, ...]:
     It may leave columns out, which saves decoding them, and order them freely; the types are fixed.
     InvalidSettingsError otherwise.
     """
+    known = {name: spark for name, (spark, _) in _COLUMNS.items()}
+    refusal = (
+        "a schema may only choose from the log's columns ({columns}), all nullable; not {field}"
+    )
+    return check_chosen(schema, known, refusal)
+
+
+def check_chosen(
+    schema: StructType, known: Mapping[str, DataType], refusal: str
+) -> tuple[str, ...]:
+    """Return the names in a schema that chooses from ``known`` columns, in any order.
+
+    InvalidSettingsError for no column, and for one that is named twice; for one that is not known, by its
+    name and type, it says ``refusal``, which has ``{columns}`` and ``{field}``.
+    """
     for field in schema.fields:
-        known = _COLUMNS.get(field.name)
-        if known is None or known[0] != field.dataType or not field.nullable:
-            columns = ", ".join(
-                f"{name} {spark.simpleString()}" for name, (spark, _) in _COLUMNS.items()
-            )
-            raise InvalidSettingsError(
-                f"a schema may only choose from the log's columns ({columns}), all nullable; "
-                f"not {field.name} {field.dataType.simpleString()}"
-            )
+        if known.get(field.name) != field.dataType or not field.nullable:
+            columns = ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            found = f"{field.name} {field.dataType.simpleString()}"
+            raise InvalidSettingsError(refusal.format(columns=columns, field=found))
     names = tuple(schema.fieldNames())
     if not names or len(set(names)) != len(names):
         raise InvalidSettingsError("a schema needs one or more columns, each named once")

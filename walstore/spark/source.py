@@ -171,7 +171,7 @@ class WalstoreSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return a writer that appends rows of ``schema`` once."""
         require_packages()
-        from walstore.spark.sink.writers import batch_writer
+        from walstore.spark.sink.log_sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
@@ -182,6 +182,6 @@ class WalstoreSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return a writer that appends rows of ``schema`` micro-batch by micro-batch."""
         require_packages()
-        from walstore.spark.sink.writers import stream_writer
+        from walstore.spark.sink.log_sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)

@@ -11,19 +11,18 @@ import logging
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from uploader import open_store
 from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import ObjectStore
 from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
 from walstore.offset_range import OffsetRange
-from walstore.runtime.threads import Worker
+from walstore.spark.blocking import StoreReading
 from walstore.spark.partitions import (
     FilePart,
     FilePartition,
@@ -31,7 +30,7 @@ from walstore.spark.partitions import (
     FragmentPartition,
     LogPartition,
 )
-from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog
 from walstore.spark.rows import Projection, RowBuilder
 
 logger = logging.getLogger("walstore.spark")
@@ -172,8 +171,8 @@ def _read_tier(partition: FilePartition, part: FilePart, projection: Projection)
                 yield from map(source.read, fragments.parts)
 
 
-class FragmentSource:
-    """Reads the fragments of one log. A context manager; the first request is made by the first read.
+class FragmentSource(StoreReading):
+    """Reads the fragments of one log.
 
     Fragments whose footers exclude the requested streams are not read; footers are read some at a time."""
 
@@ -181,11 +180,9 @@ class FragmentSource:
         self, url: str, projection: Projection, *, store: ObjectStore | None = None
     ) -> None:
         """Read ``projection`` from the store at ``url``, or from ``store``, which is closed with this."""
+        super().__init__(url, store=store)
         self._projection = projection
-        self._store = store if store is not None else open_store(url)
-        self._worker = Worker("spark")
-        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
-        self._runner = SyncRunner()
+        self._fragments = FragmentReader(store=self.store, worker=self.worker, cache_bytes=0)
 
     def holding(
         self, parts: Sequence[FragmentPart]
@@ -196,7 +193,7 @@ class FragmentSource:
             return
         for at in range(0, len(parts), FOOTERS_AT_ONCE):
             window = parts[at : at + FOOTERS_AT_ONCE]
-            yield from zip(window, self._runner.run(self._ask(window)), strict=True)
+            yield from zip(window, self.run(self._ask(window)), strict=True)
 
     def read(self, part: FragmentPart) -> Batch:
         """Return the records of a part, with all columns of the projection; others may be null.
@@ -209,17 +206,7 @@ class FragmentSource:
             reading = self._fragments.read_columns(part.entry, columns)
         else:
             reading = self._fragments.read(part.entry)
-        return self._runner.run(reading).slice(part.start, part.limit)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._worker.close()
-            self._runner.run(self._store.aclose())
-        finally:
-            self._runner.close()
+        return self.run(reading).slice(part.start, part.limit)
 
     async def _ask(self, parts: Sequence[FragmentPart]) -> list[bool]:
         return list(await asyncio.gather(*map(self._may_hold, parts)))

@@ -21,7 +21,6 @@ from walstore import Record, Settings, Wal
 from walstore.errors import (
     CorruptionError,
     LogNotFoundError,
-    OffsetNotWrittenError,
     OffsetTrimmedError,
 )
 from walstore.files.posix import PosixFileSystem
@@ -48,34 +47,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
 def records(made: tuple[Path, list[Record]], log_directory: Path) -> list[Record]:
     shutil.copytree(made[0], log_directory)
     return made[1]
-
-
-def test_all_records_of_a_closed_log(log_directory, records):
-    assert len(local.segments(log_directory)) > 4
-    assert read_records(log_directory) == records
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_many_partitions_make_no_gap_and_no_duplicate(log_directory, records, count):
-    reader = reader_of(log_directory, minPartitions=count)
-    partitions = reader.partitions()
-    assert len(partitions) >= count
-    offsets = [
-        offset
-        for batches in read_batches(reader, partitions)
-        for batch in batches
-        for offset in batch.column("offset").to_pylist()
-    ]
-    assert offsets == [record.offset for record in records]
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_intervals_inside_batches(log_directory, records, count):
-    for start, limit in [(1, 2), (5, 5), (17, 733), (999, 1001), (1001, 1001)]:
-        found = read_records(
-            log_directory, startingOffsets=start, endingOffsets=limit, minPartitions=count
-        )
-        assert found == records[start - 1 : limit - 1]
 
 
 @pytest.mark.parametrize("count", [1, 8])
@@ -155,25 +126,11 @@ def test_an_empty_log_has_no_rows(log_directory):
     assert read_records(log_directory) == []
 
 
-def test_times(log_directory, records):
-    half_ms = (START_US + 50_000) // 1000
-    first = next(r.offset for r in records if r.timestamp_us >= half_ms * 1000)
-    assert read_records(log_directory, startingTimestamp=half_ms) == records[first - 1 :]
-    assert read_records(log_directory, endingTimestamp=half_ms) == records[: first - 1]
-    assert read_records(log_directory, startingTimestamp=0, endingTimestamp=10**13) == records
-
-
 def test_a_file_that_vanishes_while_a_time_is_looked_up(log_directory, records):
     log = DirectoryLog(str(log_directory), "log")
     local.segments(log_directory)[0].unlink()
     with pytest.raises(OffsetTrimmedError, match="while the read was planned"):
         log.offset_at(START_US)
-
-
-def test_offsets_that_are_not_there(log_directory, records):
-    with pytest.raises(OffsetNotWrittenError):
-        planned(log_directory, endingOffsets=5000)
-    assert read_records(log_directory, endingOffsets=5000, failOnDataLoss="false") == records
 
 
 def test_a_trimmed_start(log_directory, records):

@@ -8,7 +8,7 @@ import sys
 from pyspark.sql.datasource import DataSourceStreamWriter
 
 from walstore.spark import features
-from walstore.spark.sink.writers import StreamWriter
+from walstore.spark.sink.writers import MicroBatchWriter
 
 OLDER = """
 import sys
@@ -22,11 +22,11 @@ sys.modules["pyspark.sql.streaming.datasource"] = None
 from walstore.spark import features
 from walstore.spark.options import parse_options
 from walstore.spark.reader import BatchReader
-from walstore.spark.sink.writers import StreamWriter
+from walstore.spark.sink.writers import MicroBatchWriter
 assert not features.HAS_FILTERS and not features.HAS_LIMITS
 # Spark 4.0 asks whether it is one of these, and then hands over Arrow batches; also to a stream's.
-assert issubclass(StreamWriter, (datasource.DataSourceArrowWriter,))
-assert issubclass(StreamWriter, (datasource.DataSourceStreamWriter,))
+assert issubclass(MicroBatchWriter, (datasource.DataSourceArrowWriter,))
+assert issubclass(MicroBatchWriter, (datasource.DataSourceStreamWriter,))
 reader = BatchReader(parse_options({"path": "/tmp/none", "pushdown": "on"}), ["value"])
 assert not hasattr(reader, "pushFilters")
 print("all of 4.0")
@@ -41,5 +41,5 @@ def test_spark_4_0():
 
 
 def test_a_stream_is_handed_arrow_by_the_spark_that_is_installed():
-    assert issubclass(StreamWriter, features.DataSourceStreamArrowWriter)
-    assert issubclass(StreamWriter, DataSourceStreamWriter)
+    assert issubclass(MicroBatchWriter, features.DataSourceStreamArrowWriter)
+    assert issubclass(MicroBatchWriter, DataSourceStreamWriter)

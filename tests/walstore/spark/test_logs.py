@@ -277,7 +277,7 @@ async def test_only_manifests_make_logs():
 
 def test_one_request_for_each_name(bucket, monkeypatch):
     store = MeteredStore(open_store(bucket))
-    monkeypatch.setattr("walstore.spark.log_catalog.open_store", lambda _: store)
+    monkeypatch.setattr("walstore.spark.blocking.open_store", lambda _: store)
     assert found(bucket, names=("bills", "eu/clicks", "orders/2")) == [
         ("bills", 0),
         ("eu/clicks", 0),

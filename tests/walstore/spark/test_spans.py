@@ -12,7 +12,8 @@ import pytest
 from tests import local
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
-from walstore.spark.planned_log import DirectoryLog, StoreLog, SyncRunner
+from walstore.spark.blocking import SyncRunner
+from walstore.spark.planned_log import DirectoryLog, StoreLog
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests import local
 from tests.walstore.spark.reading import (
-    START_US,
     fill,
     planned,
     read_batches,
@@ -73,11 +72,6 @@ def entries(url: str) -> list:
     return asyncio.run(ask())
 
 
-def test_all_records_from_the_store(records, url):
-    assert read_records(url) == records
-    assert {row["topic"] for row in read_rows(url)} == {"orders"}
-
-
 @pytest.mark.parametrize("count", [1, 3, 1000])
 def test_partitions_are_runs_of_fragments(records, url, count):
     found = entries(url)
@@ -87,21 +81,6 @@ def test_partitions_are_runs_of_fragments(records, url, count):
     assert min(count, len(found)) <= len(partitions) <= len(found)
     starts = {entry.start for entry in found}
     assert all(partition.start in starts for partition in partitions)
-    rows = [batch for batches in read_batches(reader, partitions) for batch in batches]
-    assert [o for b in rows for o in b.column("offset").to_pylist()] == [r.offset for r in records]
-
-
-def test_intervals_inside_fragments(records, url):
-    first = entries(url)[0]
-    for start, limit in [
-        (1, 2),
-        (first.limit - 1, first.limit + 1),
-        (first.limit, first.limit),
-        (17, 733),
-        (999, 1001),
-    ]:
-        found = read_records(url, startingOffsets=start, endingOffsets=limit)
-        assert found == records[start - 1 : limit - 1]
 
 
 def test_fragments_outside_the_interval_are_not_opened(records, store, url):
@@ -109,14 +88,6 @@ def test_fragments_outside_the_interval_are_not_opened(records, store, url):
         path.write_bytes(b"damaged")
     start = entries(url)[-1].start
     assert read_records(url, startingOffsets=start) == records[start - 1 :]
-
-
-def test_times(records, url):
-    middle_ms = (START_US + 50_000) // 1000
-    first = next(r.offset for r in records if r.timestamp_us >= middle_ms * 1000)
-    assert read_records(url, startingTimestamp=middle_ms) == records[first - 1 :]
-    assert read_records(url, endingTimestamp=middle_ms) == records[: first - 1]
-    assert read_records(url, startingTimestamp=0, endingTimestamp=10**13) == records
 
 
 def test_chosen_columns(records, url):
@@ -227,8 +198,6 @@ def test_the_tier_comes_first_then_the_files(records, log_directory):
     partitions = planned(log_directory)
     assert [type(p) for p in partitions] == [FragmentPartition, FilePartition]
     assert partitions[0].limit == partitions[1].start == int(local.segments(log_directory)[0].stem)
-    assert read_records(log_directory) == records
-    assert read_records(log_directory, minPartitions=9) == records
 
 
 def test_files_alone_with_tier_off(records, log_directory):
@@ -254,14 +223,6 @@ def test_a_tier_that_does_not_answer_is_reported(records, store, log_directory):
     with pytest.raises(LogNotFoundError) as caught:
         planned(log_directory)
     assert "tier=off" in "".join(caught.value.__notes__)
-
-
-def test_times_across_tier_and_files(records, log_directory):
-    for at in (5, 40, 99):
-        moment_us = START_US + at * 1000
-        first = next(r.offset for r in records if r.timestamp_us >= moment_us)
-        found = read_records(log_directory, startingTimestamp=moment_us // 1000)
-        assert found == records[first - 1 :]
 
 
 async def test_a_live_log_from_store_and_files(log_directory, url):

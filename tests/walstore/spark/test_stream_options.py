@@ -7,7 +7,7 @@ import pytest
 from tests.cases import case
 from walstore.errors import InvalidSettingsError
 from walstore.spark.bounds import Edge, TimeBound
-from walstore.spark.options import parse_stream_options
+from walstore.spark.options import Budget, parse_stream_options
 
 PATH = "s3://bucket/orders"
 
@@ -21,7 +21,7 @@ def test_defaults():
     assert found.location.topic == "orders"
     assert found.selection.is_whole
     assert found.starting.every is Edge.EARLIEST
-    assert (found.most_rows, found.most_bytes, found.cursor, found.stream) == (None,) * 4
+    assert (*found.most, found.cursor, found.stream) == (None,) * 5
     assert found.fail_on_data_loss
     assert found.use_tier
     assert not found.include_headers
@@ -49,7 +49,7 @@ def test_every_option_is_taken_in_any_case():
         }
     )
     assert found.starting.every is Edge.LATEST
-    assert (found.most_rows, found.most_bytes, found.min_partitions) == (1000, 1_000_000, 4)
+    assert (found.most, found.min_partitions) == (Budget(1000, 1_000_000), 4)
     assert (found.cursor, found.stream, found.selection.pattern) == ("etl", "eu", "orders.*")
     assert (found.poll_seconds, found.discovery_seconds) == (0.25, 1.0)
     assert found.include_headers

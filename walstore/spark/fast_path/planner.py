@@ -34,10 +34,11 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore, RetryPolicy
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
 from walstore.runtime.threads import Worker
+from walstore.spark.blocking import run_blocking
 from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions
 from walstore.spark.partitions import FilePartition, FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog
 from walstore.spark.reader import Narrowed, plan_read
 
 PARALLEL_FOOTERS: Final = 32
@@ -114,8 +115,7 @@ def read_footers(
     if are_trusted and stream is None:
         found = {at: (part, FragmentKind.OURS) for at, part in enumerate(parts) if part.is_ours}
     if len(found) < len(parts) or any(map(_may_be_inline, parts)):
-        with closing(SyncRunner()) as runner:
-            runner.run(_read_footers(open_store(url), parts, stream, found))
+        run_blocking(lambda: _read_footers(open_store(url), parts, stream, found))
     return [found[at] for at in sorted(found)]
 
 
@@ -242,51 +242,33 @@ class FileRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Fragments:
-    """Consecutive fragments of one log."""
-
-    topic: str
-    partition: int
-    url: str
-    parts: tuple[FragmentPart, ...]
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """The offsets to read."""
-        return self.parts[0].start, self.parts[-1].limit
-
-    def scans(self, stream: str | None) -> list[Scan]:
-        """Return the scans; see :func:`walstore.spark.fast_path.planner.read_footers`."""
-        found = read_footers(self.url, self.parts, stream)
-        return scans_of(self.topic, self.partition, self.url, found, self.bounds)
-
-    def check(self) -> None:
-        """Read all footers; raises as :func:`walstore.spark.fast_path.planner.read_footers`."""
-        read_footers(self.url, self.parts, None, are_trusted=False)
-
-
-@dataclass(frozen=True, slots=True)
 class FastPathPlan:
     """What the JVM reads, and what the Python source reads."""
 
-    fragments: Sequence[Fragments]
+    fragments: Sequence[FragmentPartition]
+    """Consecutive fragments of one log each."""
     files: Sequence[FileRange]
 
     def scans(self, stream: str | None) -> list[Scan]:
         """Return the scans; reads the footers that it needs."""
         with ThreadPoolExecutor(PARALLEL_LOGS, "walstore-footers") as threads:
-            looks = [threads.submit(found.scans, stream) for found in self.fragments]
+            looks = [threads.submit(_scans, found, stream) for found in self.fragments]
         return [scan for look in looks for scan in look.result()]
 
     def check(self) -> None:
         """Compare each fragment's footer with its entry; raises what is wrong."""
         for found in self.fragments:
-            found.check()
+            read_footers(found.url, found.parts, None, are_trusted=False)
+
+
+def _scans(found: FragmentPartition, stream: str | None) -> list[Scan]:
+    known = read_footers(found.url, found.parts, stream)
+    return scans_of(found.topic, found.partition, found.url, known, (found.start, found.limit))
 
 
 def plan(options: ReadOptions) -> FastPathPlan:
     """Plan a read; errors as for :func:`walstore.spark.reader.plan_read`."""
-    fragments: list[Fragments] = []
+    fragments: list[FragmentPartition] = []
     files: list[FileRange] = []
     for members in _by_log(plan_read(options, Narrowed())):
         stored = [found for found in members if isinstance(found, FragmentPartition)]
@@ -298,7 +280,7 @@ def plan(options: ReadOptions) -> FastPathPlan:
             shipped = _shipped(local[0], start, limit)
             if shipped is not None:
                 fragments.append(shipped)
-                start = shipped.bounds[1]
+                start = shipped.limit
             if start < limit:
                 first = local[0]
                 files.append(FileRange(first.topic, first.partition, first.directory, start, limit))
@@ -312,13 +294,15 @@ def _by_log(partitions: Iterable[LogPartition]) -> list[list[LogPartition]]:
     return list(found.values())
 
 
-def _join(partitions: Sequence[FragmentPartition]) -> Fragments:
+def _join(partitions: Sequence[FragmentPartition]) -> FragmentPartition:
     first = partitions[0]
     parts = tuple(part for partition in partitions for part in partition.parts)
-    return Fragments(first.topic, first.partition, first.url, parts)
+    return FragmentPartition(
+        topic=first.topic, partition=first.partition, url=first.url, parts=parts
+    )
 
 
-def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
+def _shipped(files: FilePartition, start: int, limit: int) -> FragmentPartition | None:
     """Return the fragments that contain the first of the files' records, if any.
 
     The files have all records, so a tier that does not answer only makes the read slower.

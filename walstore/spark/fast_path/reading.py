@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -54,19 +54,42 @@ def read(
     one that the manifest names, and the store's errors. With ``never`` Spark raises them, later.
     """
     require_packages()
-    if fast_path not in get_args(FastPath):
-        raise InvalidSettingsError(f"fast_path must be auto, always or never, not {fast_path!r}")
+    check_fast_path(fast_path)
     given = _texts({**(options or {}), **more})
     path = os.fspath(location)
+    return by_jvm(
+        fast_path,
+        path,
+        lambda is_shared: _read(spark, path, given, is_shared=is_shared),
+        lambda: spark.read.format("walstore").options(**given).load(path),
+    )
+
+
+def check_fast_path(fast_path: FastPath) -> None:
+    """Raise InvalidSettingsError for another word."""
+    if fast_path not in get_args(FastPath):
+        raise InvalidSettingsError(f"fast_path must be auto, always or never, not {fast_path!r}")
+
+
+def by_jvm(
+    fast_path: FastPath,
+    what: str,
+    jvm: Callable[[bool], DataFrame],
+    python: Callable[[], DataFrame],
+) -> DataFrame:
+    """Return what ``jvm`` reads or, if the JVM cannot, what ``python`` does, which is logged.
+
+    ``jvm`` is told whether all machines of a cluster see the same directories.
+    """
     if fast_path == "never":
-        return spark.read.format("walstore").options(**given).load(path)
+        return python()
     try:
-        return _read(spark, path, given, is_shared=fast_path == "always")
+        return jvm(fast_path == "always")
     except FastPathError as error:
         if fast_path == "always":
             raise
-        logger.info("%s is read by Python: %s", path, error)
-        return spark.read.format("walstore").options(**given).load(path)
+        logger.info("%s is read by Python: %s", what, error)
+        return python()
 
 
 def _read(

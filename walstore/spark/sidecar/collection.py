@@ -13,10 +13,17 @@ from typing import Final
 from uploader import CloudLog, Collection, Materializer, MaterializerSettings
 from uploader.versioned.envelope import Envelope
 from uploader.versioned.materializer import WRITER
-from walstore import InvalidSettingsError, OffsetTrimmedError, ReadonlyWal, WalError
+from walstore import InvalidSettingsError, OffsetTrimmedError, ReadonlyWal
 from walstore.ports import Clock
-from walstore.spark.bounds import LogName, show
-from walstore.spark.sidecar.sidecar import RETRY_SECONDS, Landed, Started, Summary
+from walstore.spark.bounds import LogName
+from walstore.spark.sidecar.landing import (
+    RETRY_SECONDS,
+    Landed,
+    Landing,
+    Started,
+    Summary,
+    check_not_beyond,
+)
 from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor
 
 _ATTEMPTS: Final = 10
@@ -57,8 +64,8 @@ class CollectionLanding:
         self._collection = collection
         self._name = name
         self._cursor_name = cursor
-        self._warn = warn
         self._clock = clock
+        self._landing = Landing(warn, clock)
         self._is_once = is_once
         self._trigger_seconds = trigger_seconds
         self._materializer = Materializer(
@@ -69,12 +76,8 @@ class CollectionLanding:
             settings=MaterializerSettings(batch_records=max_records),
         )
         self._cursor = None if cursor is None else _open_cursor(log, cursor)
-        self._held: int | None = None  # where the cursor stands
+        self._held: dict[LogName, int] = {}  # where the cursor stands
         self._position = 0
-        self._records = 0
-        self._batches = 0
-        self._is_late = False
-        self._retry_at = 0.0
 
     async def start(self) -> Started:
         """Retain the log from where the collection ends, and say where that is. Call it once, first.
@@ -86,14 +89,9 @@ class CollectionLanding:
         found = None if self._cursor is None else await self._cursor.load()
         is_resumed = await self._is_resumed()
         self._position = await self._materializer.begin()
-        if found is not None and found > self._position:
-            raise InvalidSettingsError(
-                f"cursor {self._cursor_name!r} of {show(self._name)} stands at {found}, and the collection "
-                f"has only what comes before {self._position}: records in between may have been removed; if "
-                f"they still exist, set the cursor back: walstore cursors … --set {self._cursor_name} "
-                f"{self._position} --confirm"
-            )
-        if self._cursor is not None and self._held is None:
+        has = f"the collection has only what comes before {self._position}"
+        check_not_beyond(self._cursor_name or "", self._name, found, self._position, has)
+        if self._cursor is not None and not self._held:
             await self._hold()
         return Started(
             positions={self._name: self._position},
@@ -108,18 +106,20 @@ class CollectionLanding:
         Cancellation, and any error, loses nothing: another run continues. Errors as of
         :meth:`uploader.Materializer.step`.
         """
-        limit = self._log.limit if self._is_once else None
+        limit, landing = self._log.limit if self._is_once else None, self._landing
         while limit is None or self._position < limit:
-            if limit is None and not self._is_late:
+            if limit is None and not landing.is_late:
                 await self._log.wait_limit(self._position + 1)
             began = self._clock.monotonic()
             done = await self._materializer.step(max_wait=RETRY_SECONDS)
             self._position = done.upper
-            await self._catch_up_cursor()
+            if landing.is_retry_due:
+                await self._advance(self._position)
             if done.records:
-                self._records += done.records
-                self._batches += 1
-                yield self._landed(done.records, self._clock.monotonic() - began)
+                landing.land(landing.batch + 1, {self._name: self._position}, done.records)
+                landing.tails = {self._name: self._log.limit}
+                seconds = self._clock.monotonic() - began
+                yield landing.report(done.records, self._held, seconds)
                 left = began + self._trigger_seconds - self._clock.monotonic()
                 if limit is None and left > 0:
                     await self._clock.sleep(left)
@@ -128,28 +128,10 @@ class CollectionLanding:
 
     def summary(self, *, is_stopped: bool) -> Summary:
         """Return the result of the run."""
-        return Summary(
-            records=self._records,
-            batches=self._batches,
-            positions={self._name: self._position},
-            cursors=self._cursors(),
-            is_stopped=is_stopped,
-        )
+        self._landing.positions = {self._name: self._position}
+        return self._landing.summary(self._held, is_stopped=is_stopped)
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _landed(self, records: int, seconds: float) -> Landed:
-        return Landed(
-            batch=self._batches - 1,
-            records=records,
-            positions={self._name: self._position},
-            cursors=self._cursors(),
-            tails={self._name: self._log.limit},
-            seconds=seconds,
-        )
-
-    def _cursors(self) -> dict[LogName, int]:
-        return {} if self._held is None else {self._name: self._held}
 
     def _has_ended(self) -> bool:
         log = self._log
@@ -175,7 +157,7 @@ class CollectionLanding:
         assert self._cursor is not None
         for attempt in range(_ATTEMPTS):
             try:
-                self._held = await self._cursor.create(self._position)
+                self._held = {self._name: await self._cursor.create(self._position)}
                 return
             except OffsetTrimmedError:
                 if attempt == _ATTEMPTS - 1:
@@ -186,19 +168,9 @@ class CollectionLanding:
     async def _advance(self, position: int) -> None:
         """Move the cursor to what the collection has. A failure is reported, and retried later."""
         assert self._cursor is not None
-        try:
+        with self._landing.moving():
             await self._cursor.advance(position)
-            self._held = position
-            self._is_late = False
-        except WalError as error:
-            if not self._is_late:
-                self._warn(f"the cursor stays where it is for now: {error}")
-            self._is_late = True
-            self._retry_at = self._clock.monotonic() + RETRY_SECONDS
-
-    async def _catch_up_cursor(self) -> None:
-        if self._is_late and self._clock.monotonic() >= self._retry_at:
-            await self._advance(self._position)
+            self._held = {self._name: position}
 
 
 def _open_cursor(log: ReadonlyWal | CloudLog, name: str) -> StoreCursor | DirectoryCursor:

@@ -7,18 +7,18 @@ may have been removed, so the sidecar refuses to start until a user has resolved
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
 from walstore.offset_range import OffsetRange
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog
-from walstore.spark.planned_log import StoreOpener, SyncRunner
-from walstore.spark.streaming.cursors import open_cursor
-from walstore.spark.streaming.log_cursors import StreamCursor
+from walstore.spark.planned_log import StoreOpener
+from walstore.spark.sidecar.landing import check_not_beyond
+from walstore.spark.streaming.cursors import LogCursors
 from walstore.spark.streaming.poller import PolledLog, make_polled_log
 
 _ATTEMPTS: Final = 10
@@ -33,15 +33,14 @@ class HeldLogs:
         self._name = cursor_name
         self._runner = SyncRunner()
         self._logs: dict[LogName, PolledLog] = {}
-        self._cursors: dict[LogName, StreamCursor] = {}
-        self._positions: dict[LogName, int] = {}
+        self._cursors = LogCursors(cursor_name, self._runner)
         # Partitions without records: they have no manifest yet, so there is nothing to retain.
         self._unmade: set[LogName] = set()
 
     @property
     def positions(self) -> Offsets:
         """Positions of the cursors that this object created or moved."""
-        return dict(self._positions)
+        return dict(self._cursors.positions)
 
     @property
     def names(self) -> frozenset[LogName]:
@@ -52,18 +51,15 @@ class HeldLogs:
         """Open logs that are not open yet; LogNotFoundError, CorruptionError, the store's errors."""
         for named in logs:
             name = (named.topic, named.partition)
-            if name in self._logs:
-                continue
-            polled_log = make_polled_log(
-                named, self._runner, use_tier=True, open_store=self._open_store
-            )
-            self._logs[name] = polled_log
-            self._runner.run(polled_log.refresh())
-            self._cursors[name] = open_cursor(polled_log, self._name)
+            if name not in self._logs:
+                self._logs[name] = make_polled_log(
+                    named, self._runner, use_tier=True, open_store=self._open_store
+                )
+                self._runner.run(self._logs[name].refresh())
 
     def begins(self) -> dict[LogName, int]:
         """Return where each log begins if nothing has landed; creates no cursor."""
-        found = {name: self._runner.run(self._cursors[name].load()) for name in self._logs}
+        found = {name: self._load(name) for name in self._logs}
         return {name: self._head(name) if at is None else at for name, at in found.items()}
 
     def begin(self, landed: Offsets | None) -> dict[LogName, int]:
@@ -76,10 +72,10 @@ class HeldLogs:
         """
         for name in self._logs:
             at = None if landed is None else landed.get(name)
-            self._positions[name] = self._begin_one(name, at)
-            if self._runner.run(self._cursors[name].load()) is None:
+            self._cursors.positions[name] = self._begin_one(name, at)
+            if self._load(name) is None:
                 self._unmade.add(name)
-        return dict(self._positions)
+        return dict(self._cursors.positions)
 
     def advance(self, landed: Offsets) -> None:
         """Move the cursors to what has landed; cursors beyond that stay.
@@ -87,24 +83,18 @@ class HeldLogs:
         Every cursor is tried, also if one fails. Then one of the errors is raised, and the next call moves
         the cursors that did not move.
         """
-        due = {
-            name: position
-            for name, position in landed.items()
-            if name in self._cursors and position > self._positions.get(name, 0)
-        }
-        for name in self._unmade & due.keys():
-            self._runner.run(self._logs[name].refresh())
-            self._cursors[name] = open_cursor(self._logs[name], self._name)
-            self._unmade.discard(name)
-        failures = self._runner.run(self._advance_all(due))
-        if failures:
-            raise failures[0]
+        for name in self._unmade & landed.keys():
+            if landed[name] > self._cursors.positions[name]:
+                self._runner.run(self._logs[name].refresh())
+                self._cursors.forget(name)
+                self._unmade.discard(name)
+        for error in self._cursors.advance(self._logs, landed).values():
+            raise error
 
     def close(self) -> None:
         """Release connections; the cursors stay."""
         try:
-            for cursor in self._cursors.values():
-                self._runner.run(cursor.aclose())
+            self._cursors.close()
             for log in self._logs.values():
                 self._runner.run(log.aclose())
         finally:
@@ -113,33 +103,27 @@ class HeldLogs:
     # -- inside ------------------------------------------------------------------------------
 
     def _begin_one(self, name: LogName, landed: int | None) -> int:
-        cursor = self._cursors[name]
-        found = self._runner.run(cursor.load())
+        found = self._load(name)
         if landed is None:
             return self._create_at_head(name) if found is None else self._check_kept(name, found)
-        if found is not None and found > landed:
-            raise InvalidSettingsError(
-                f"cursor {self._name!r} of {show(name)} stands at {found}, and only what comes before "
-                f"{landed} has landed: records in between may have been removed; if they still exist, "
-                f"set the cursor back: walstore cursors … --set {self._name} {landed} --confirm"
-            )
+        has = f"only what comes before {landed} has landed"
+        check_not_beyond(self._name, name, found, landed, has)
         log = self._logs[name]
         if landed > log.limit:
             raise InvalidSettingsError(
                 f"what has landed of {show(name)} ends at {landed}, and the log ends before that, at"
                 f" {log.limit}: it is another log than the one that was landed; name a new table"
             )
-        if found is None:
-            try:
-                self._runner.run(cursor.create(landed))
-            except OffsetTrimmedError as error:
-                error.add_note(
-                    f"cursor {self._name!r} of {show(name)} was removed, and records since that did not land"
-                )
-                raise
-        else:
-            self._runner.run(cursor.advance(landed))
-        return landed
+        if found is not None:
+            self.advance({name: landed})
+            return landed
+        try:
+            return self._cursors.create(name, log, landed)
+        except OffsetTrimmedError as error:
+            error.add_note(
+                f"cursor {self._name!r} of {show(name)} was removed, and records since that did not land"
+            )
+            raise
 
     def _check_kept(self, name: LogName, position: int) -> int:
         OffsetRange(self._head(name), self._logs[name].limit).check_head(
@@ -154,7 +138,7 @@ class HeldLogs:
         head = self._head(name)
         for attempt in range(_ATTEMPTS):
             try:
-                return self._runner.run(self._cursors[name].create(head))
+                return self._cursors.create(name, self._logs[name], head)
             except OffsetTrimmedError as error:
                 if attempt == _ATTEMPTS - 1 or error.head <= head:
                     raise
@@ -165,17 +149,5 @@ class HeldLogs:
         with self._logs[name].plan() as planned:
             return planned.head
 
-    async def _advance_all(self, due: Mapping[LogName, int]) -> list[Exception]:
-        gate = asyncio.Semaphore(_ATTEMPTS)
-
-        async def one(name: LogName, position: int) -> None:
-            async with gate:
-                await self._cursors[name].advance(position)
-            self._positions[name] = position
-
-        moves = (one(name, position) for name, position in due.items())
-        results = await asyncio.gather(*moves, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, Exception):
-                raise result
-        return [result for result in results if isinstance(result, Exception)]
+    def _load(self, name: LogName) -> int | None:
+        return self._cursors.load(name, self._logs[name])

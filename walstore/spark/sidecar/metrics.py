@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from walstore import InvalidSettingsError
@@ -12,100 +11,78 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
 from walstore.spark.bounds import Offsets, show
-from walstore.spark.sidecar.sidecar import Landed, Started
+from walstore.spark.sidecar.landing import Landed, Started
 
 with needs_extra("metrics", "--metrics-port"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """One metric."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-
-
-LANDED: Final = Definition(
-    "walstore_sidecar_landed_offset", "Next offset that will land in the table.", ("log",)
+_LOG: Final = ("log",)
+_GAUGES: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "landed_offset": ("Next offset that will land in the table.", _LOG),
+    "cursor_offset": ("Where the sidecar's cursor stands.", _LOG),
+    "tail_offset": ("How far the log reaches, as last reported to Spark.", _LOG),
+    "lag_records": ("Records in the log that have not landed.", _LOG),
+    "batch_seconds": ("How long the last batch took.", ()),
+    "landed_timestamp_seconds": ("When a batch landed last, since 1970; 0 if none did.", ()),
+}
+_COUNTERS: Final[Mapping[str, str]] = {
+    "records": "Records landed since the sidecar was started.",
+    "batches": "Batches seen to land since the sidecar was started.",
+    "warnings": "What went wrong and was tried again, as cursors that stayed.",
+}
+NAMES: Final = (
+    *(f"walstore_sidecar_{name}" for name in _GAUGES),
+    *(f"walstore_sidecar_{name}_total" for name in _COUNTERS),
 )
-CURSOR: Final = Definition(
-    "walstore_sidecar_cursor_offset", "Where the sidecar's cursor stands.", ("log",)
-)
-TAIL: Final = Definition(
-    "walstore_sidecar_tail_offset", "How far the log reaches, as last reported to Spark.", ("log",)
-)
-LAG: Final = Definition(
-    "walstore_sidecar_lag_records", "Records in the log that have not landed.", ("log",)
-)
-BATCH_SECONDS: Final = Definition("walstore_sidecar_batch_seconds", "How long the last batch took.")
-LANDED_AT: Final = Definition(
-    "walstore_sidecar_landed_timestamp_seconds",
-    "When a batch landed last, since 1970; 0 if none did.",
-)
-RECORDS: Final = Definition(
-    "walstore_sidecar_records_total", "Records landed since the sidecar was started."
-)
-BATCHES: Final = Definition(
-    "walstore_sidecar_batches_total", "Batches seen to land since the sidecar was started."
-)
-WARNINGS: Final = Definition(
-    "walstore_sidecar_warnings_total",
-    "What went wrong and was tried again, as cursors that stayed.",
-)
-DEFINITIONS: Final = (
-    *(LANDED, CURSOR, TAIL, LAG, BATCH_SECONDS, LANDED_AT),
-    *(RECORDS, BATCHES, WARNINGS),
-)
-"""All of them; docs/spark_sidecar.md has a table."""
+"""The names of all metrics; docs/spark_sidecar.md has a table."""
 
 
 class SidecarMetrics:
-    """An :class:`~walstore.spark.sidecar.sidecar.Observer` that exports metrics to Prometheus."""
+    """An :class:`~walstore.spark.sidecar.landing.Observer` that exports metrics to Prometheus."""
 
     def __init__(self, registry: CollectorRegistry, *, clock: Clock | None = None) -> None:
         """Show the metrics in ``registry``."""
         self.registry = registry
         self._clock = clock or SystemClock()
         self._gauges = {
-            one: Gauge(one.name, one.help, one.labels, registry=registry)
-            for one in (LANDED, CURSOR, TAIL, LAG, BATCH_SECONDS, LANDED_AT)
+            name: Gauge(f"walstore_sidecar_{name}", text, labels, registry=registry)
+            for name, (text, labels) in _GAUGES.items()
         }
         self._counters = {
-            one: Counter(one.name.removesuffix("_total"), one.help, one.labels, registry=registry)
-            for one in (RECORDS, BATCHES, WARNINGS)
+            name: Counter(f"walstore_sidecar_{name}", text, registry=registry)
+            for name, text in _COUNTERS.items()
         }
 
     def started(self, report: Started) -> None:
         """Show where it begins."""
-        self._show(LANDED, report.positions)
-        self._show(CURSOR, report.positions)
+        self._show("landed_offset", report.positions)
+        self._show("cursor_offset", report.positions)
 
     def landed(self, report: Landed) -> None:
         """Show what has landed."""
-        self._show(LANDED, report.positions)
-        self._show(CURSOR, report.cursors)
-        self._show(TAIL, report.tails)
+        self._show("landed_offset", report.positions)
+        self._show("cursor_offset", report.cursors)
+        self._show("tail_offset", report.tails)
         behind = {
             name: max(tail - report.positions[name], 0)
             for name, tail in report.tails.items()
             if name in report.positions
         }
-        self._show(LAG, behind)
+        self._show("lag_records", behind)
         if report.seconds is not None:
-            self._gauges[BATCH_SECONDS].set(report.seconds)
-        self._gauges[LANDED_AT].set(self._clock.now_us() / 1e6)
-        self._counters[RECORDS].inc(report.records)
-        self._counters[BATCHES].inc()
+            self._gauges["batch_seconds"].set(report.seconds)
+        self._gauges["landed_timestamp_seconds"].set(self._clock.now_us() / 1e6)
+        self._counters["records"].inc(report.records)
+        self._counters["batches"].inc()
 
     def warned(self, text: str) -> None:
         """Count it."""
-        self._counters[WARNINGS].inc()
+        self._counters["warnings"].inc()
 
-    def _show(self, definition: Definition, values: Offsets) -> None:
+    def _show(self, gauge: str, values: Offsets) -> None:
         for name, value in values.items():
-            self._gauges[definition].labels(show(name)).set(value)
+            self._gauges[gauge].labels(show(name)).set(value)
 
 
 @contextmanager

@@ -15,14 +15,15 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from walstore import InvalidSettingsError, WalError
 from walstore.ports import Clock
-from walstore.spark.bounds import LogName, Offsets, from_json
+from walstore.spark.bounds import LogName, from_json
 from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, sync_file_systems
+from walstore.spark.sidecar.landing import Landing, Observer, Started, Summary
 from walstore.spark.sidecar.session import close_session, open_session, spark_errors
 from walstore.spark.sidecar.settings import SidecarSettings
 
@@ -38,74 +39,8 @@ logger = logging.getLogger("walstore.spark")
 
 LOOK_SECONDS: Final = 0.25
 """Interval at which the query is checked."""
-RETRY_SECONDS: Final = 5.0
-"""Retry interval of cursors that did not move, while nothing lands; each batch retries them too."""
 FINISH_SECONDS: Final = 15.0
 """How long a running batch may continue when the sidecar is stopped; then it is abandoned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The query is about to run."""
-
-    positions: Offsets
-    """Where it begins in each log."""
-    is_resumed: bool
-    """Whether it continues an earlier run."""
-    cursor: str
-    """Name of the cursor."""
-    checkpoint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """A batch is committed to the table."""
-
-    batch: int
-    """Number of the batch, from 0; short batches may be missed, so numbers may be skipped."""
-    records: int
-    """Records since the last report."""
-    positions: Offsets
-    """For each log the offset of the next record to land."""
-    cursors: Offsets
-    """For each log the position of the cursor; behind :attr:`positions` while the store does not answer."""
-    tails: Offsets
-    """The tail of each log as last reported to Spark; logs without a report are missing."""
-    seconds: float | None
-    """How long the batch took, if Spark reports it."""
-
-    @property
-    def lag_records(self) -> int:
-        """Records in the logs that have not landed, for logs with a known tail."""
-        return sum(
-            max(tail - self.positions.get(name, tail), 0) for name, tail in self.tails.items()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The result of a run."""
-
-    records: int
-    batches: int
-    """Batches observed to land; short ones may be missed."""
-    positions: Offsets
-    cursors: Offsets
-    is_stopped: bool
-    """Whether it was stopped, rather than done."""
-
-
-class Observer(Protocol):
-    """Receives a sidecar's reports, on the thread that runs it."""
-
-    def started(self, report: Started) -> None:
-        """Called before the query starts."""
-
-    def landed(self, report: Landed) -> None:
-        """Called after a batch has landed."""
-
-    def warned(self, text: str) -> None:
-        """Called for a failure that will be retried."""
 
 
 class Sidecar:
@@ -126,14 +61,8 @@ class Sidecar:
         self._log_level = spark_log_level
         self._stop = threading.Event()
         self._seen: tuple[int, str] | None = None
-        self._tails: dict[LogName, int] = {}
         self._local_places: Callable[[], tuple[str, ...]] = tuple
-        self._batch = -1
-        self._positions: dict[LogName, int] = {}
-        self._records = 0
-        self._batches = 0
-        self._is_late = False
-        self._retry_at = 0.0
+        self._landing = Landing(observer.warned, clock)
 
     def stop(self) -> None:
         """Let :meth:`run` end soon: after the running batch, if that takes at most 15 s.
@@ -186,13 +115,13 @@ class Sidecar:
         table = open_table(spark, settings)
         table.check(checkpoint, held.begins)
         self._local_places = table.local_places
-        commit = checkpoint.commit()
+        commit, landing = checkpoint.commit(), self._landing
         if commit is not None:
-            self._batch, self._positions = commit.batch, commit.positions
+            landing.batch, landing.positions = commit.batch, commit.positions
             checkpoint.check_logs(commit, held.names)
             sync_file_systems(self._local_places())
-        start = held.begin(self._positions if commit is not None else None)
-        self._positions = {**self._positions, **start}
+        start = held.begin(landing.positions if commit is not None else None)
+        landing.positions = {**landing.positions, **start}
         self._observer.started(
             Started(
                 positions=start,
@@ -204,40 +133,35 @@ class Sidecar:
         if not self._stop.is_set():
             query = start_query(spark, settings, start if commit is None else None, table)
             self._watch(query, checkpoint, held)
-        return Summary(
-            records=self._records,
-            batches=self._batches,
-            positions=self._positions,
-            cursors=held.positions,
-            is_stopped=self._stop.is_set(),
-        )
+        return landing.summary(held.positions, is_stopped=self._stop.is_set())
 
     def _watch(self, query: StreamingQuery, checkpoint: QueryCheckpoint, held: HeldLogs) -> None:
         try:
             with spark_errors():
+                look = partial(self._look, query, checkpoint, held)
                 while not _wait(query) and not self._stop.is_set():
-                    self._look(query, checkpoint, held)
-                self._finish(query, checkpoint, held)
+                    look()
+                self._finish(query, partial(look, is_last=True))
                 query.stop()
-                self._look(query, checkpoint, held, is_last=True)
+                look(is_last=True)
         except WalError as error:
             if not self._stop.is_set():
                 raise
             # The JVM may have been stopped too, as systemd does; the next run continues.
             logger.info("stopped in the middle of a batch: %s", error)
 
-    def _finish(self, query: StreamingQuery, checkpoint: QueryCheckpoint, held: HeldLogs) -> None:
+    def _finish(self, query: StreamingQuery, look: Callable[[], None]) -> None:
         """Wait for the running batch to end, at most :data:`FINISH_SECONDS`."""
-        before, deadline = self._batch, self._clock.monotonic() + FINISH_SECONDS
+        before, deadline = self._landing.batch, self._clock.monotonic() + FINISH_SECONDS
         while (
             query.isActive
             and query.status["isTriggerActive"]
             and query.status["isDataAvailable"]
-            and self._batch == before
+            and self._landing.batch == before
             and self._clock.monotonic() < deadline
             and not _wait(query)
         ):
-            self._look(query, checkpoint, held, is_last=True)
+            look()
 
     def _look(
         self,
@@ -248,49 +172,32 @@ class Sidecar:
         is_last: bool = False,
     ) -> None:
         """Move the cursors if another batch was committed, and report it."""
-        progress = query.lastProgress
+        progress, landing = query.lastProgress, self._landing
         seen = None if progress is None else (progress["batchId"], progress["timestamp"])
-        if seen == self._seen and not self._is_late and not is_last:
+        if seen == self._seen and not landing.is_late and not is_last:
             return
         self._seen = seen
         if progress is not None:
-            self._tails = tails_of(progress, self._tails)
+            landing.tails = tails_of(progress, landing.tails)
         commit = checkpoint.commit()
         if commit is None:
             return
-        was_late, is_new = self._is_late, commit.batch != self._batch
-        if not is_new and not (was_late and (is_last or self._clock.monotonic() >= self._retry_at)):
+        is_new = commit.batch != landing.batch
+        if not is_new and not (landing.is_late and (is_last or landing.is_retry_due)):
             return
-        records = count_records(self._positions, commit.positions)
-        self._batch, self._positions = commit.batch, commit.positions
-        self._records += records
-        self._batches += is_new
-        self._advance(held)
-        if is_new or not self._is_late:
-            self._observer.landed(
-                Landed(
-                    batch=self._batch,
-                    records=records,
-                    positions=self._positions,
-                    cursors=held.positions,
-                    tails=self._tails,
-                    seconds=seconds_of(progress),
-                )
-            )
+        records = count_records(landing.positions, commit.positions)
+        landing.land(commit.batch, commit.positions, records)
+        with landing.moving():
+            self._advance(held)
+        if is_new or not landing.is_late:
+            self._observer.landed(landing.report(records, held.positions, seconds_of(progress)))
 
     def _advance(self, held: HeldLogs) -> None:
-        """Move the cursors to what has landed. A failure is reported, and retried later."""
-        try:
-            sync_file_systems(self._local_places())
-            if self._positions.keys() - held.names:
-                held.open(self._find_logs())
-            held.advance(self._positions)
-            self._is_late = False
-        except WalError as error:
-            if not self._is_late:
-                self._observer.warned(f"the cursor stays where it is for now: {error}")
-            self._is_late = True
-            self._retry_at = self._clock.monotonic() + RETRY_SECONDS
+        """Move the cursors to what has landed; the files are durable before."""
+        sync_file_systems(self._local_places())
+        if self._landing.positions.keys() - held.names:
+            held.open(self._find_logs())
+        held.advance(self._landing.positions)
 
 
 def _wait(query: StreamingQuery) -> bool:

@@ -7,7 +7,6 @@ imported without PySpark.
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from walstore import InvalidSettingsError
@@ -52,10 +51,9 @@ def finish_commits(url: str) -> int:
     """
     require_packages()
     from uploader.partitioned import finish_commits as finish
-    from walstore.spark.planned_log import SyncRunner
+    from walstore.spark.blocking import run_blocking
 
-    with closing(SyncRunner()) as runner:
-        return runner.run(finish(url))
+    return run_blocking(lambda: finish(url))
 
 
 def sweep_staging(url: str, older_than_seconds: float = WEEK_SECONDS) -> Swept:
@@ -65,7 +63,6 @@ def sweep_staging(url: str, older_than_seconds: float = WEEK_SECONDS) -> Swept:
     """
     require_packages()
     from uploader.partitioned import sweep_staging as sweep
-    from walstore.spark.planned_log import SyncRunner
+    from walstore.spark.blocking import run_blocking
 
-    with closing(SyncRunner()) as runner:
-        return runner.run(sweep(url, older_than_seconds=older_than_seconds))
+    return run_blocking(lambda: sweep(url, older_than_seconds=older_than_seconds))

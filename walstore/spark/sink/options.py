@@ -12,7 +12,7 @@ from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES
 from uploader.partitioned.write_id import check_query
 from walstore import InvalidSettingsError
-from walstore.spark.options import Location, Options, parse_location
+from walstore.spark.options import Location, Options
 
 BATCH_OPTIONS: Final = (
     "path",
@@ -61,17 +61,11 @@ class SinkOptions:
 def parse_sink_options(options: Mapping[str, str], known: Sequence[str]) -> SinkOptions:
     """Return the checked options; InvalidSettingsError names the option and its valid values."""
     given = Options(options, known)
-    path = given.text("path")
-    if not path:
-        raise InvalidSettingsError(
-            "name the place to write to: .save('s3://bucket/prefix') or .save('file:///directory')"
-        )
-    location = parse_location(path, given.store)
-    if not location.is_store:
-        raise InvalidSettingsError(
-            "rows go to logs in an object store: s3://bucket/prefix or file:///directory; a log directory "
-            "has one writer, which is not Spark"
-        )
+    location = given.location(
+        "name the place to write to: .save('s3://bucket/prefix') or .save('file:///directory')",
+        not_a_store="rows go to logs in an object store: s3://bucket/prefix or file:///directory; a log "
+        "directory has one writer, which is not Spark",
+    )
     layout = given.word("layout", ("swap", "chain", "any"), default="any")
     query = given.text("queryId")
     epoch = given.number("epoch", low=0)

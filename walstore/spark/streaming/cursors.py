@@ -9,13 +9,17 @@ answer. A start that may resolve differently the next time is therefore resolved
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Final
 
+from uploader.runtime.task_groups import gather_all
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import Bound, Edge, LogName, Offsets, show
 from walstore.spark.options import StreamOptions
 from walstore.spark.plan import resolve
-from walstore.spark.planned_log import StoreLog, SyncRunner
+from walstore.spark.planned_log import StoreLog
 from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor, StreamCursor
 from walstore.spark.streaming.poller import PolledLog
 
@@ -32,72 +36,91 @@ def open_cursor(log: PolledLog, name: str) -> StreamCursor:
 
 logger = logging.getLogger("walstore.spark")
 
+_AT_ONCE: Final = 10
+"""Cursors moved concurrently."""
 
-class StreamCursors:
-    """Cursors of the logs of one stream."""
+
+class LogCursors:
+    """The cursors of one name in several logs. Blocking."""
 
     def __init__(self, name: str, runner: SyncRunner) -> None:
         """Use the cursors called ``name``; the logs are open on ``runner``."""
-        self._name = name
+        self.name = name
+        self.positions: dict[LogName, int] = {}
+        """Positions of the cursors that this object created or moved."""
         self._runner = runner
         self._cursors: dict[LogName, StreamCursor] = {}
-        self._known: dict[LogName, int] = {}
 
-    def positions(self, logs: Mapping[LogName, PolledLog]) -> dict[LogName, int]:
-        """Return the positions of the cursors that exist."""
-        found = {
-            name: self._runner.run(self._cursor(name, log).load()) for name, log in logs.items()
-        }
-        return {name: position for name, position in found.items() if position is not None}
+    def load(self, name: LogName, log: PolledLog) -> int | None:
+        """Return the position of a log's cursor, or None if it does not exist."""
+        return self._runner.run(self._cursor(name, log).load())
 
-    def begin(self, name: LogName, log: PolledLog, position: int) -> int:
+    def create(self, name: LogName, log: PolledLog, position: int) -> int:
         """Create a log's cursor at ``position`` if it does not exist; return its position."""
         return self._runner.run(self._cursor(name, log).create(position))
 
-    def advance(self, logs: Mapping[LogName, PolledLog], offsets: Offsets) -> None:
-        """Move the cursors forward. A failure is logged; the next call tries again."""
+    def advance(
+        self, logs: Mapping[LogName, PolledLog], offsets: Offsets
+    ) -> dict[LogName, Exception]:
+        """Move the cursors forward, or create them there; cursors beyond that stay.
+
+        Every cursor is tried, also if one fails; returns the errors. The next call tries those again.
+        """
+        due: list[tuple[LogName, StreamCursor]] = []
+        failed: dict[LogName, Exception] = {}
         for name, position in offsets.items():
-            if name not in logs or position <= self._known.get(name, 0):
-                continue
+            if name in logs and position > self.positions.get(name, 0):
+                try:
+                    due.append((name, self._cursor(name, logs[name])))
+                except Exception as error:  # noqa: BLE001 - the caller says what it is
+                    failed[name] = error
+
+        async def one(name: LogName, cursor: StreamCursor) -> None:
             try:
-                self._runner.run(self._cursor(name, logs[name]).advance(position))
-            except Exception as error:  # noqa: BLE001 - the query continues without its cursor
-                logger.warning(
-                    "cursor %s of %s was not moved to %d: %s",
-                    self._name, show(name), position, error,
-                )  # fmt: skip
+                async with gate:
+                    await cursor.advance(offsets[name])
+            except Exception as error:  # noqa: BLE001 - the caller says what it is
+                failed[name] = error
             else:
-                self._known[name] = position
+                self.positions[name] = offsets[name]
+
+        gate = asyncio.Semaphore(_AT_ONCE)
+        self._runner.run(gather_all(one(*each) for each in due))
+        return failed
+
+    def forget(self, name: LogName) -> None:
+        """Open a log's cursor again on its next use."""
+        cursor = self._cursors.pop(name, None)
+        if cursor is not None:
+            self._runner.run(cursor.aclose())
 
     def close(self) -> None:
-        """Release what was opened for the cursors."""
-        while self._cursors:
-            _, cursor = self._cursors.popitem()
-            self._runner.run(cursor.aclose())
+        """Release what was opened for the cursors; they stay."""
+        for name in list(self._cursors):
+            self.forget(name)
 
     def _cursor(self, name: LogName, log: PolledLog) -> StreamCursor:
         if name not in self._cursors:
-            self._cursors[name] = open_cursor(log, self._name)
+            self._cursors[name] = open_cursor(log, self.name)
         return self._cursors[name]
 
 
 def initial_offsets(
-    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: StreamCursors | None
+    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: LogCursors | None
 ) -> dict[LogName, int]:
     """Return where each log starts without a checkpoint: at its cursor, or else at the options' bound.
 
     Creates the cursors that do not exist. Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that
     are not available, InvalidSettingsError for bounds that do not fit the logs, and the cursors' errors.
     """
-    held = {} if cursors is None else cursors.positions(logs)
-    if held.keys() != logs.keys():
+    held = {name: cursors and cursors.load(name, log) for name, log in logs.items()}
+    if None in held.values():
         options.starting.check(logs.keys())
     found = {}
     for name, log in logs.items():
-        bound = held.get(name) or options.starting.of(*name)
-        start = _resolve(name, log, bound, options)
-        if cursors is not None and name not in held:
-            start = cursors.begin(name, log, start)
+        start = _resolve(name, log, held[name] or options.starting.of(*name), options)
+        if cursors is not None and held[name] is None:
+            start = cursors.create(name, log, start)
         found[name] = start
     return found
 

@@ -19,9 +19,10 @@ from walstore.files.directory import peek_log_id
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
 from walstore.runtime.backoff import Backoff
+from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, show
 from walstore.spark.logs import NamedLog
-from walstore.spark.planned_log import DirectoryLog, StoreLog, StoreOpener, SyncRunner
+from walstore.spark.planned_log import DirectoryLog, StoreLog, StoreOpener
 
 
 class PolledDirectory:

@@ -6,6 +6,7 @@ is in the partitions. Spark does not always call ``stop``, so nothing here relie
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -22,15 +23,13 @@ from walstore.spark.logs import find_logs
 from walstore.spark.options import StreamOptions, moves
 from walstore.spark.planned_log import StoreOpener
 from walstore.spark.rows import Projection
-from walstore.spark.streaming.cursors import StreamCursors, initial_offsets
-from walstore.spark.streaming.micro_batch import (
-    MicroBatches,
-    budget_of,
-    check_limits,
-    default_limit,
-)
+from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
+from walstore.spark.streaming.cursors import LogCursors, initial_offsets
+from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.poller import Poller, make_polled_log
 from walstore.spark.task import read_rows
+
+logger = logging.getLogger("walstore.spark")
 
 JsonOffsets = dict[str, dict[str, int]]
 
@@ -50,13 +49,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Tests pass a clock, and stores for the logs' URLs.
         """
-        check_limits(options)
+        check_limits(options.most, "maxOffsetsPerTrigger and maxBytesPerTrigger")
         self._options = options
         self._names = tuple(names)
         self._clock = clock or SystemClock()
         self._open_store = open_store
         self._poller: Poller | None = None
-        self._cursors: StreamCursors | None = None
+        self._cursors: LogCursors | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
@@ -91,11 +90,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         self._refresh_behind(poller, begin)
         tails = poller.limits() if self._target is None else self._target
-        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
+        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options.most)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch that the options set."""
-        return default_limit(self._options)
+        return default_limit(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freeze the end: the query will read up to the current tails."""
@@ -128,10 +127,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- behind the query --------------------------------------------------------------------
 
     def commit(self, end: JsonOffsets) -> None:
-        """Move the cursors to ``end``. Spark calls this one batch late, and never for the last batch."""
+        """Move the cursors to ``end``. Spark calls this one batch late, and never for the last batch.
+
+        A failure is logged; the next call tries again.
+        """
         poller = self._open()
-        if self._cursors is not None:
-            self._cursors.advance(poller.logs, from_json(end))
+        cursors, offsets = self._cursors, from_json(end)
+        failed = {} if cursors is None else cursors.advance(poller.logs, offsets)
+        for name, error in failed.items():  # the query continues without its cursor
+            logger.warning(
+                "cursor %s of %s was not moved to %d: %s",
+                self._options.cursor, show(name), offsets[name], error,
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Release connections and threads."""
@@ -165,7 +172,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 min_partitions=options.min_partitions,
             )
             if options.cursor is not None:
-                self._cursors = StreamCursors(options.cursor, self._poller.runner)
+                self._cursors = LogCursors(options.cursor, self._poller.runner)
         return self._poller
 
     def _resolve_first(self) -> None:

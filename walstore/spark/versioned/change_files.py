@@ -14,8 +14,8 @@ from uploader import CollectionScan, ScanFile
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore.spark.partitions import PARTITION_BYTES, group
-from walstore.spark.versioned.columns import CHANGE
 from walstore.spark.versioned.objects import AT_ONCE, ScanObjects
+from walstore.spark.versioned.types import CHANGE
 
 _GROUPS_AT_ONCE: Final = 4
 """So many row groups are decoded at a time."""

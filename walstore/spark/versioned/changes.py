@@ -23,30 +23,20 @@ from uploader.versioned import updates
 from walstore import (
     ContentionError,
     CorruptionError,
-    InvalidSettingsError,
     OutcomeUnknownError,
     SinceViolationError,
     StorageUnavailableError,
 )
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
-from walstore.spark.features import (
-    HAS_LIMITS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
-from walstore.spark.streaming.micro_batch import Budget
-from walstore.spark.versioned.admission import end_of
+from walstore.spark.features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from walstore.spark.streaming.admission import budget_of, check_limits, default_limit, end_of
 from walstore.spark.versioned.change_files import (
     ChangePartition,
     as_changes,
     divide_changes,
     read_pieces,
 )
-from walstore.spark.versioned.columns import change_schema, check_selected
 from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import ChangeOptions
 from walstore.spark.versioned.query_hold import QueryHold
@@ -57,7 +47,7 @@ from walstore.spark.versioned.reading import (
     narrowed,
     read_ranges,
 )
-from walstore.spark.versioned.types import to_spark
+from walstore.spark.versioned.types import change_schema, check_selected, to_spark
 
 logger = logging.getLogger("walstore.spark")
 
@@ -74,12 +64,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, options: ChangeOptions, schema: StructType, *, clock: Clock | None = None
     ) -> None:
         """Follow the collection of ``options``, as the columns in ``schema``. Tests pass a clock."""
-        limits = (options.most_times, options.most_rows, options.most_bytes)
-        if not HAS_LIMITS and any(limit is not None for limit in limits):
-            raise InvalidSettingsError(
-                "maxTimesPerTrigger, maxRowsPerTrigger and maxBytesPerTrigger need Spark 4.2 or newer; this "
-                "one asks a source for all there is"
-            )
+        check_limits(options.most, "maxTimesPerTrigger, maxRowsPerTrigger and maxBytesPerTrigger")
         self._options = options
         self._schema = schema
         self._clock = clock or SystemClock()
@@ -116,12 +101,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch that the options set."""
-        options = self._options
-        if options.most_rows is not None:
-            return ReadMaxRows(options.most_rows)
-        if options.most_bytes is not None:
-            return ReadMaxBytes(options.most_bytes)
-        return ReadAllAvailable() if options.most_times is None else ReadMaxRows(1 << 62)
+        return default_limit(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freeze the end: the query will read up to the collection's present end."""
@@ -224,17 +204,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _admitted(self, hold: QueryHold, start: int, end: int, limit: ReadLimit) -> int:
         """Return where a micro-batch of the wanted size from ``start`` ends."""
-        options = self._options
-        rows, size_bytes = options.most_rows, options.most_bytes
-        if isinstance(limit, ReadMaxRows):
-            rows = min(limit.max_rows, rows or limit.max_rows)
-        elif isinstance(limit, ReadMaxBytes):
-            size_bytes = min(limit.max_bytes, size_bytes or limit.max_bytes)
-        if options.most_times is not None:
-            end = min(end, start + options.most_times)
-        if options.most_rows is None and options.most_bytes is None and (rows or 0) >= 1 << 62:
+        budget = budget_of(limit, self._options.most)
+        if budget.times is not None:
+            end = min(end, start + budget.times)
+        if budget.rows is None and budget.size_bytes is None:
             return end
-        return end_of(hold.stretches(start, end), start, end, Budget(rows, size_bytes))
+        return end_of(hold.stretches(start, end), start, end, budget)
 
 
 def _frontier(offset: JsonOffset) -> int:

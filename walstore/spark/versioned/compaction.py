@@ -12,7 +12,6 @@ import contextlib
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +28,8 @@ from uploader.versioned.names import merged_key
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import InvalidSettingsError, WalError
 from walstore.errors import LimitExceededError
+from walstore.spark.blocking import run_blocking
 from walstore.spark.environment import explain_worker
-from walstore.spark.planned_log import SyncRunner
 from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
@@ -132,8 +131,12 @@ class SparkMerger:
         from pyspark.sql import functions as f
         from pyspark.sql.types import StringType, StructField, StructType
 
-        from walstore.spark.versioned.mapping import map_in_arrow
-        from walstore.spark.versioned.scanning import check_names, python_updates, quoted
+        from walstore.spark.versioned.scanning import (
+            check_names,
+            map_in_arrow,
+            python_updates,
+            quoted,
+        )
 
         check_names(self._spark, job.schema)
         objects = CollectionObjects(job.url, job.collection, job.schema)
@@ -175,8 +178,7 @@ class MergeTask:
             upper=job.upper,
             since=job.since,
         )
-        with closing(SyncRunner()) as runner:
-            key = runner.run(_create(job, file))
+        key = run_blocking(lambda: _create(job, file))
         return {
             "key": key,
             "rows": file.rows,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final
 
 from walstore import CorruptionError, InvalidSettingsError
-from walstore.spark.environment import FastPathError, require_packages
-from walstore.spark.fast_path.reading import FastPath
+from walstore.spark.environment import require_packages
+from walstore.spark.fast_path.reading import FastPath, by_jvm, check_fast_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from uploader import CollectionReader, CollectionScan
     from uploader.stores import ObjectStore
     from walstore.spark.versioned.scanning import Narrow
-
-logger = logging.getLogger("walstore.spark")
 
 LEASE_SECONDS: Final = 3600.0
 _INT32: Final = 1
@@ -65,34 +62,28 @@ def read_collection(
     own is released.
     """
     require_packages()
-    if fast_path not in get_args(FastPath):
-        raise InvalidSettingsError(f"fast_path must be auto, always or never, not {fast_path!r}")
-    from uploader.stores import open_store
-    from walstore.spark.planned_log import SyncRunner
+    check_fast_path(fast_path)
+    from walstore.spark.blocking import StoreReading
     from walstore.spark.versioned import scanning
 
-    store = open_store(url)
-    if store.url.startswith("memory:"):
-        raise InvalidSettingsError(
-            "a memory: store exists in this process alone, so that Spark's tasks cannot read it; use "
-            "CollectionReader.snapshot"
-        )
-    with closing(SyncRunner()) as runner:
+    with StoreReading(url) as site:
+        if site.store.url.startswith("memory:"):
+            raise InvalidSettingsError(
+                "a memory: store exists in this process alone, so that Spark's tasks cannot read it; use "
+                "CollectionReader.snapshot"
+            )
         opened = AsyncExitStack()
         try:
-            reader, scan, narrow = runner.run(
-                _open(opened, store, url, as_of, lease_seconds, name, max_wait)
+            reader, scan, narrow = site.run(
+                _open(opened, site.store, url, as_of, lease_seconds, name, max_wait)
             )
             # Spark's calls block: not on the event loop.
             scanning.check_names(spark, scan.schema)
             found = _frame(spark, scan, url, narrow, fast_path)
             if reader is not None:
-                runner.run(reader.leave())
+                site.run(reader.leave())
         finally:
-            try:
-                runner.run(opened.aclose())
-            finally:
-                runner.run(store.aclose())
+            site.run(opened.aclose())
     return found
 
 
@@ -128,20 +119,17 @@ def _frame(
     from walstore.spark.versioned import scanning
     from walstore.spark.versioned.object_tasks import CollectionObjects
 
-    if fast_path != "never":
-        try:
-            jvm.require_jvm(spark)
-            is_shared = fast_path == "always"
-            updates = scanning.jvm_updates(spark, scan, url, narrow, is_shared=is_shared)
-            return scanning.content(updates, scan.schema)
-        except FastPathError as error:
-            if fast_path == "always":
-                raise
-            logger.info("the collection at %s is read by Python: %s", scan.url, error)
-    objects = CollectionObjects(url, scan.collection, scan.schema)
-    parts = scanning.parts_of(scan.files)
-    updates = scanning.python_updates(spark, objects, parts, with_hash=False)
-    return scanning.content(updates, scan.schema)
+    def jvm_updates(is_shared: bool) -> DataFrame:  # noqa: FBT001
+        jvm.require_jvm(spark)
+        return scanning.jvm_updates(spark, scan, url, narrow, is_shared=is_shared)
+
+    def python_updates() -> DataFrame:
+        objects = CollectionObjects(url, scan.collection, scan.schema)
+        parts = scanning.parts_of(scan.files)
+        return scanning.python_updates(spark, objects, parts, with_hash=False)
+
+    what = f"the collection at {scan.url}"
+    return scanning.content(by_jvm(fast_path, what, jvm_updates, python_updates), scan.schema)
 
 
 async def _narrow(store: ObjectStore, scan: CollectionScan) -> Narrow:

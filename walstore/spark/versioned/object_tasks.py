@@ -7,7 +7,6 @@ the collection's schema, both picklable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import gather_all
-from uploader.stores import ObjectStore, open_store
+from uploader.stores import ObjectStore
 from uploader.stores.port import ObjectNotFoundError
 from uploader.versioned import batch_file, updates
 from uploader.versioned.merging import MergeInput
@@ -24,7 +23,8 @@ from uploader.versioned.pending_files import PLUG
 from uploader.versioned.schema import HASH, TIME, CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
 from walstore.errors import CollectionNotFoundError
-from walstore.spark.planned_log import SyncRunner
+from walstore.spark.blocking import StoreReading
+from walstore.spark.partitions import group
 from walstore.spark.versioned.types import to_spark
 
 ORDER: Final = "_order"
@@ -51,15 +51,11 @@ class CollectionObjects:
         CorruptionError for an object that is damaged or of another collection, LeaseExpiredError for one that
         was removed, and the store's errors.
         """
-        store = open_store(self.url)
-        with closing(SyncRunner()) as runner:
-            try:
-                for window in _windows(parts):
-                    found = runner.run(gather_all(_get(store, part.key) for part in window))
-                    for part, data in zip(window, found, strict=True):
-                        yield self._decode(part, data)
-            finally:
-                runner.run(store.aclose())
+        with StoreReading(self.url) as site:
+            for window in group(parts, _WINDOW_BYTES, _AT_ONCE):
+                found = site.run(gather_all(_get(site.store, part.key) for part in window))
+                for part, data in zip(window, found, strict=True):
+                    yield self._decode(part, data)
 
     def rows(
         self, parts: Sequence[MergeInput], *, with_hash: bool = False
@@ -114,17 +110,3 @@ async def _get(store: ObjectStore, key: str) -> bytes:
             f"the object {key} was removed: nothing holds it any more; read the collection again",
             reader="",
         ) from error
-
-
-def _windows(parts: Sequence[MergeInput]) -> Iterator[list[MergeInput]]:
-    """Yield parts that are read at a time: some small ones, or one that is large."""
-    window: list[MergeInput] = []
-    size_bytes = 0
-    for part in parts:
-        size_bytes += part.size_bytes
-        if window and (size_bytes > _WINDOW_BYTES or len(window) == _AT_ONCE):
-            yield window
-            window, size_bytes = [], part.size_bytes
-        window.append(part)
-    if window:
-        yield window

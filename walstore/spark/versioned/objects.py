@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from uploader import CollectionScan, ScanFile, open_store
+from uploader import CollectionScan, ScanFile
 from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from uploader.stores.port import ObjectNotFoundError
@@ -18,8 +18,7 @@ from uploader.versioned.batch_file import read_end
 from uploader.versioned.batch_groups import GroupedFile, RowGroup
 from uploader.versioned.schema import CollectionSchema
 from walstore import CorruptionError, LeaseExpiredError
-from walstore.runtime.threads import Worker
-from walstore.spark.planned_log import SyncRunner
+from walstore.spark.blocking import StoreReading
 
 AT_ONCE: Final = 16
 """Requests at a time."""
@@ -30,8 +29,8 @@ _TAIL_BYTES: Final = 64 << 10
 _T = TypeVar("_T")
 
 
-class ScanObjects:
-    """Reads the objects of a scan. A context manager; the first request is made by the first read.
+class ScanObjects(StoreReading):
+    """Reads the objects of a scan.
 
     LeaseExpiredError for an object that was removed, CorruptionError for one that is not the planned one, and
     the store's errors.
@@ -39,10 +38,8 @@ class ScanObjects:
 
     def __init__(self, url: str, scan: CollectionScan, *, store: ObjectStore | None = None) -> None:
         """Read from the store at ``url``, or from ``store``, which is closed with this."""
+        super().__init__(url, store=store, threads=2)
         self._scan = scan
-        self._store = store if store is not None else open_store(url)
-        self._worker = Worker("spark-collection", threads=2)
-        self._runner = SyncRunner()
         self._files: dict[str, GroupedFile] = {}
 
     def open(self, files: Iterable[ScanFile]) -> list[GroupedFile]:
@@ -59,16 +56,6 @@ class ScanObjects:
         """Keep a file no longer."""
         self._files.pop(file.key, None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._worker.close()
-            self._runner.run(self._store.aclose())
-        finally:
-            self._runner.close()
-
     def _all(self, calls: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -79,7 +66,7 @@ class ScanObjects:
         async def every() -> list[_T]:
             return list(await gather_all(one(call) for call in calls))
 
-        return self._runner.run(every())
+        return self.run(every())
 
     async def _open(self, file: ScanFile) -> GroupedFile:
         known = self._files.get(file.key)
@@ -87,7 +74,7 @@ class ScanObjects:
             return known
         size_bytes = file.size_bytes
         if file.digest is None:  # one of several objects, of which only the average is known
-            found = await self._store.head(file.key)
+            found = await self.store.head(file.key)
             if found is None:
                 raise _removed(file.key)
             size_bytes = found.size_bytes
@@ -97,7 +84,7 @@ class ScanObjects:
             path=file.key,
             tail_bytes=_tail(size_bytes),
         )
-        opened = await self._worker.run(_parse, end, size_bytes, self._scan.schema, file.key)
+        opened = await self.worker.run(_parse, end, size_bytes, self._scan.schema, file.key)
         self._check(file, opened)
         self._files[file.key] = opened
         return opened
@@ -109,11 +96,11 @@ class ScanObjects:
             data = opened.end[group.start - known : group.limit - known]
         else:
             data = await self._range(file.key, group.start, group.limit)
-        return await self._worker.run(_decode, opened, group, data, schema, file)
+        return await self.worker.run(_decode, opened, group, data, schema, file)
 
     async def _range(self, key: str, start: int, limit: int) -> bytes:
         try:
-            return await self._store.get_range(key, start, max(limit, start + 1))
+            return await self.store.get_range(key, start, max(limit, start + 1))
         except ObjectNotFoundError:
             raise _removed(key) from None
 

@@ -10,7 +10,7 @@ from uploader.versioned.names import check_name
 from uploader.versioned.registration import check_lease
 from uploader.versioned.schema import MAX_TIME
 from walstore import InvalidSettingsError
-from walstore.spark.options import Location, Options, parse_location
+from walstore.spark.options import NO_LIMIT, Budget, Location, Options
 
 BATCH_OPTIONS: Final = ("path", "asOf", "minPartitions", "leaseSeconds")
 """Every option of a batch read, except those that begin with ``store.``."""
@@ -64,9 +64,7 @@ class ChangeOptions(CollectionOptions):
     """The critical reader that holds what the query has not read."""
     starting: int | None = 0
     """The first time that is read, without a checkpoint; 0 for all, None for what comes later."""
-    most_times: int | None = None
-    most_rows: int | None = None
-    most_bytes: int | None = None
+    most: Budget = NO_LIMIT
     poll_seconds: float = _POLL_MS / 1000
 
 
@@ -114,9 +112,11 @@ def parse_stream_options(options: Mapping[str, str]) -> ChangeOptions:
         lease_seconds=_lease(given),
         reader=check_name(reader, "reader"),
         starting=starting,
-        most_times=given.number("maxTimesPerTrigger", low=1),
-        most_rows=given.number("maxRowsPerTrigger", low=1),
-        most_bytes=given.number("maxBytesPerTrigger", low=1),
+        most=Budget(
+            given.number("maxRowsPerTrigger", low=1),
+            given.number("maxBytesPerTrigger", low=1),
+            given.number("maxTimesPerTrigger", low=1),
+        ),
         poll_seconds=given.number("pollIntervalMs", low=1, default=_POLL_MS) / 1000,
     )
 
@@ -142,17 +142,11 @@ def parse_write_options(options: Mapping[str, str], known: Sequence[str]) -> Upd
 
 
 def _location(given: Options, verb: str) -> Location:
-    path = given.text("path")
-    if not path:
-        raise InvalidSettingsError(
-            f"name the collection: .{verb}('s3://bucket/prefix') or .{verb}('file:///directory')"
-        )
-    location = parse_location(path, given.store)
-    if not location.is_store:
-        raise InvalidSettingsError(
-            f"a collection is in an object store: s3://bucket/prefix or file:///directory, not {path!r}"
-        )
-    return location
+    return given.location(
+        f"name the collection: .{verb}('s3://bucket/prefix') or .{verb}('file:///directory')",
+        not_a_store="a collection is in an object store: s3://bucket/prefix or file:///directory, not "
+        "{path!r}",
+    )
 
 
 def _lease(given: Options) -> float:

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 from uploader import Collection, CollectionReader, CollectionScan
 from walstore import InvalidSettingsError, SinceViolationError
-from walstore.spark.planned_log import SyncRunner
-from walstore.spark.versioned.admission import StoredTimes
+from walstore.spark.blocking import SyncRunner
+from walstore.spark.streaming.admission import StoredTimes
 from walstore.spark.versioned.options import ChangeOptions
 
 

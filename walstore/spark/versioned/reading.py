@@ -8,28 +8,26 @@ row groups of different objects overlap. Blocking I/O.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from uploader import Collection, CollectionScan, ScanFile
 from uploader.versioned import updates
-from uploader.versioned.batch_groups import RowGroup
+from uploader.versioned.batch_groups import Key, RowGroup, key_columns, keys_at_least
 from uploader.versioned.schema import CollectionSchema
 from walstore import InvalidSettingsError
+from walstore.spark.blocking import off_loop, run_blocking
 from walstore.spark.partitions import PARTITION_BYTES
-from walstore.spark.planned_log import SyncRunner
-from walstore.spark.reader import off_loop
-from walstore.spark.versioned.columns import check_selected
-from walstore.spark.versioned.key_ranges import KeyRange, cut, join
 from walstore.spark.versioned.objects import ScanObjects
 from walstore.spark.versioned.options import ContentOptions
-from walstore.spark.versioned.types import spark_schema, to_spark
+from walstore.spark.versioned.types import check_selected, spark_schema, to_spark
 
 STEP_ROWS: Final = 256 * 1024
 """About so many updates are added up at a time, in a task."""
@@ -37,6 +35,50 @@ BATCH_ROWS: Final = 16 * 1024
 """Most rows of one Arrow batch."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys in ``[low, high)``; an empty ``low`` is before all, no ``high`` after all and nulls."""
+
+    low: Key = ()
+    high: Key | None = None
+
+    def may_have(self, group: RowGroup) -> bool:
+        """Return whether a row group may have such keys."""
+        return group.may_have(self.low, self.high)
+
+    def select(self, table: pa.Table, schema: CollectionSchema) -> pa.Table:
+        """Return the updates of a table whose keys are in the range."""
+        columns = key_columns(schema)
+        if self.low:
+            table = table.filter(keys_at_least(table, self.low, columns))
+        if self.high is not None:
+            table = table.filter(pc.invert(keys_at_least(table, self.high, columns)))
+        return table
+
+
+def cut(groups: Iterable[RowGroup], most_rows: int) -> list[KeyRange]:
+    """Return ranges of about ``most_rows`` rows that are all keys together, in their order.
+
+    They begin where row groups do, so keys that fill several row groups, and row groups without statistics,
+    make a range larger.
+    """
+    cuts: list[Key] = [()]
+    rows = 0
+    for group in sorted(groups, key=lambda group: group.low):
+        if rows >= most_rows and group.low > cuts[-1]:
+            cuts.append(group.low)
+            rows = 0
+        rows += group.rows
+    return [KeyRange(low, high) for low, high in pairwise([*cuts, None])]  # type: ignore[arg-type]
+
+
+def join(ranges: Sequence[KeyRange], pieces: int) -> Iterator[Sequence[KeyRange]]:
+    """Yield ``pieces`` runs of about equally many ranges that follow each other; fewer if there are fewer."""
+    count = min(pieces, len(ranges))
+    for number in range(count):
+        yield ranges[number * len(ranges) // count : (number + 1) * len(ranges) // count]
 
 
 class RangePartition(InputPartition):
@@ -60,11 +102,7 @@ def in_collection(url: str, act: Callable[[Collection], Awaitable[_T]]) -> _T:
         async with Collection.open(url) as collection:
             return await act(collection)
 
-    def blocking() -> _T:
-        with closing(SyncRunner()) as runner:
-            return runner.run(run())
-
-    return off_loop(blocking)
+    return run_blocking(run)
 
 
 async def plan_content(

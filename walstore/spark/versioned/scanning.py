@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as kinds
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import (
@@ -27,13 +28,14 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
 from uploader.versioned.merging import MergeInput
 from uploader.versioned.scan import CollectionScan, ScanFile
 from uploader.versioned.schema import DELETED, DIFF, TIME, CollectionSchema
 from walstore import InvalidSettingsError
 from walstore.spark.fast_path import jvm
-from walstore.spark.versioned.mapping import map_in_arrow
 from walstore.spark.versioned.object_tasks import (
     HASH_LONG,
     ORDER,
@@ -48,6 +50,7 @@ _KEY: Final = "_key"
 _KEY_PARTS: Final = 3
 """Folders and name in the key of a batch's object."""
 _VALUES: Final = "_values"
+ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Narrow = Mapping[int, frozenset[str]]
 """For each older schema, the columns of unsigned 64-bit numbers that its objects store in 32 bits."""
 
@@ -141,6 +144,23 @@ def updates_schema(schema: CollectionSchema, *, with_hash: bool) -> StructType:
     fields = [field for field in spark_schema(schema, is_updates=True) if field.name != TIME]
     own = [ORDER, HASH_LONG] if with_hash else [ORDER]
     return StructType([*fields, *(StructField(name, LongType()) for name in own)])
+
+
+def map_in_arrow(frame: DataFrame, function: ArrowMap, schema: StructType) -> DataFrame:
+    """Return what ``frame.mapInArrow`` returns, without pandas, which PySpark requires and never uses there.
+
+    With Spark Connect it is that, and needs pandas.
+    """
+    session: Any = frame
+    try:
+        java = session._jdf  # noqa: SLF001 - PySpark has no public way
+    except (AttributeError, PySparkException):
+        return frame.mapInArrow(function, schema)
+    made = UserDefinedFunction(
+        function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
+    column: Any = made(*[frame[name] for name in frame.columns])
+    return DataFrame(java.mapInArrow(column._jc, False, None), frame.sparkSession)  # noqa: FBT003, SLF001
 
 
 def parts_of(files: Sequence[ScanFile]) -> list[MergeInput]:

@@ -61,14 +61,13 @@ class CollectionSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns; checks options and collection too, so that ``load`` reports mistakes."""
         require_packages()
-        from walstore.spark.versioned.columns import change_schema
         from walstore.spark.versioned.options import (
             READER,
             parse_batch_options,
             parse_stream_options,
         )
         from walstore.spark.versioned.reading import schema_at
-        from walstore.spark.versioned.types import spark_schema
+        from walstore.spark.versioned.types import change_schema, spark_schema
 
         if any(name.lower() == READER for name in self.options):
             options = parse_stream_options(self.options)

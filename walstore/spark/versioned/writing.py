@@ -1,4 +1,4 @@
-"""The writers: a job's rows, or a micro-batch's, become one batch of a collection. Blocking I/O.
+"""CollectionSink: a job's rows, or a micro-batch's, become one batch of a collection. Blocking I/O.
 
 Tasks stage their rows in the collection's store (``uploader/versioned/staging.py``); the program that
 commits appends them. A batch therefore goes through the memory of one program, which bounds it. A stream's
@@ -9,32 +9,35 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from uploader import Collection, CollectionWriter
+from uploader.stores import ObjectStore, RetryPolicy
 from uploader.versioned import updates
 from uploader.versioned.schema import MAX_TIME, TIME, CollectionSchema
-from uploader.versioned.staging import StagedFile, StagedWrite, job_query
+from uploader.versioned.staging import (
+    FILE_BYTES,
+    MOST_BYTES,
+    MOST_ROWS,
+    StagedFile,
+    StagedWrite,
+    StagingArea,
+    job_query,
+)
 from walstore import (
     InvalidSettingsError,
+    LimitExceededError,
     OutcomeUnknownError,
     UpperMismatchError,
-    WalError,
 )
 from walstore.runtime.clock import SystemClock
-from walstore.spark.features import DataSourceStreamArrowWriter
-from walstore.spark.sink.writers import BATCH_ID, QUERY_ID
-from walstore.spark.versioned.columns import given_schema
+from walstore.runtime.threads import Worker
+from walstore.spark.blocking import run_in_store
+from walstore.spark.sink.writers import Destination, JobWriter, MicroBatchWriter, check_append
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
     SINK_OPTIONS,
@@ -42,14 +45,7 @@ from walstore.spark.versioned.options import (
     parse_write_options,
 )
 from walstore.spark.versioned.reading import schema_at
-from walstore.spark.versioned.staged_rows import (
-    Site,
-    check_size,
-    in_store,
-    merge,
-    stage,
-)
-from walstore.spark.versioned.types import from_spark
+from walstore.spark.versioned.types import from_spark, given_schema
 
 _ATTEMPTS: Final = 20
 """So often a batch is appended where the shard ends, if others append to it meanwhile."""
@@ -70,39 +66,48 @@ def check_rows(schema: StructType, collection: CollectionSchema, *, has_times: b
     updates.conform(from_spark(given.empty_table(), collection), collection, lower=0, upper=1)
 
 
-class AppendWriter(DataSourceArrowWriter):
-    """Writes one job. Picklable: Spark plans with one copy, writes with others, and commits with another."""
+class CollectionSink(Destination[StagedWrite, tuple[StagedFile, ...]]):
+    """Rows with given columns become batches of a collection."""
 
-    def __init__(self, options: UpdateOptions, names: Sequence[str], query: str, job: str) -> None:
-        """Stage as ``query``, which is this job's own."""
+    otherwise: ClassVar[str] = "and the batch writer, the micro-batch's number as lower"
+
+    def __init__(self, options: UpdateOptions, schema: StructType, *, has_times: bool) -> None:
+        """Look at the collection; InvalidSettingsError for columns that it cannot take. Blocks."""
+        check_rows(schema, schema_at(options.location.text), has_times=has_times)
         self._options = options
-        self._names = tuple(names)
-        self._write = StagedWrite(query, 0)
-        self._job = job
+        self._url = options.location.text
+        self._names = schema.fieldNames()
+        self._job = secrets.token_hex(8)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task."""
-        context = TaskContext.get()
-        return stage(
-            self._options,
-            self._write,
-            self._names,
-            iterator,
-            job=self._job,
-            task=0 if context is None else context.partitionId(),
-        )
+    def batch(self, stream: str, number: int) -> StagedWrite:
+        """Return the write of a stream's micro-batch."""
+        return StagedWrite(stream, number)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def stage(
+        self, batches: Iterable[pa.RecordBatch], write: StagedWrite, task: int
+    ) -> tuple[StagedFile, ...]:
+        """Stage the rows of one attempt of a task, in bounded memory."""
+        attempt = f"{task:08x}-{secrets.token_hex(4)}"
+
+        async def act(store: ObjectStore, worker: Worker) -> tuple[StagedFile, ...]:
+            area = _staging(store, worker)
+            return tuple(
+                [
+                    await area.put(write, self._job, attempt, rows)
+                    for rows in _gathered(batches, self._names)
+                ]
+            )
+
+        return run_in_store(self._url, act)
+
+    def commit_job(self, write: StagedWrite, staged: Sequence[tuple[StagedFile, ...]]) -> None:
         """Append what all tasks staged as one batch."""
-        if None in messages:
-            raise WalError("a task did not report what it staged; nothing was written")
-        _, files = merge(messages)
-        check_size(files)
-        options = self._options
+        files, options = _checked(staged), self._options
 
-        async def act(site: Site) -> None:
-            tables = await site.staging.load(files)
-            async with await site.open() as collection:
+        async def act(store: ObjectStore, worker: Worker) -> None:
+            area = _staging(store, worker)
+            tables = await area.load(files)
+            async with Collection.open(self._url, store=store) as collection:
                 writer = collection.writer(options.writer)
                 rows = joined(tables, collection)
                 if options.lower is None or options.upper is None:
@@ -110,14 +115,50 @@ class AppendWriter(DataSourceArrowWriter):
                 else:
                     await check_shard(collection, writer, options.lower)
                     await writer.append(rows, lower=options.lower, upper=options.upper)
-            await site.staging.discard(self._write.query)
-            await site.staging.sweep_jobs(SystemClock().now_us())
+            await area.discard(write.query)
+            await area.sweep_jobs(SystemClock().now_us())
 
-        in_store(options.location.text, act)
+        run_in_store(self._url, act)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def abort_job(self, write: StagedWrite) -> None:
         """Remove what was staged; nobody else appends it."""
-        in_store(self._options.location.text, lambda site: site.staging.discard(self._write.query))
+        run_in_store(self._url, lambda store, worker: _staging(store, worker).discard(write.query))
+
+    def commit_batch(
+        self, write: StagedWrite | None, staged: Sequence[tuple[StagedFile, ...]], number: int
+    ) -> None:
+        """Append what all tasks staged, unless an earlier attempt of this micro-batch was appended."""
+        files = _checked(staged)
+        lower = (self._options.lower or 0) + number
+        if lower >= MAX_TIME:
+            raise InvalidSettingsError(
+                f"start is too large: the time {lower} would be beyond 2**64 - 2"
+            )
+
+        async def act(store: ObjectStore, worker: Worker) -> None:
+            area = _staging(store, worker)
+            found = files
+            if write is not None:
+                if await area.is_done(write):
+                    return
+                found = await area.intend(write, files)
+            tables = await area.load(found)
+            async with Collection.open(self._url, store=store) as collection:
+                writer = collection.writer(self._options.writer)
+                rows = joined(tables, collection)
+                await check_shard(collection, writer, lower)
+                try:
+                    await writer.append(rows, lower=lower, upper=lower + 1)
+                except UpperMismatchError as error:
+                    raise _lost(error, number, lower) from error
+            if write is not None:
+                await area.finish(write)
+
+        run_in_store(self._url, act)
+
+
+def _staging(store: ObjectStore, worker: Worker) -> StagingArea:
+    return StagingArea(store, retry=RetryPolicy(), worker=worker)
 
 
 def joined(tables: Sequence[pa.Table], collection: Collection) -> pa.Table | None:
@@ -172,77 +213,33 @@ async def _append_again(writer: CollectionWriter, rows: pa.Table | None, lower: 
             ) from error
 
 
-class UpdateStreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
-    """Writes one micro-batch. Spark plans each with a new writer, and commits with another."""
+def _gathered(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows in tables of about FILE_BYTES."""
+    held: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch.rename_columns(list(names)))
+            num_bytes += batch.nbytes
+        if num_bytes >= FILE_BYTES:
+            yield pa.Table.from_batches(held)
+            held, num_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
-    def __init__(self, options: UpdateOptions, names: Sequence[str], job: str) -> None:
-        """Stage as ``job``, one attempt of a micro-batch."""
-        self._options = options
-        self._names = tuple(names)
-        self._job = job
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task."""
-        context = TaskContext.get()
-        query = None if context is None else context.getLocalProperty(QUERY_ID)
-        batch = None if context is None else context.getLocalProperty(BATCH_ID)
-        if context is None or not query or batch is None:
-            raise WalError(
-                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); write "
-                "with foreachBatch and the batch writer, the micro-batch's number as lower"
-            )
-        return self.stage(iterator, StagedWrite(query, int(batch)), context.partitionId())
-
-    def stage(
-        self, batches: Iterable[pa.RecordBatch], write: StagedWrite, task: int
-    ) -> WriterCommitMessage:
-        """Stage rows of a task of a stream's micro-batch."""
-        return stage(self._options, write, self._names, batches, job=self._job, task=task)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Append what all tasks staged, unless an earlier attempt of this micro-batch was appended."""
-        write, files = merge(messages)
-        if None in messages:
-            raise WalError("a task did not report what it staged; nothing was written")
-        if write is not None and write.batch != batchId:
-            raise WalError(f"the tasks staged micro-batch {write.batch}, not {batchId}")
-        check_size(files)
-        lower = (self._options.lower or 0) + batchId
-        if lower >= MAX_TIME:
-            raise InvalidSettingsError(
-                f"start is too large: the time {lower} would be beyond 2**64 - 2"
-            )
-        in_store(
-            self._options.location.text,
-            lambda site: self._commit(site, write, files, lower, batchId),
+def _checked(staged: Iterable[tuple[StagedFile, ...]]) -> Sequence[StagedFile]:
+    """Return the files of all tasks; LimitExceededError for more than one batch may have."""
+    files = [file for one in staged for file in one]
+    rows, num_bytes = sum(file.rows for file in files), sum(file.num_bytes for file in files)
+    if rows > MOST_ROWS or num_bytes > MOST_BYTES:
+        raise LimitExceededError(
+            f"the batch has {rows} rows and {num_bytes} bytes, and goes through the memory of one "
+            f"program, which takes {MOST_ROWS} rows and {MOST_BYTES} bytes; nothing was written: make the "
+            "source's micro-batches smaller, or write in several jobs",
+            limit=MOST_ROWS if rows > MOST_ROWS else MOST_BYTES,
         )
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave what was staged: it may be what counts. The query's next commit removes it."""
-
-    async def _commit(
-        self,
-        site: Site,
-        write: StagedWrite | None,
-        files: Sequence[StagedFile],
-        lower: int,
-        batch: int,
-    ) -> None:
-        if write is not None:
-            if await site.staging.is_done(write):
-                return
-            files = await site.staging.intend(write, files)
-        tables = await site.staging.load(files)
-        async with await site.open() as collection:
-            writer = collection.writer(self._options.writer)
-            rows = joined(tables, collection)
-            await check_shard(collection, writer, lower)
-            try:
-                await writer.append(rows, lower=lower, upper=lower + 1)
-            except UpperMismatchError as error:
-                raise _lost(error, batch, lower) from error
-        if write is not None:
-            await site.staging.finish(write)
+    return files
 
 
 def _lost(error: UpperMismatchError, batch: int, lower: int) -> UpperMismatchError:
@@ -271,9 +268,8 @@ def batch_writer(
     """
     _check_append(overwrite=overwrite)
     found = parse_write_options(options, APPEND_OPTIONS)
-    check_rows(schema, schema_at(found.location.text), has_times=found.lower is not None)
-    query = job_query(SystemClock().now_us())
-    return AppendWriter(found, schema.fieldNames(), query, secrets.token_hex(8))
+    sink = CollectionSink(found, schema, has_times=found.lower is not None)
+    return JobWriter(sink, StagedWrite(job_query(SystemClock().now_us()), 0))
 
 
 def stream_writer(
@@ -282,13 +278,9 @@ def stream_writer(
     """Return a writer that appends the rows of a micro-batch. Raises as :func:`batch_writer`."""
     _check_append(overwrite=overwrite)
     found = parse_write_options(options, SINK_OPTIONS)
-    check_rows(schema, schema_at(found.location.text), has_times=False)
-    return UpdateStreamWriter(found, schema.fieldNames(), secrets.token_hex(8))
+    return MicroBatchWriter(CollectionSink(found, schema, has_times=False))
 
 
 def _check_append(*, overwrite: bool) -> None:
-    if overwrite:
-        raise InvalidSettingsError(
-            'a collection can only be appended to: use mode("append"), or outputMode("append") for a stream; '
-            "an upsert collection replaces the rows with the same keys by itself"
-        )
+    more = "; an upsert collection replaces the rows with the same keys by itself"
+    check_append("a collection", overwrite=overwrite, more=more)

@@ -61,7 +61,11 @@ def log(store):
 def test_fragments_of_a_store(store, log):
     found = planned(f"file://{store}", startingOffsets="20", endingOffsets="180")
     (fragments,) = found.fragments
-    assert (fragments.topic, fragments.partition, fragments.bounds) == ("store", 0, (20, 180))
+    assert (fragments.topic, fragments.partition, (fragments.start, fragments.limit)) == (
+        "store",
+        0,
+        (20, 180),
+    )
     assert found.files == []
     scans = found.scans(None)
     assert [(s.kind, s.cut, len(s.parts)) for s in scans] == [
@@ -149,8 +153,8 @@ def test_files_are_left_where_no_fragment_is(log_directory, store, retention_byt
     assert planned(log_directory).files == []
     asyncio.run(append_unshipped(log_directory, 5))
     found = planned(log_directory)
-    assert found.fragments[0].bounds[0] == 1
-    assert found.fragments[-1].bounds[1] == 1001
+    assert found.fragments[0].start == 1
+    assert found.fragments[-1].limit == 1001
     (files,) = found.files
     assert (files.topic, files.partition, files.start, files.limit) == ("log", 0, 1001, 1006)
     assert files.directory == str(log_directory)

@@ -17,7 +17,7 @@ from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
 from walstore import InvalidSettingsError, OutcomeUnknownError, ReadonlyWal, Wal
 from walstore.spark.sidecar.collection import CollectionLanding
-from walstore.spark.sidecar.sidecar import RETRY_SECONDS
+from walstore.spark.sidecar.landing import RETRY_SECONDS
 
 LOG = ("orders", 0)
 ONCE = RetryPolicy(attempts=1)

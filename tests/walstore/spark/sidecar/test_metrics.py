@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from walstore.errors import InvalidSettingsError
 from walstore.spark.sidecar import Landed, Started
-from walstore.spark.sidecar.metrics import DEFINITIONS, SidecarMetrics, serving
+from walstore.spark.sidecar.metrics import NAMES, SidecarMetrics, serving
 from walstore.testing import ManualClock
 
 A, B = ("orders", 0), ("orders", 1)
@@ -73,4 +73,4 @@ def test_served_over_http():
 
 def test_the_page_has_them_all():
     rows = re.findall(r"^\| `(walstore_sidecar_\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert rows == [one.name for one in DEFINITIONS]
+    assert rows == list(NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,6 +45,23 @@ def test_a_key_goes_to_the_log_that_spark_would_say(url, directory):
         wanted = [v for k, v in rows if zlib.crc32(k.encode()) % 3 == partition]
         assert values(url, partition) == [value.encode() for value in wanted]
     assert left_over(directory) == []
+
+
+NOTEBOOK = """
+import asyncio, sys
+from walstore.spark import finish_commits
+async def cell():
+    print(finish_commits(sys.argv[1]))
+asyncio.run(cell())
+"""
+
+
+@pytest.mark.slow
+def test_committing_where_an_event_loop_runs(url):
+    write_job(url, "value string", [("a",)])
+    command = [sys.executable, "-W", "error", "-c", NOTEBOOK, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_rows_without_a_key_go_with_their_task(url):

@@ -26,7 +26,7 @@ from tests.uploader.partitioned.writes import records_in
 from tests.walstore.spark.versions import sparks_arrow_schema
 from uploader.stores import open_store
 from walstore import Record
-from walstore.spark.sink.writers import StreamWriter
+from walstore.spark.sink.writers import MicroBatchWriter
 from walstore.spark.source import WalstoreSource
 
 HEADERS = ArrayType(
@@ -112,7 +112,7 @@ def write_epoch(
         other.abort([*messages, None], epoch)
 
 
-def stream_writer(url: str, ddl: str, **options: object) -> StreamWriter:
+def stream_writer(url: str, ddl: str, **options: object) -> MicroBatchWriter:
     return source(url, **options).streamWriter(schema_of(ddl), overwrite=False)
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.spark.streaming.querying import Query, offsets
+from tests.walstore.spark.streaming.test_stream_directory import local_cursor
 from tests.walstore.spark.streaming.test_stream_reader import append, cursor
 from uploader import CloudLog, open_store
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import fail, happen_then_fail, happen_then_kill, kill, timeout
+from walstore import Wal
 from walstore.errors import InvalidSettingsError, WalError
 
 
@@ -127,14 +129,116 @@ def test_a_name_that_no_cursor_can_have(url):
         Query(url, cursorName="no/such").trigger()
 
 
-def test_a_deleted_cursor_is_made_again(url):
-    query = Query(url, cursorName="etl", maxOffsetsPerTrigger=2)
-    query.trigger()
+# -- where the cursor is in the store of the log, or in its directory ----------------------------
 
-    async def delete() -> None:
-        async with CloudLog.open(url) as log:
-            await log.cursors.delete("etl")
 
-    asyncio.run(delete())
+class StoredPlace:
+    """A stored log of ten records, and its cursors."""
+
+    topic = "orders"
+
+    def __init__(self, path: Path) -> None:
+        self.location = f"file://{path}/store/orders"
+        self.append(10)
+
+    def append(self, count: int) -> None:
+        append(self.location, count)
+
+    def cursor(self) -> int | None:
+        return cursor(self.location, "etl")
+
+    async def set(self, position: int | None) -> None:
+        async with CloudLog.open(self.location) as log:
+            await (
+                log.cursors.delete("etl")
+                if position is None
+                else log.cursors.commit("etl", position)
+            )
+
+
+class LocalPlace(StoredPlace):
+    """A log directory without a tier."""
+
+    topic = "log"
+
+    def __init__(self, path: Path) -> None:
+        self.location = str(path / "log")
+        self.append(10)
+
+    def append(self, count: int) -> None:
+        async def run() -> None:
+            async with Wal.open(self.location) as wal:
+                await wal.append_many([b"v"] * count)
+
+        asyncio.run(run())
+
+    def cursor(self) -> int | None:
+        return local_cursor(Path(self.location), "etl")
+
+    async def set(self, position: int | None) -> None:
+        async with Wal.open_readonly(self.location) as log:
+            if position is None:
+                await log.delete_cursor("etl")
+            else:
+                await (await log.cursor("etl")).commit(position)
+
+
+@pytest.fixture(params=[StoredPlace, LocalPlace])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoredPlace:
+    return request.param(tmp_path)
+
+
+def query_of(place: StoredPlace, **options: object) -> Query:
+    return Query(place.location, cursorName="etl", **options)
+
+
+def test_latest_is_resolved_once_and_held_by_the_cursor(place):
+    query = query_of(place, startingOffsets="latest")
+    assert query.reader.initialOffset() == {place.topic: {"0": 11}}
+    assert place.cursor() == 11
+    place.append(3)
+    query.later()
+    assert query.reader.initialOffset() == {place.topic: {"0": 11}}
+    query.restart()  # before the first batch
+    place.append(2)
+    assert query.plan()
+    query.restart()  # in the first batch
+    assert offsets(query.drain()) == [11, 12, 13, 14, 15]
+
+
+def test_a_new_query_goes_on_at_its_cursor(place):
+    query_of(place, maxOffsetsPerTrigger=4).drain()
+    assert place.cursor() == 9
+    assert offsets(query_of(place, startingOffsets=1).drain()) == [9, 10]
+
+
+def test_the_cursor_lags_one_batch(place):
+    query = query_of(place, maxOffsetsPerTrigger=4)
+    assert offsets(query.trigger()) == [1, 2, 3, 4]
+    assert place.cursor() == 1
     query.trigger()
-    assert cursor(url, "etl") == 3
+    assert place.cursor() == 5
+    query.restart()
+    query.drain()
+    assert place.cursor() == 9
+
+
+def test_the_cursor_never_goes_back(place):
+    query = query_of(place)
+    query.reader.commit({place.topic: {"0": 9}})
+    query.reader.commit({place.topic: {"0": 4}})
+    query.restart()
+    query.reader.commit({place.topic: {"0": 4}})
+    assert place.cursor() == 9
+
+
+@pytest.mark.parametrize(("position", "left"), [(2, 3), (8, 8), (None, 3)])
+def test_a_cursor_that_somebody_else_moved_or_deleted(place, caplog, position, left):
+    query = query_of(place, maxOffsetsPerTrigger=2)
+    query.trigger()
+    asyncio.run(place.set(position))
+    query.trigger()
+    assert place.cursor() == left
+    query.drain()
+    assert place.cursor() == 9
+    assert not caplog.messages

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from walstore.spark.options import parse_stream_options
+from walstore.spark.options import Budget, parse_stream_options
 from walstore.spark.partitions import Span
-from walstore.spark.streaming.micro_batch import (
-    Budget,
+from walstore.spark.streaming.admission import (
+    StoredTimes,
     budget_of,
     by_bytes,
     by_rows,
     check_limits,
+    end_of,
     share,
 )
 
@@ -110,8 +111,8 @@ def test_batches_by_bytes_reach_the_end(sizes, most_bytes):
     assert batches <= edges[-1]
 
 
-def options(**given: str):
-    return parse_stream_options({"path": "s3://bucket/orders"} | given)
+def options(**given: str) -> Budget:
+    return parse_stream_options({"path": "s3://bucket/orders"} | given).most
 
 
 @needs_limits
@@ -134,13 +135,54 @@ def test_all_means_all():
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
 def test_limits_need_a_spark_that_says_where_a_batch_begins(name):
-    check_limits(options(**{name: "10"}), has_limits=True)
+    check_limits(options(**{name: "10"}), "they", has_limits=True)
     with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
-        check_limits(options(**{name: "10"}), has_limits=False)
-    check_limits(options(), has_limits=False)
+        check_limits(options(**{name: "10"}), "they", has_limits=False)
+    check_limits(options(), "they", has_limits=False)
     if not HAS_LIMITS:
         with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
-            check_limits(options(**{name: "10"}))
+            check_limits(options(**{name: "10"}), "they")
+
+
+STORED = [
+    StoredTimes(0, 10, 100, 1000),
+    StoredTimes(10, 20, 0, 300),
+    StoredTimes(20, 21, 50, 500),
+    StoredTimes(21, 30, 9, 90),
+]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "budget", "found"),
+    [
+        (0, 30, Budget(), 30),
+        (0, 30, Budget(rows=1000), 30),
+        (0, 30, Budget(rows=100), 20),
+        (0, 30, Budget(rows=50), 5),
+        (0, 30, Budget(rows=1), 1),
+        (5, 30, Budget(rows=50), 20),
+        (5, 30, Budget(rows=100), 21),
+        (20, 30, Budget(rows=1), 21),
+        (0, 30, Budget(size_bytes=1000), 10),
+        (0, 30, Budget(size_bytes=1150), 15),
+        (0, 30, Budget(rows=100, size_bytes=500), 5),
+        (0, 4, Budget(rows=100), 4),
+    ],
+)
+def test_the_end(start: int, end: int, budget: Budget, found: int) -> None:
+    assert end_of(STORED, start, end, budget) == found
+    assert end_of(reversed(STORED), start, end, budget) == found
+
+
+def test_every_budget_goes_on() -> None:
+    """From the start to the end, whatever the limit is."""
+    for rows in (1, 3, 7, 60, 1000):
+        at, steps = 0, 0
+        while at < 30:
+            later = end_of(STORED, at, 30, Budget(rows=rows))
+            assert at < later <= 30
+            at, steps = later, steps + 1
+        assert steps <= 30
 
 
 OLDER = """

@@ -238,21 +238,6 @@ def tier_cursor(url: str, name: str) -> int | None:
     return asyncio.run(ask())
 
 
-def test_a_log_without_a_tier_holds_the_cursor_itself(log_directory):
-    write(log_directory, 10)
-    query = Query(log_directory, cursorName="etl", startingOffsets="latest", maxOffsetsPerTrigger=4)
-    assert query.reader.initialOffset() == {"log": {"0": 11}}
-    assert local_cursor(log_directory, "etl") == 11
-    write(log_directory, 10)
-    query.restart()
-    assert offsets(query.trigger()) == [11, 12, 13, 14]
-    query.trigger()
-    assert local_cursor(log_directory, "etl") == 15
-    query.restart()
-    query.drain()
-    assert local_cursor(log_directory, "etl") == 19
-
-
 @pytest.mark.slow
 def test_the_cursor_keeps_retention_off(log_directory):
     write(log_directory, 300)
@@ -271,43 +256,6 @@ def test_a_log_with_a_tier_holds_the_cursor_there(log_directory, url):
     assert (tier_cursor(url, "etl"), local_cursor(log_directory, "etl")) == (1, None)
     query.drain()
     assert tier_cursor(url, "etl") == 201
-
-
-def test_a_cursor_that_somebody_else_moved_on_stays(log_directory, caplog):
-    write(log_directory, 10)
-    query = Query(log_directory, cursorName="etl", maxOffsetsPerTrigger=2)
-    query.trigger()
-
-    async def move(position: int) -> None:
-        async with Wal.open_readonly(log_directory) as log:
-            await (await log.cursor("etl")).commit(position)
-
-    asyncio.run(move(2))
-    query.trigger()
-    assert local_cursor(log_directory, "etl") == 3
-    asyncio.run(move(8))
-    query.trigger()
-    assert local_cursor(log_directory, "etl") == 8
-    query.drain()
-    assert local_cursor(log_directory, "etl") == 9
-    assert not caplog.messages
-
-
-def test_a_cursor_that_was_deleted_is_made_again(log_directory, caplog):
-    write(log_directory, 10)
-    query = Query(log_directory, cursorName="etl", maxOffsetsPerTrigger=2)
-    query.trigger()
-
-    async def delete() -> None:
-        async with Wal.open_readonly(log_directory) as log:
-            await log.delete_cursor("etl")
-
-    asyncio.run(delete())
-    query.trigger()
-    assert local_cursor(log_directory, "etl") == 3
-    query.drain()
-    assert local_cursor(log_directory, "etl") == 9
-    assert not caplog.messages
 
 
 def test_a_cursor_that_cannot_be_moved_does_not_fail_the_query(log_directory, caplog):

@@ -16,7 +16,6 @@ from tests.effort import first_seed
 from tests.walstore.spark.streaming.querying import Query, offsets
 from tests.walstore.spark.versions import needs_filters, needs_limits
 from uploader import CloudLog, CloudWriter
-from walstore import Wal
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
@@ -85,21 +84,6 @@ def test_a_restart_goes_on_where_the_checkpoint_is(url):
 # -- trap 1: the initial offset is asked for again and again, and not remembered ---------------
 
 
-def test_latest_is_resolved_once_and_held_by_the_cursor(url):
-    append(url, 10)
-    query = Query(url, startingOffsets="latest", cursorName="etl")
-    assert query.reader.initialOffset() == {"orders": {"0": 11}}
-    assert cursor(url, "etl") == 11
-    append(url, 3)
-    query.later()
-    assert query.reader.initialOffset() == {"orders": {"0": 11}}
-    query.restart()  # before the first batch
-    append(url, 2)
-    assert query.plan()
-    query.restart()  # in the first batch
-    assert offsets(query.drain()) == [11, 12, 13, 14, 15]
-
-
 def test_a_starting_time_is_held_as_well(url):
     append(url, 10)
     query = Query(url, startingTimestamp=0, cursorName="etl")
@@ -117,15 +101,6 @@ def test_a_starting_time_is_held_as_well(url):
     assert cursor(url, "no") is None
 
 
-def test_a_new_query_goes_on_at_its_cursor(url):
-    append(url, 10)
-    query = Query(url, cursorName="etl", maxOffsetsPerTrigger=4)
-    query.drain()
-    assert cursor(url, "etl") == 9
-    again = Query(url, cursorName="etl", startingOffsets=1)
-    assert offsets(again.drain()) == [9, 10]
-
-
 def test_offsets_given_as_numbers_need_no_cursor(url):
     append(url, 10)
     assert offsets(Query(url, startingOffsets=8).drain()) == [8, 9, 10]
@@ -138,27 +113,6 @@ def test_offsets_given_as_numbers_need_no_cursor(url):
 
 
 # -- trap 2: commit lags one batch and leaves out the last ---------------------------------------
-
-
-def test_the_cursor_lags_one_batch(url):
-    append(url, 10)
-    query = Query(url, cursorName="etl", maxOffsetsPerTrigger=4)
-    assert offsets(query.trigger()) == [1, 2, 3, 4]
-    assert cursor(url, "etl") == 1
-    query.trigger()
-    assert cursor(url, "etl") == 5
-    query.drain()
-    assert cursor(url, "etl") == 9
-
-
-def test_the_cursor_never_goes_back(url):
-    append(url, 10)
-    query = Query(url, cursorName="etl")
-    query.reader.commit({"orders": {"0": 9}})
-    query.reader.commit({"orders": {"0": 4}})
-    query.restart()
-    query.reader.commit({"orders": {"0": 4}})
-    assert cursor(url, "etl") == 9
 
 
 # -- traps 3 and 4: nobody says that it is over, and other processes read ------------------------
@@ -563,15 +517,3 @@ def test_each_record_once_whenever_it_dies(url, seed):
     query.later()
     found += offsets(query.drain())
     assert found == list(range(4, written + 1))
-
-
-def test_a_directory_of_a_log_is_followed_as_well(log_directory):
-    async def write(count: int) -> None:
-        async with Wal.open(log_directory) as wal:
-            await wal.append_many([b"v"] * count)
-
-    asyncio.run(write(10))
-    query = Query(log_directory, maxOffsetsPerTrigger=4)
-    assert offsets(query.drain()) == list(range(1, 11))
-    asyncio.run(write(2))
-    assert offsets(query.drain()) == [11, 12]  # its end is known at any time

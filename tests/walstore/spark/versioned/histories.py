@@ -62,21 +62,16 @@ async def write_history(
     path: Path, name: str, kind: str, chance: random.Random, *, since: int | None = None
 ) -> tuple[str, int]:
     """Write a collection of some batches, some of them compacted; return its URL and where it ends."""
-    columns, key = KEYS[name]
-    url = f"file://{path}"
-    async with Collection.open(url, create=True, schema=columns, key=key, kind=kind) as collection:  # type: ignore[arg-type]
-        writer = collection.writer()
-        upper = 0
-        async with await collection.reader(since=0) as reader:
-            for _ in range(chance.randrange(3, 9)):
-                lower, upper = upper, upper + chance.randrange(1, 6)
-                table = table_of(columns, key, kind, range(lower, upper), chance)
-                await writer.append(table, lower=lower, upper=upper)
-                if chance.random() < 0.4:
-                    if since is not None:
-                        await reader.downgrade_since(min(since, upper - 1))
-                    async with Controller.open(url) as controller:
-                        await controller.compact(is_full=chance.random() < 0.3)
+    url, upper = f"file://{path}", 0
+    await create(url, name, kind)
+    async with Collection.open(url) as collection, await collection.reader(since=0) as reader:
+        for table, lower, upper in batches_of(name, kind, chance):
+            await collection.writer().append(table, lower=lower, upper=upper)
+            if chance.random() < 0.4:
+                if since is not None:
+                    await reader.downgrade_since(min(since, upper - 1))
+                async with Controller.open(url) as controller:
+                    await controller.compact(is_full=chance.random() < 0.3)
     return url, upper
 
 
@@ -92,7 +87,7 @@ def batches_of(name: str, kind: str, chance: random.Random) -> list[tuple[pa.Tab
     """Return batches that follow each other."""
     columns, key = KEYS[name]
     found, upper = [], 0
-    for _ in range(chance.randrange(4, 8)):
+    for _ in range(chance.randrange(3, 9)):
         lower, upper = upper, upper + chance.randrange(1, 6)
         found.append((table_of(columns, key, kind, range(lower, upper), chance), lower, upper))
     return found

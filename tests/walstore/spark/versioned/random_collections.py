@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from tests.walstore.spark.versioned.columns import EVERY, table
+from tests.walstore.spark.versioned.histories import snapshot
 from uploader import Collection, Controller
 from uploader.versioned.schema import Kind
 from walstore.spark.versioned.types import to_spark
@@ -114,11 +115,6 @@ def updates_of(
     return found.append_column(
         "_deleted", pa.array([rng.random() < 0.3 for _ in range(rows)], pa.bool_())
     )
-
-
-async def snapshot(url: str, as_of: int | None = None) -> pa.Table:
-    async with Collection.open(url) as collection, await collection.reader() as reader:
-        return await reader.snapshot(as_of=as_of)
 
 
 def expected(url: str, as_of: int | None = None) -> Counter[str]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from uploader import Collection, Controller
+from tests.walstore.spark.versioned.histories import append, compact, snapshot
+from uploader import Collection
 from walstore.spark.features import HAS_LIMITS
 
 if TYPE_CHECKING:
@@ -28,14 +29,8 @@ async def create(url: str, kind: str = "upsert", *tables: pa.Table) -> None:
             await made.writer().append(table, lower=10 * number, upper=10 * number + 10)
 
 
-async def compact(url: str) -> None:
-    async with Controller.open(url) as controller:
-        await controller.compact(is_full=True)
-
-
-async def content(url: str, as_of: int | None = None) -> list[dict[str, Any]]:
-    async with Collection.open(url) as collection, await collection.reader() as reader:
-        return (await reader.snapshot(as_of=as_of)).to_pylist()
+def content(url: str, as_of: int | None = None) -> list[dict[str, Any]]:
+    return asyncio.run(snapshot(url, as_of)).to_pylist()
 
 
 def people(*rows: tuple[int, str | None], **more: list[Any]) -> pa.Table:
@@ -88,7 +83,7 @@ def test_changes_are_followed(spark: SparkSession, tmp_path: Path) -> None:
         query.awaitTermination()
 
     run()
-    asyncio.run(append(url, gone, 20))
+    asyncio.run(append(url, gone, 20, 30))
     asyncio.run(compact(url))
     run()
     table = spark.read.parquet(str(tmp_path / "table")).select("_t", "_change", "id", "name")
@@ -98,11 +93,6 @@ def test_changes_are_followed(spark: SparkSession, tmp_path: Path) -> None:
         (10, "upsert", 2, "Bea"),
         (20, "delete", 1, None),
     ]
-
-
-async def append(url: str, table: pa.Table, lower: int) -> None:
-    async with Collection.open(url) as collection:
-        await collection.writer().append(table, lower=lower, upper=lower + 10)
 
 
 def test_a_stream_is_written(spark: SparkSession, tmp_path: Path) -> None:
@@ -126,10 +116,10 @@ def test_a_stream_is_written(spark: SparkSession, tmp_path: Path) -> None:
 
     run("0.json", '{"id": 1, "name": "Ada"}', '{"id": 2, "name": "Bob"}')
     run("1.json", '{"id": 1, "_deleted": true}')
-    assert asyncio.run(content(url)) == [{"id": 2, "name": "Bob"}]
-    assert asyncio.run(content(url, 0)) == [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}]
+    assert content(url) == [{"id": 2, "name": "Bob"}]
+    assert content(url, 0) == [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}]
     with pytest.raises(Exception, match="checkpoint is another one") as caught:
         run("2.json", '{"id": 3, "name": "Cy"}', checkpoint="lost")
     assert "start=2" in str(caught.value)
     run("2.json", '{"id": 3, "name": "Cy"}', checkpoint="lost", start=2)
-    assert [row["id"] for row in asyncio.run(content(url))] == [2, 3]
+    assert [row["id"] for row in content(url)] == [2, 3]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from walstore import InvalidSettingsError
+from walstore.spark.options import Budget
 from walstore.spark.pyspark_walstore_collection import DefaultSource
 from walstore.spark.versioned.options import (
     APPEND_OPTIONS,
@@ -29,7 +30,7 @@ def test_defaults() -> None:
     batch = parse_batch_options({"path": URL, "asOf": "Latest"})
     assert (batch.as_of, batch.min_partitions, batch.lease_seconds) == (None, 1, 3600)
     stream = parse_stream_options({"path": URL, "reader": "r"})
-    assert (stream.starting, stream.poll_seconds, stream.most_rows) == (0, 0.5, None)
+    assert (stream.starting, stream.poll_seconds, stream.most) == (0, 0.5, Budget())
     write = parse_write_options({"path": URL}, APPEND_OPTIONS)
     assert (write.writer, write.lower, write.upper) == ("main", None, None)
 

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ from tests.walstore.spark.versioned.histories import (
 )
 from uploader import Collection, CollectionStatus, Controller
 from uploader.versioned import batch_file
+from uploader.versioned.batch_groups import Key, RowGroup
 from walstore import CollectionNotFoundError, InvalidSettingsError, LeaseExpiredError
 from walstore.spark.versioned import reading
-from walstore.spark.versioned.reading import ContentReader
+from walstore.spark.versioned.reading import ContentReader, cut, join
 from walstore.spark.versioned.source import CollectionSource
 from walstore.spark.versioned.types import to_spark
 
@@ -173,3 +175,29 @@ def test_objects_stay_for_the_lease_and_no_longer(tmp_path: Path) -> None:
     with pytest.raises(LeaseExpiredError, match="with more leaseSeconds"):
         rows_of(reader, partitions)
     assert rows_of(reader, reader.partitions()) == expected
+
+
+def group_of(low: Key, high: Key, rows: int = 10) -> RowGroup:
+    return RowGroup(number=0, rows=rows, start=0, limit=1, low=low, high=high, times=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_all_keys_and_about_equal(seed: int) -> None:
+    chance = random.Random(seed + first_seed("ranges of keys"))
+    lows = [(chance.randrange(50),) for _ in range(chance.randrange(1, 40))]
+    groups = [group_of(low, (low[0] + chance.randrange(9),)) for low in lows]
+    ranges = cut(groups, 30)
+    assert (ranges[0].low, ranges[-1].high) == ((), None)
+    assert all(one.high == other.low for one, other in pairwise(ranges))
+    assert all(one.low < other.low for one, other in pairwise(ranges))
+    for one in groups:
+        assert any(range_.may_have(one) for range_ in ranges)
+    pieces = list(join(ranges, chance.randrange(1, 9)))
+    assert [range_ for piece in pieces for range_ in piece] == ranges
+    assert all(pieces)
+
+
+def test_what_cannot_be_divided() -> None:
+    assert len(cut([group_of((), ())] * 9, 1)) == 1
+    assert len(cut([group_of((7,), (7,))] * 9, 1)) == 2, "before it there may be others"
+    assert len(cut([], 1)) == 1

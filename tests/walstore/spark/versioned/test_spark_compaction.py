@@ -16,7 +16,8 @@ import pytest
 
 from tests.waiting import until
 from tests.walstore.spark.versioned.columns import EVERY
-from tests.walstore.spark.versioned.random_collections import STEPS, build, counted, run, snapshot
+from tests.walstore.spark.versioned.histories import snapshot
+from tests.walstore.spark.versioned.random_collections import STEPS, build, counted, run
 from uploader import Collection, Controller, ControllerSettings
 from uploader.stores import open_store
 from uploader.versioned import batch_file, updates

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from uploader import Collection
-from uploader.versioned.staging import StagedWrite, StagingArea
+from uploader.versioned.staging import StagingArea
 from walstore import (
     CollectionNotFoundError,
     CorruptionError,
@@ -30,10 +30,9 @@ from walstore import (
     UpperMismatchError,
     WalError,
 )
-from walstore.spark.versioned import staged_rows, writing
+from walstore.spark.sink.writers import JobWriter, MicroBatchWriter, StagedMessage
+from walstore.spark.versioned import writing
 from walstore.spark.versioned.source import CollectionSource
-from walstore.spark.versioned.staged_rows import StagedUpdates
-from walstore.spark.versioned.writing import AppendWriter, UpdateStreamWriter
 
 COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 QUERY = "5d1c8f5e-0000-0000-0000-000000000001"
@@ -80,11 +79,11 @@ class Attempt:
         self, url: str, batch: int, *tasks: Rows, query: str = QUERY, **options: Any
     ) -> None:
         found = source(url, **options).streamWriter(schema_of(), overwrite=False)
-        assert isinstance(found, UpdateStreamWriter)
+        assert isinstance(found, MicroBatchWriter)
         self.writer = found
         self.batch = batch
         self.messages = [
-            found.stage(batches_of(rows), StagedWrite(query, batch), task)
+            found.stage(iter(batches_of(rows)), stream=query, epoch=str(batch), task=task)
             for task, rows in enumerate(tasks)
         ]
 
@@ -226,20 +225,20 @@ def test_staged_rows_that_another_program_removed(
 
 
 def test_a_batch_that_is_too_large(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_rows, "MOST_ROWS", 3)
+    monkeypatch.setattr(writing, "MOST_ROWS", 3)
     with pytest.raises(LimitExceededError, match=r"has 4 rows .* takes 3 rows"):
         Attempt(url, 0, [(1, "Ada"), (2, "Bob")], [(3, "Cy"), (4, "Di")]).commit()
     Attempt(url, 0, [(1, "Ada"), (2, "Bob")], [(3, "Cy")]).commit()
 
 
 def test_a_task_stages_in_parts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_rows, "FILE_BYTES", 1)
+    monkeypatch.setattr(writing, "FILE_BYTES", 1)
     found = source(url).streamWriter(schema_of(), overwrite=False)
-    assert isinstance(found, UpdateStreamWriter)
+    assert isinstance(found, MicroBatchWriter)
     rows = [*batches_of([(1, "a"), (2, "a")]), *batches_of([(1, "b")]), *batches_of([])]
-    message = found.stage(rows, StagedWrite(QUERY, 0), 0)
-    assert isinstance(message, StagedUpdates)
-    assert [file.rows for file in message.files] == [2, 1]
+    message = found.stage(iter(rows), stream=QUERY, epoch="0", task=0)
+    assert isinstance(message, StagedMessage)
+    assert [file.rows for file in message.staged] == [2, 1]
     found.commit([message], 0)
     assert content(url) == [(1, "b"), (2, "a")]
 
@@ -254,16 +253,16 @@ def test_tasks_that_do_not_belong_together(url: str) -> None:
         one.writer.commit([*one.messages, None], 0)
 
 
-def run_job(writer: AppendWriter, *tasks: Rows) -> None:
+def run_job(writer: JobWriter, *tasks: Rows) -> None:
     messages: list[WriterCommitMessage | None] = [
         writer.write(iter(batches_of(rows))) for rows in tasks
     ]
     writer.commit(messages)
 
 
-def job(url: str, **options: Any) -> AppendWriter:
+def job(url: str, **options: Any) -> JobWriter:
     found = source(url, **options).writer(schema_of(), overwrite=False)
-    assert isinstance(found, AppendWriter)
+    assert isinstance(found, JobWriter)
     return found
 
 
@@ -359,7 +358,7 @@ def test_times_of_a_job(url: str) -> None:
     writer = source(url, lower=5, upper=9).writer(
         schema_of("id long, _t decimal(20,0), _deleted boolean"), overwrite=False
     )
-    assert isinstance(writer, AppendWriter)
+    assert isinstance(writer, JobWriter)
     batch = pa.record_batch(
         {"a": [1, 1], "b": pa.array([5, 8], pa.decimal128(20, 0)), "c": [False, True]}
     )
