@@ -11,6 +11,7 @@ from tests.contract.faces import Face, on
 from walstore import (
     CursorMovedError,
     OffsetNotWrittenError,
+    OffsetTrimmedError,
 )
 
 
@@ -64,3 +65,21 @@ async def test_a_commit_that_is_cancelled_may_be_made_again(face: Face) -> None:
         await asyncio.wait((dropped,))
         await cursor.commit(offset)
     assert (cursor.position, await cursor.refresh()) == (10, 10)
+
+
+@on("opened", "replicated", "served", "readonly", "blocking", "distant")
+@pytest.mark.parametrize("position", [-1, 0, 2, 7, 1 << 62])
+async def test_a_position_outside_of_the_log_is_refused(face: Face, position: int) -> None:
+    """The error says what the log has."""
+    await face.writer.append_many([b"%d" % n for n in range(5)])
+    cursor = await face.log.cursor("c", start=4)
+    assert await face.writer.trim(3) == 3
+    expected = OffsetTrimmedError if position < 3 else OffsetNotWrittenError
+    acts = [lambda: face.log.cursor("new", start=position), lambda: cursor.rewind(position)]
+    if position > 4:
+        acts.append(lambda: cursor.commit(position))
+    for act in acts:
+        with pytest.raises(expected) as refused:
+            await act()
+        assert (refused.value.requested, refused.value.head, refused.value.tail) == (position, 3, 6)
+    assert [(info.name, info.position) for info in await face.log.cursors()] == [("c", 4)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from walstore.cursors.directory import CursorState, CursorTable
 from walstore.cursors.queue import Act, CursorRequest, RequestQueue
@@ -153,8 +153,8 @@ class Cursor(Owned):
         if offset > 1:
             await self._context.limits.wait_durable(offset - 1)
         if offset == self._seen.position == target and not self._is_unsure:
-            tier_head = self._context.limits.tier_head
-            await self._perform(lambda held: self._renew(held, tier_head))
+            known = KnownLimits.of(self._context.limits)
+            await self._perform(lambda held: self._renew(held, known))
         else:
             await self._move(offset, is_checked=False)
 
@@ -173,8 +173,8 @@ class Cursor(Owned):
         ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
         """
         if self._seen.lease_us:
-            tier_head = self._context.limits.tier_head
-            await self._perform(lambda held: self._renew(held, tier_head))
+            known = KnownLimits.of(self._context.limits)
+            await self._perform(lambda held: self._renew(held, known))
 
     async def refresh(self) -> int:
         """Read the cursor again, which others may have moved, and return its position.
@@ -228,8 +228,8 @@ class Cursor(Owned):
         move, self._waiting = self._waiting, None
         assert move is not None
         self._underway = move.position
-        tier_head = self._context.limits.tier_head
-        return lambda held: self._write(held, move, tier_head)
+        known = KnownLimits.of(self._context.limits)
+        return lambda held: self._write(held, move, known)
 
     async def _perform(self, act: Act[CursorState]) -> None:
         request = CursorRequest(self, lambda: act, self._end)
@@ -247,13 +247,13 @@ class Cursor(Owned):
 
     # -- on the queue's thread, while nothing else changes the cursors -------------------------------
 
-    def _write(self, held: CursorTable, move: _Move, tier_head: int | None) -> CursorState:
+    def _write(self, held: CursorTable, move: _Move, known: KnownLimits) -> CursorState:
         found = self._known(held)
         now_us = self._context.clock.now_us()
         # A commit may also move back, if an earlier one of unknown outcome has moved the cursor.
         goes_back = move.is_checked or move.position < found.position
         if goes_back or found.is_expired(now_us):
-            check_retained(held, self.name, move.position, tier_head)
+            known.check_retained(held, self.name, move.position)
         made = dataclasses.replace(
             found.renewed(now_us, self._context.owner),
             position=move.position,
@@ -263,13 +263,13 @@ class Cursor(Owned):
         held.write(self.name, made)
         return made
 
-    def _renew(self, held: CursorTable, tier_head: int | None) -> CursorState:
+    def _renew(self, held: CursorTable, known: KnownLimits) -> CursorState:
         found = self._known(held)
         if not found.lease_us:
             return found
         now_us = self._context.clock.now_us()
         if found.is_expired(now_us):
-            check_retained(held, self.name, found.position, tier_head)
+            known.check_retained(held, self.name, found.position)
         made = found.renewed(now_us, self._context.owner)
         held.write(self.name, made)
         return made
@@ -314,17 +314,30 @@ def check_visible(limits: CursorLimits, position: int) -> None:
     )
 
 
-def check_retained(held: CursorTable, name: str, position: int, tier_head: int | None) -> None:
-    """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
-    head = first_retained(held, tier_head)
-    OffsetRange(head, head).check_head(
-        position,
-        f"the position of cursor {name!r} was removed from the log; commit the head to continue "
-        "there, or delete the cursor",
-    )
+class KnownLimits(NamedTuple):
+    """The limits of a log that the lock of its cursors does not keep in place, as an act begins.
 
+    A log's limits belong to its event loop, and an act is done on another thread.
+    """
 
-def first_retained(held: CursorTable, tier_head: int | None) -> int:
-    """Return the first offset that can be read: the local head, or the tier's if that is lower."""
-    local = held.head()
-    return local if tier_head is None else min(local, tier_head)
+    tier_head: int | None
+    visible_limit: int
+
+    @classmethod
+    def of(cls, limits: CursorLimits) -> KnownLimits:
+        """Return the limits as they are now."""
+        return cls(limits.tier_head, limits.visible_limit)
+
+    def offsets(self, held: CursorTable) -> OffsetRange:
+        """Return the offsets that can be read: from the local head on, or the tier's if that is lower."""
+        local = held.head()
+        head = local if self.tier_head is None else min(local, self.tier_head)
+        return OffsetRange(head, max(head, self.visible_limit))
+
+    def check_retained(self, held: CursorTable, name: str, position: int) -> None:
+        """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
+        self.offsets(held).check_head(
+            position,
+            f"the position of cursor {name!r} was removed from the log; commit the head to continue "
+            "there, or delete the cursor",
+        )

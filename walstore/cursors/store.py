@@ -17,9 +17,8 @@ from walstore.cursors.cursor import (
     Cursor,
     CursorContext,
     CursorLimits,
-    check_retained,
+    KnownLimits,
     check_visible,
-    first_retained,
 )
 from walstore.cursors.directory import (
     TAG_BYTES,
@@ -130,18 +129,18 @@ class CursorStore:
         name = check_name(name)
         lease_us = None if lease_seconds is None else _lease_us(lease_seconds)
         offset = await self._resolve(start)
-        tier_head = self._log.tier_head
+        known = KnownLimits.of(self._log)
         writer = self._make_tag(TAG_BYTES)
 
         def open_it(held: CursorTable) -> CursorState:
             found = held.read(name)
             if found is None:
-                position = first_retained(held, tier_head) if offset is None else offset
+                position = known.offsets(held).head if offset is None else offset
                 found = CursorState(position, 1, writer, 0, 0, 0, "")
             elif not (lease_us or found.lease_us):
-                check_retained(held, name, found.position, tier_head)
+                known.check_retained(held, name, found.position)
                 return found
-            check_retained(held, name, found.position, tier_head)
+            known.check_retained(held, name, found.position)
             made = found.renewed(self._clock.now_us(), self._context.owner, lease_us)
             held.write(name, made)
             return made
