@@ -67,11 +67,15 @@ class CloudCursors(Owned):
         clock: Clock,
         writer: str,
         check_home: Callable[[], None] = lambda: None,
+        known: Callable[[], int] = lambda: 0,
     ) -> None:
         """``newest`` reads the log's newest manifest; ``writer`` names this program in the objects;
-        ``check_home`` raises for a caller on another event loop than that of the log."""
+        ``check_home`` raises for a caller on another event loop than that of the log; ``known`` returns the
+        log's tail as the caller read it last, which saves requests."""
         self._store = store
-        self._newest = newest
+        self._read_newest = newest
+        self._known = known
+        self._tail = 0
         self._retry = retry
         self._clock = clock
         self._writer = writer
@@ -86,10 +90,11 @@ class CloudCursors(Owned):
         clock: Clock,
         worker: Worker,
         check_home: Callable[[], None] = lambda: None,
+        known: Callable[[], int] = lambda: 0,
     ) -> CloudCursors:
         """Return the cursors of the log in ``store``, written in the name of this process.
 
-        ``check_home`` as in :meth:`__init__`.
+        ``check_home`` and ``known`` as in :meth:`__init__`.
         """
 
         async def newest() -> Manifest:
@@ -105,6 +110,7 @@ class CloudCursors(Owned):
             clock=clock,
             writer=this_process(),
             check_home=check_home,
+            known=known,
         )
 
     def check_owner(self) -> None:
@@ -152,15 +158,12 @@ class CloudCursors(Owned):
 
         Errors as :meth:`commit`.
         """
-        _check_position(position)
-        while True:
-            found = await self._settled(name)
-            if found is not None and not found.is_removed:
-                return found
-            made = CloudCursor(name=name, position=position, epoch_us=0, writer=self._writer)
-            written = await self._write(found, made)
-            if written is not None:
-                return written
+        offsets = await self._offsets(position)
+
+        def make(found: CloudCursor | None) -> CloudCursor:
+            return found or self._new(name, position, offsets)
+
+        return await self._change(name, make)
 
     async def commit(
         self, name: str, position: int, *, seen: CloudCursor | None = None
@@ -170,7 +173,8 @@ class CloudCursors(Owned):
         ``position`` is the offset of the next record that its reader wants, 1 or more. With ``seen``, only
         if no other program moved it since. A pin keeps its expiry. ValueError if the cursor is already
         further on (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is
-        new and the records it asks for are collected, or being collected: then it is as it was before.
+        new and the records it asks for are collected, or being collected: then it is as it was before;
+        OffsetNotWrittenError beyond the log's tail.
         LogNotFoundError if the log was destroyed.
         OutcomeUnknownError if the store does not report the outcome; call again.
         """
@@ -197,16 +201,15 @@ class CloudCursors(Owned):
         expired and its records were collected. Otherwise as :meth:`commit`.
         """
         expires_us = self._expiry(seconds)
-        while True:
-            found = await self._settled(name)
-            if found is None or found.is_removed:
+
+        def make(found: CloudCursor | None) -> CloudCursor:
+            if found is None:
                 raise _moved(name, expected=None, found=None)
             if found.expires_us is None:
                 raise InvalidSettingsError(f"cursor {name!r} holds for good; it is no pin")
-            made = dataclasses.replace(found, expires_us=expires_us)
-            written = await self._write(found, made)
-            if written is not None:
-                return written
+            return dataclasses.replace(found, expires_us=expires_us)
+
+        return await self._change(name, make)
 
     async def delete(self, name: str) -> None:
         """Remove a cursor, so that it no longer holds anything; no error if there is none, or it is damaged.
@@ -295,10 +298,9 @@ class CloudCursors(Owned):
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
-        _check_position(position)
-        while True:
-            left = await self._settled(name)
-            found = None if left is None or left.is_removed else left
+        offsets = await self._offsets(position)
+
+        def make(found: CloudCursor | None) -> CloudCursor:
             if seen is not None and not _is_as_seen(found, seen):
                 raise _moved(name, expected=seen, found=found)
             if found is not None and position < found.position and not is_rewind:
@@ -310,16 +312,49 @@ class CloudCursors(Owned):
                 raise InvalidSettingsError(
                     f"cursor {name!r} holds for good; give the pin another name"
                 )
-            made = CloudCursor(
-                name=name,
-                position=position,
-                epoch_us=0,
-                writer=self._writer,
-                expires_us=found.expires_us if found and expires_us is None else expires_us,
-            )
-            written = await self._write(left, made)
+            kept_us = found.expires_us if found and expires_us is None else expires_us
+            return self._new(name, position, offsets, kept_us)
+
+        return await self._change(name, make)
+
+    async def _change(
+        self, name: str, make: Callable[[CloudCursor | None], CloudCursor]
+    ) -> CloudCursor:
+        """Swap a cursor for what ``make`` makes of it, or of none, until no other change comes first."""
+        while True:
+            left = await self._settled(name)
+            made = make(None if left is None or left.is_removed else left)
+            written = made if made is left else await self._write(left, made)
             if written is not None:
                 return written
+
+    def _new(
+        self, name: str, position: int, offsets: OffsetRange, expires_us: int | None = None
+    ) -> CloudCursor:
+        offsets.check_head(position, f"what cursor {name!r} asks for was collected")
+        return CloudCursor(
+            name=name, position=position, epoch_us=0, writer=self._writer, expires_us=expires_us
+        )
+
+    async def _offsets(self, position: int) -> OffsetRange:
+        """Return offsets that refuse a position below 1. Those below the head are for :meth:`_check`.
+
+        Reads the manifest only if the position is not in what is known; OffsetNotWrittenError if it is beyond
+        the tail then.
+        """
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise TypeError(f"an offset is an int, not {type(position).__name__}")
+        known = OffsetRange(layout.FIRST_OFFSET, max(self._tail, self._known()))
+        if known.head <= position <= known.tail:
+            return known
+        newest = (await self._newest()).offsets
+        newest.check_tail(position, "a cursor may not be beyond what readers see")
+        return newest if position < known.head else known
+
+    async def _newest(self) -> Manifest:
+        manifest = await self._read_newest()
+        self._tail = max(self._tail, manifest.next_offset)
+        return manifest
 
     async def _write(self, left: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
         """Replace ``left``, which is settled, with a cursor; None if another change came first."""
@@ -386,13 +421,6 @@ class CloudCursors(Owned):
     def _removed(self, name: str, position: int) -> CloudCursor:
         now_us = self._clock.now_us()
         return CloudCursor.removed(name, position, epoch_us=now_us, writer=self._writer)
-
-
-def _check_position(position: int) -> None:
-    if isinstance(position, bool) or not isinstance(position, int):
-        raise TypeError(f"an offset is an int, not {type(position).__name__}")
-    if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
-        raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
 
 
 def _holds(before: CloudCursor, made: CloudCursor) -> bool:

@@ -109,7 +109,12 @@ class CloudLog(CloudGroups, MustClose):
             disk_cache=disk_cache,
         )
         self._cursors = CloudCursors.of_store(
-            store, retry=session.retry, clock=clock, worker=worker, check_home=self.check_owner
+            store,
+            retry=session.retry,
+            clock=clock,
+            worker=worker,
+            check_home=self.check_owner,
+            known=lambda: self.tail,
         )
         self._streams = StreamFile(store, retry=session.retry, worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
