@@ -100,6 +100,7 @@ MODULES = [
     "walstore.validation.arguments",
     "walstore.validation.fields",
     "walstore.store.settings",
+    "walstore.cursors.change",
     "walstore.cursors.cursor",
     "walstore.cursors.cursor_mixin",
     "walstore.cursors.directory",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from walstore.log.transaction import Transaction
     from walstore.read.reader import Reader
     from walstore.remote.appenders import RemoteFence, RemoteProducer
-    from walstore.remote.cursors import RemoteCursor
     from walstore.remote.transaction import RemoteTransaction
     from walstore.runtime.statistics import GroupInfo
 
@@ -145,7 +144,7 @@ class Log(ReadableLog, Protocol):
         *,
         start: Start | str | int | datetime = ...,
         lease_seconds: float | None = None,
-    ) -> Cursor | RemoteCursor:
+    ) -> Cursor:
         """Return a handle on the named cursor."""
 
     async def cursors(self) -> list[CursorInfo]:

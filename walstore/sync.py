@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.cursors.consumer import ConsumedCursor
+from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import WalClosedError, WalError, WrongLoopError
 from walstore.groups.group import Group, Job
@@ -370,7 +370,7 @@ class BlockingReader:
 class BlockingCursor:
     """A named, durable position. Made by :meth:`BlockingLog.cursor`; as :class:`walstore.Cursor`."""
 
-    def __init__(self, loop: _LoopThread, cursor: ConsumedCursor) -> None:
+    def __init__(self, loop: _LoopThread, cursor: Cursor) -> None:
         """Not for callers; see :meth:`BlockingLog.cursor`."""
         self._loop = loop
         self._cursor = cursor

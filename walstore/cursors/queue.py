@@ -1,18 +1,18 @@
-"""RequestQueue: changes the cursors of one log for one process, in rounds; CursorQueue: on their files.
+"""RequestQueue: changes the cursors of one log for one process. CursorQueue: on their files, in rounds.
 
-One task makes the changes; it runs only while there are requests. Requests made during a round are done
-together in the next, under one lock and with one sync of the directory. A caller's cancellation does
-not reach that task: what was begun is finished, and its request gets the outcome.
+One task makes the changes of files; it runs only while there are requests. Requests made during a round are
+done together in the next, under one lock and with one sync of the directory. :class:`TaskQueue` asks somebody
+else for each change. A caller's cancellation does not reach those tasks: what was begun is finished, and its
+request gets the outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from walstore.cursors.directory import (
     CursorState,
@@ -48,10 +48,11 @@ class CursorRequest(Generic[_T]):
     def __init__(
         self,
         key: Hashable,
-        begin: Callable[[], Act[_T]],
+        begin: Callable[[], Callable[..., Any]],
         end: Callable[[_T | BaseException], None] | None = None,
     ) -> None:
-        """Request the act that ``begin()`` returns when its turn comes; ``end`` gets the outcome.
+        """Request the act that ``begin()`` returns when its turn comes, for the queue that gets the request;
+        ``end`` gets the outcome.
 
         Requests with the same key are never in the same round: the later one begins after the earlier
         one has ended.
@@ -61,7 +62,7 @@ class CursorRequest(Generic[_T]):
         self._begin = begin
         self._end = end
 
-    def begin(self) -> Act[_T]:
+    def begin(self) -> Callable[..., Any]:
         """Return the act to be done, from now on fixed."""
         return self._begin()
 
@@ -82,12 +83,16 @@ class RequestQueue:
     """The pending requests on the cursors of a log. Belongs to one event loop.
 
     :class:`CursorQueue` does them on files, :class:`walstore.cursors.kept_queue.KeptQueue` on what a log
-    keeps in itself.
+    keeps in itself, :class:`TaskQueue` somewhere else.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, log: Path | str) -> None:
+        """``log`` names the log."""
+        self._name = str(log)
         self._requests: list[CursorRequest[object]] = []
+        # Of the requests on their way: the keys, and the tasks that end them.
+        self._busy: set[Hashable] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         # The task, while there are requests; aclose() waits for it.
         self._draining: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -113,7 +118,13 @@ class RequestQueue:
 
     def _wake(self) -> None:
         if self._draining is None:
-            self._draining = start_task(self._drain(), name=f"walstore cursors {self._directory}")
+            self._draining = start_task(self._drain(), name=f"walstore cursors {self._name}")
+
+    def _spawn(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Start a task for requests on their way."""
+        task = start_task(ending, name=f"walstore cursors on their way {self._name}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def wait(self, request: CursorRequest[_T]) -> _T:
         """Return the outcome of a request, or raise it. Cancelling does not affect the request."""
@@ -134,23 +145,29 @@ class RequestQueue:
     async def aclose(self) -> None:
         """Refuse further requests, and return when those taken are done."""
         self._is_closed = True
-        if self._draining is not None:
-            await wait_closed(self._draining)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Return when the requests taken are done."""
+        while self._draining is not None or self._ending:
+            if self._draining is not None:
+                await wait_closed(self._draining)
+            if self._ending:
+                await asyncio.wait(self._ending)
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
-    @abstractmethod
     async def _drain(self) -> None:
         """Do what is requested; :attr:`_draining` is None again when this ends."""
 
     def _take(self) -> list[CursorRequest[object]]:
-        """Take the requests of one round, in order: the first one of each key."""
+        """Take the requests of one round, in order: the first one of each key that is not on its way."""
         taken: dict[Hashable, CursorRequest[object]] = {}
         left: list[CursorRequest[object]] = []
         for request in self._requests:
-            if request.key in taken:
+            if request.key in taken or request.key in self._busy:
                 left.append(request)
             else:
                 taken[request.key] = request
@@ -176,6 +193,7 @@ class CursorQueue(RequestQueue):
         ``check()`` is called on that lane before a round, and again while the lock is held; it may refuse.
         """
         super().__init__(directory)
+        self._directory = directory
         self._fs = fs
         self._clock = clock
         self._worker = worker
@@ -210,7 +228,7 @@ class CursorQueue(RequestQueue):
             outcomes = [error] * len(requests)
         except BaseException:
             for request in requests:
-                request.end(OutcomeUnknownError("the event loop stopped while a cursor moved"))
+                request.end(stopped())
             raise
         for request, outcome in zip(requests, outcomes, strict=True):
             request.end(outcome)
@@ -241,6 +259,41 @@ class CursorQueue(RequestQueue):
             return error
         except OSError as error:
             return describe_cursor(error, self._directory, "not_written")
+
+
+class TaskQueue(RequestQueue):
+    """Does each request in a task of its own; its act is a coroutine function without arguments."""
+
+    def put(self, request: CursorRequest[_T]) -> None:
+        """As of :class:`RequestQueue`; it is begun unless another one of its key is on its way."""
+        self._check_open()
+        self._requests.append(request)  # type: ignore[arg-type]
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        for request in self._take():
+            self._busy.add(request.key)
+            self._spawn(self._do(request, request.begin()))
+
+    async def _do(
+        self, request: CursorRequest[object], act: Callable[[], Awaitable[object]]
+    ) -> None:
+        outcome: object | BaseException
+        try:
+            outcome = await act()
+        except Exception as error:  # noqa: BLE001 - its caller gets it
+            outcome = error
+        except BaseException:  # the whole event loop is being stopped
+            request.end(stopped())
+            raise
+        self._busy.discard(request.key)
+        request.end(outcome)
+        self._begin_some()
+
+
+def stopped() -> OutcomeUnknownError:
+    """Return the error for a request whose event loop ends."""
+    return OutcomeUnknownError("the event loop stopped while a cursor moved")
 
 
 async def patiently(

@@ -704,12 +704,10 @@ class Wal(CursorMixin, OwnedGroups):
             raise InvalidSettingsError("the log has no other copies: 'walstore verify' reads it")
         return self._engine.replicator.begin_scrub()
 
-    def resume_cursor(
-        self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool
-    ) -> Cursor:
+    def resume_cursor(self, name: str, state: CursorState, writer: bytes) -> Cursor:
         """Not for callers: return the handle of a client of a served log again."""
         cursors, _ = self._cursor_store()
-        return cursors.resume(name, state, writer, is_unsure=is_unsure)
+        return cursors.resume(name, state, writer)
 
     def watch_cursor(self, cursor: Cursor) -> None:
         """Not for callers: count a client's cursor in the statistics, as it is after a call."""
