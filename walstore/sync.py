@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.cursors.cursor import Cursor
-from walstore.cursors.directory import CursorInfo
 from walstore.errors import WalClosedError, WalError, WrongLoopError
 from walstore.groups.group import Group, Job
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorInfo
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.remote.remote_wal import RemoteWal

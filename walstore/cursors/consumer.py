@@ -23,10 +23,10 @@ from walstore.cursors.consumer_transaction import (
     OutputLog,
     OutputT,
 )
-from walstore.cursors.cursor import Cursor, CursorBackend
 from walstore.cursors.undone import Handler, UndoneRecords, check_concurrency, run_handlers
 from walstore.errors import CursorMovedError, InvalidSettingsError, WalClosedError, WalError
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor, CursorBackend
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.runtime.error_mapping import copy_error

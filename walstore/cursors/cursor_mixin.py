@@ -8,9 +8,9 @@ from typing import Any, cast, overload
 
 from walstore.cursors.consumer import Consumer, ConsumerLog
 from walstore.cursors.consumer_transaction import OutputLog, OutputT, OutputTransaction
-from walstore.cursors.cursor import Cursor, CursorBackend
-from walstore.cursors.directory import CursorInfo
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.state import CursorInfo
 from walstore.records import Start
 from walstore.runtime.owned import Owned
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from walstore.batches.conditions import AppendConditions
-from walstore.cursors.directory import CursorInfo
 from walstore.cursors.kept import KeptCursors, KeptTable, setting
-from walstore.cursors.queue import Act, CursorRequest, RequestQueue, stopped
+from walstore.cursors.queue import Act
 from walstore.errors import WalError, WouldBlock
+from walstore.positions.queue import CursorRequest, RequestQueue, stopped
+from walstore.positions.state import CursorInfo
 
 logger = logging.getLogger("walstore")
 

@@ -13,23 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from walstore.cursors.change import CursorChange
-from walstore.cursors.cursor import Cursor, CursorBackend
-from walstore.cursors.directory import (
-    TAG_BYTES,
-    CursorInfo,
-    CursorState,
-    CursorTable,
-    check_name,
-    describe_cursor,
-    list_cursors,
-)
+from walstore.cursors.directory import CursorTable, describe_cursor, list_cursors
 from walstore.cursors.kept import list_all_cursors, refuse_copy
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.queue import Act, CursorQueue
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.offset_range import OffsetRange
 from walstore.ports import Clock, FileSystem
+from walstore.positions.change import CursorChange
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState, check_name
 from walstore.read.reader import Reader
 from walstore.records import Start
 from walstore.runtime.statistics import Followers
@@ -251,7 +244,7 @@ class CursorStore(CursorBackend):
         """
         self.check_home()
         name = check_name(name)
-        was_there = await self.queue.perform(lambda held: held.remove(name))
+        was_there: bool = await self.queue.perform(lambda held: held.remove(name))
         self._forget(name)
         return was_there
 

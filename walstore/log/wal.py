@@ -20,9 +20,7 @@ from walstore.batches.conditions import (
     make_conditions,
     users_registers,
 )
-from walstore.cursors.cursor import Cursor
 from walstore.cursors.cursor_mixin import CursorMixin
-from walstore.cursors.directory import CursorState
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
@@ -51,6 +49,8 @@ from walstore.ports import (
     Replicator,
     Tier,
 )
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorState
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 
-from walstore.cursors.change import CursorChange
-from walstore.cursors.cursor import Cursor, CursorBackend
-from walstore.cursors.directory import CursorInfo, CursorState, check_name
-from walstore.cursors.queue import TaskQueue
 from walstore.errors import OutcomeUnknownError, WalError
+from walstore.positions.change import CursorChange
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.queue import TaskQueue
+from walstore.positions.state import CursorInfo, CursorState, check_name
 from walstore.records import Start
 from walstore.remote.client import Client, Fate
 from walstore.wire.cursors import pack_cursor, pack_start, unpack_cursor

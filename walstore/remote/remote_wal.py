@@ -13,13 +13,13 @@ from weakref import WeakSet
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.batches.conditions import Expected, check_metadata, check_name
-from walstore.cursors.cursor import CursorBackend
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, Extent, LogExtents
+from walstore.positions.cursor import CursorBackend
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
 from walstore.remote.append_port import Conditions

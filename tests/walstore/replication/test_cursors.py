@@ -33,10 +33,11 @@ from walstore import (
 from walstore.batches.conditions import AppendConditions
 from walstore.cli.cursors import open_cursors
 from walstore.cursors import kept
-from walstore.cursors.directory import DIRECTORY_NAME, CursorState, encode_cursor
+from walstore.cursors.directory import DIRECTORY_NAME, encode_cursor
 from walstore.cursors.kept import decode_register, encode_register
 from walstore.files.directory import PROMISE_NAME
 from walstore.groups.group import Group
+from walstore.positions.state import CursorState
 from walstore.replication import follower
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from walstore.cursors.directory import CursorState
 from walstore.errors import CursorMovedError
+from walstore.positions.state import CursorState
 
 CursorVerb: TypeAlias = Literal["commit", "rewind", "renew", "refresh", "delete"]
 
