@@ -255,18 +255,6 @@ async def test_a_commit_does_not_wait_for_another_one(cluster: Cluster) -> None:
     await wal.aclose()
 
 
-async def test_two_handles_in_one_moment(cluster: Cluster) -> None:
-    """One moves the cursor, the other one learns that it was moved."""
-    wal = await cluster.primary(0)
-    await wal.append_many([b"v"] * 5)
-    one, two = await wal.cursor("c"), await wal.cursor("c")
-    done = await asyncio.gather(one.commit(3), two.commit(4), return_exceptions=True)
-    assert done[0] is None
-    assert isinstance(done[1], CursorMovedError)
-    assert await positions(wal) == {"c": 3}
-    await wal.aclose()
-
-
 async def test_commits_go_on_when_appends_are_refused(cluster: Cluster) -> None:
     """Without that nothing could be deleted on a full disk, since cursors could not move."""
     wal = await cluster.primary(0)
