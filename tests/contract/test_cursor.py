@@ -19,7 +19,7 @@ from walstore import (
     OffsetTrimmedError,
 )
 
-EVERYWHERE = ("opened", "replicated", "served", "readonly")
+EVERYWHERE = ("opened", "replicated", "served", "readonly", "stored")
 IN_THREADS = ("blocking", "distant")
 
 
