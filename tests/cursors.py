@@ -15,7 +15,6 @@ from walstore import Wal
 from walstore.cursors.consumer import Consumer
 from walstore.cursors.directory import (
     DIRECTORY_NAME,
-    CursorState,
     HeldCursors,
     decode_cursor,
     hold_cursors,
@@ -26,6 +25,7 @@ from walstore.cursors.store import CursorStore
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
 from walstore.ports import Clock, FileSystem
+from walstore.positions.state import CursorState
 from walstore.read.reader import Reader
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard

@@ -147,8 +147,8 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/replication/primary.py Primary._spawn": "aclose() ends it",
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",
-    "walstore/cursors/kept_queue.py KeptQueue._follow": "ends with the change; aclose() waits for it",
-    "walstore/cursors/queue.py RequestQueue._wake": "ends when the queue is empty; aclose() waits for it",
+    "walstore/positions/queue.py RequestQueue._spawn": "ends with the change; aclose() waits for it",
+    "walstore/positions/queue.py RequestQueue._wake": "ends when the queue is empty; aclose() waits for it",
     "walstore/http/http_server.py HttpServer._finish": "it waits for it",
     "walstore/http/http_server.py HttpServer._listen": "aclose() ends it",
     "walstore/http/proxy.py Proxy._while": "its block ends it",

@@ -42,7 +42,7 @@ HELD = {
     "isinstance on log classes": 5,
     "places that make an offset error": 2,
     "circles of imports": 3,
-    "protocols": 71,
+    "protocols": 68,
 }
 """What each of these numbers may be at most; it goes down with the number."""
 
@@ -59,7 +59,7 @@ def test_every_package_says_what_is_in_it() -> None:
 
 
 FOUND_REMOVED = {
-    "uploader/cursors/cloud_cursors.py": 1,
+    "uploader/cursors/cursor_objects.py": 1,
     "uploader/groups/group_place.py": 1,
     "uploader/read/fragment_reader.py": 1,
     "uploader/root/tree.py": 1,

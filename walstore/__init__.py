@@ -5,8 +5,6 @@ import logging
 from walstore.batches.batch import Batch
 from walstore.batches.conditions import NoneOf, OneOf
 from walstore.cursors.consumer import Consumer
-from walstore.cursors.cursor import Cursor
-from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
     AccessDeniedError,
     CollectionNotFoundError,
@@ -51,6 +49,8 @@ from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.logs import Log, ReadableLog
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorInfo
 from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly

@@ -17,14 +17,13 @@ from walstore.records import AnyDurability, Start
 if TYPE_CHECKING:
     from walstore.batches.conditions import Expected
     from walstore.cursors.consumer import Consumer
-    from walstore.cursors.cursor import Cursor
-    from walstore.cursors.directory import CursorInfo
     from walstore.groups.group import Group
     from walstore.log.appenders import Fence, Producer
     from walstore.log.transaction import Transaction
+    from walstore.positions.cursor import Cursor
+    from walstore.positions.state import CursorInfo
     from walstore.read.reader import Reader
     from walstore.remote.appenders import RemoteFence, RemoteProducer
-    from walstore.remote.cursors import RemoteCursor
     from walstore.remote.transaction import RemoteTransaction
     from walstore.runtime.statistics import GroupInfo
 
@@ -145,7 +144,7 @@ class Log(ReadableLog, Protocol):
         *,
         start: Start | str | int | datetime = ...,
         lease_seconds: float | None = None,
-    ) -> Cursor | RemoteCursor:
+    ) -> Cursor:
         """Return a handle on the named cursor."""
 
     async def cursors(self) -> list[CursorInfo]:

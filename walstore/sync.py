@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.cursors.consumer import ConsumedCursor
-from walstore.cursors.directory import CursorInfo
 from walstore.errors import WalClosedError, WalError, WrongLoopError
 from walstore.groups.group import Group, Job
 from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorInfo
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.remote.remote_wal import RemoteWal
@@ -370,7 +370,7 @@ class BlockingReader:
 class BlockingCursor:
     """A named, durable position. Made by :meth:`BlockingLog.cursor`; as :class:`walstore.Cursor`."""
 
-    def __init__(self, loop: _LoopThread, cursor: ConsumedCursor) -> None:
+    def __init__(self, loop: _LoopThread, cursor: Cursor) -> None:
         """Not for callers; see :meth:`BlockingLog.cursor`."""
         self._loop = loop
         self._cursor = cursor

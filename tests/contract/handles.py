@@ -89,10 +89,15 @@ INTERNAL: Final = frozenset(
         "coordinator",
         "has_group",
         "make_group_tag",
+        "new",
+        "newest",
+        "offsets",
         "on_commit",
         "on_fence",
         "on_rollback",
+        "removed",
         "resume_cursor",
+        "swap",
         "watch_cursor",
     )
 )
@@ -160,9 +165,10 @@ async def handles_of(name: str, path: Path) -> AsyncIterator[tuple[Face, list[An
             await anext(reader)  # others are in its memory
             found.append(reader)
         if hasattr(log, "cursor"):
-            consumer = await enter(log.consumer("c", auto_commit_seconds=1000))
-            found += [await log.cursor("d", lease_seconds=1000), consumer]
-        if not hasattr(log, "cursor") and hasattr(log, "cursors"):
+            found.append(await log.cursor("d", lease_seconds=1000))
+        if hasattr(log, "consumer"):
+            found.append(await enter(log.consumer("c", auto_commit_seconds=1000)))
+        elif hasattr(log, "cursors"):
             found.append(log.cursors)
         if hasattr(log, "group"):
             group = await enter(log.group("g"))

@@ -65,7 +65,11 @@ class Neighbour:
             async with self._face.log.reader(follow=False) as reader:
                 there = [record.offset async for record in reader]
             while there and (not self.offsets or self.offsets[-1] < there[-1]):
-                self.offsets.append((await anext(self._reader)).offset)
+                try:
+                    self.offsets.append((await anext(self._reader)).offset)
+                except OffsetTrimmedError:
+                    self._reader.seek("earliest")
+                    self.offsets.clear()
             assert self.offsets == sorted(set(self.offsets))
             assert [offset for offset in self.offsets if offset >= self._face.log.head] == there
         if self._group is not None:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from walstore.cursors.directory import CursorState, encode_cursor
+from walstore.cursors.directory import encode_cursor
+from walstore.positions.state import CursorState
 
 DIRECTORY: Final = Path(__file__).parent / "cursor_v1"
 TIME_US: Final = 1_760_000_000_000_000

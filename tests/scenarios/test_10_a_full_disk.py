@@ -15,9 +15,10 @@ import pytest
 
 from tests.local import SMALL, copy_log, gather_outcomes, open_descriptors, read_all, segments
 from walstore import DiskFullError, Wal, WalError
-from walstore.cursors.directory import CursorState, hold_cursors
+from walstore.cursors.directory import hold_cursors
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import decode_cell
+from walstore.positions.state import CursorState
 from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call

@@ -1,81 +1,38 @@
 """CloudCursors: the named cursors and pins of a log in object storage. A cursor keeps the records from it on.
 
-Owns the objects under ``cursor/``: created if absent, swapped by ETag, read back when an answer is lost.
-Never deletes one, reads records or touches the manifest.
-
-A cursor that is new, moves back, or may have expired asks for records that a collector may be about to drop.
-So the cursor is written first and checks for a collection afterwards, while a collector announces a
-collection first and checks for cursors afterwards: one of the two sees the other (docs/collection.md). If the
-cursor came too late, the change is undone and the caller gets an error.
-
-Until then the object is marked unchecked, and contains the cursor before the change. So a process that dies
-in between leaves nothing that others would rely on: the next change of the cursor checks first, and undoes
-the earlier one if needed.
-
-Every change, including an undo or a removal, is a swap of what was read. A late one finds another object and
-does nothing.
+:class:`uploader.cursors.cursor_objects.CursorObjects` has the objects. A handle, made by
+:meth:`CloudCursors.open`, asks for its changes by the rule of all cursors, as the cursors of a
+:class:`walstore.Wal` do; the other methods name the cursor instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Final
+from collections.abc import Callable
+from functools import cached_property
 
-from uploader.format import layout
+from uploader.cursors.cursor_objects import CursorObjects
+from uploader.cursors.object_backend import ObjectBackend, hold_us
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.format.document import MOST_SMALL_BYTES
 from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import find_root
-from uploader.root import cas
-from uploader.root.garbage_file import announced_head
-from uploader.root.stored_document import StoredDocument, find_stored, find_stored_or_damaged
 from uploader.root.write_guard import missing
-from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, CursorMovedError, InvalidSettingsError
+from walstore.errors import CursorMovedError, InvalidSettingsError
 from walstore.files.locks import this_process
-from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
-from walstore.runtime.owned import Owned
+from walstore.positions.cursor import Cursor
+from walstore.records import Start
 from walstore.runtime.threads import Worker
-from walstore.validation.arguments import as_seconds
-from walstore.validation.fields import CENTURY_SECONDS
-
-logger = logging.getLogger("walstore")
-
-_MICROSECONDS: Final = 1_000_000
-_AT_ONCE: Final = 10
 
 
-class CloudCursors(Owned):
+class CloudCursors(CursorObjects):
     """The cursors of one log, as one program sees them. Any number of tasks may call it.
 
     All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
     still happen. The next call that changes the cursor checks for a collection, and may undo it.
     """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        newest: Callable[[], Awaitable[Manifest]],
-        retry: RetryPolicy,
-        clock: Clock,
-        writer: str,
-        check_home: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``newest`` reads the log's newest manifest; ``writer`` names this program in the objects;
-        ``check_home`` raises for a caller on another event loop than that of the log."""
-        self._store = store
-        self._newest = newest
-        self._retry = retry
-        self._clock = clock
-        self._writer = writer
-        self._check_home = check_home
 
     @classmethod
     def of_store(
@@ -86,10 +43,11 @@ class CloudCursors(Owned):
         clock: Clock,
         worker: Worker,
         check_home: Callable[[], None] = lambda: None,
+        known: Callable[[], int] = lambda: 0,
     ) -> CloudCursors:
         """Return the cursors of the log in ``store``, written in the name of this process.
 
-        ``check_home`` as in :meth:`__init__`.
+        The callables are as in the constructor.
         """
 
         async def newest() -> Manifest:
@@ -105,62 +63,35 @@ class CloudCursors(Owned):
             clock=clock,
             writer=this_process(),
             check_home=check_home,
+            known=known,
         )
 
-    def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
-        self._check_home()
+    async def open(
+        self,
+        name: str,
+        *,
+        start: Start | str | int = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> Cursor:
+        """Return a handle on a cursor: its commits fail if another program moved the cursor since.
 
-    async def load(self, name: str) -> CloudCursor | None:
-        """Return a cursor, or None if there is none of that name.
-
-        InvalidSettingsError for an invalid name, CorruptionError if the object is damaged.
+        A new cursor begins at ``start``: ``"earliest"``, ``"latest"`` or an offset. With ``lease_seconds`` it
+        is a pin, and each change by the handle extends it. Without, an existing pin keeps its expiry.
+        InvalidSettingsError for a lease on a cursor that is not a pin; otherwise as :meth:`commit`.
         """
-        found = await self._find(name)
-        return None if found is None or found.is_removed else found
-
-    async def list(self, *, strict: bool = False) -> list[CloudCursor]:
-        """Return all cursors, by name.
-
-        Objects in the folder that are not cursors are left out with a warning; with ``strict`` they are a
-        CorruptionError, as in wal3, since one of them might be a cursor that a program relies on. Objects in
-        folders below belong to another log, since cursors have no folders.
-        """
-        names: list[str] = []
-        async for listed in self._store.list(layout.CURSOR_FOLDER):
-            if "/" in listed.key.removeprefix(layout.CURSOR_FOLDER):
-                continue
-            try:
-                names.append(layout.parse_cursor_path(listed.key))
-            except ValueError as error:
-                if strict:
-                    raise CorruptionError(
-                        "this is not the key of a cursor; remove the object", path=listed.key
-                    ) from error
-                logger.warning("%s is not a cursor", listed.key)
-        names.sort()
-        found: list[CloudCursor] = []
-        for low in range(0, len(names), _AT_ONCE):
-            loading = (
-                self._load_listed(name, strict=strict) for name in names[low : low + _AT_ONCE]
-            )
-            found += [loaded for loaded in await settle_all(loading) if loaded is not None]
-        return found
+        return await self._handles.open(name, start=start, lease_seconds=lease_seconds)
 
     async def create(self, name: str, position: int) -> CloudCursor:
         """Return the cursor of that name, creating it at ``position`` if needed; durable when it returns.
 
         Errors as :meth:`commit`.
         """
-        _check_position(position)
-        while True:
-            found = await self._settled(name)
-            if found is not None and not found.is_removed:
-                return found
-            made = CloudCursor(name=name, position=position, epoch_us=0, writer=self._writer)
-            written = await self._write(found, made)
-            if written is not None:
-                return written
+        offsets = await self.offsets(position)
+
+        def make(found: CloudCursor | None) -> CloudCursor:
+            return found or self.new(name, position, offsets)
+
+        return await self.swap(name, make)
 
     async def commit(
         self, name: str, position: int, *, seen: CloudCursor | None = None
@@ -170,7 +101,8 @@ class CloudCursors(Owned):
         ``position`` is the offset of the next record that its reader wants, 1 or more. With ``seen``, only
         if no other program moved it since. A pin keeps its expiry. ValueError if the cursor is already
         further on (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is
-        new and the records it asks for are collected, or being collected: then it is as it was before.
+        new and the records it asks for are collected, or being collected: then it is as it was before;
+        OffsetNotWrittenError beyond the log's tail.
         LogNotFoundError if the log was destroyed.
         OutcomeUnknownError if the store does not report the outcome; call again.
         """
@@ -197,94 +129,28 @@ class CloudCursors(Owned):
         expired and its records were collected. Otherwise as :meth:`commit`.
         """
         expires_us = self._expiry(seconds)
-        while True:
-            found = await self._settled(name)
-            if found is None or found.is_removed:
+
+        def make(found: CloudCursor | None) -> CloudCursor:
+            if found is None:
                 raise _moved(name, expected=None, found=None)
             if found.expires_us is None:
                 raise InvalidSettingsError(f"cursor {name!r} holds for good; it is no pin")
-            made = dataclasses.replace(found, expires_us=expires_us)
-            written = await self._write(found, made)
-            if written is not None:
-                return written
+            return self._signed(found, expires_us)
 
-    async def delete(self, name: str) -> None:
-        """Remove a cursor, so that it no longer holds anything; no error if there is none, or it is damaged.
+        return await self.swap(name, make)
 
-        Its object stays, as an expired pin. OutcomeUnknownError if the store does not report the outcome;
-        call again.
-        """
-        while True:
-            stored = await self._stored(name)
-            if stored is None:
-                return
-            found = stored.value
-            if found is not None and found.is_removed:
-                return
-            position = layout.FIRST_OFFSET if found is None else found.position
-            if await self._put(stored.etag, self._removed(name, position)) is not None:
-                return
+    async def settle(self) -> None:
+        """Not for callers: return when the changes that handles have begun are done."""
+        await self._handles.queue.settle()
 
-    async def delete_damaged(self, name: str) -> bool:
-        """Remove a cursor's object if it cannot be read, and only that object; False if there is none.
-
-        OutcomeUnknownError if the store does not report the outcome; call again.
-        """
-        stored = await self._stored(name)
-        if stored is None or stored.value is not None:
-            return False
-        removed = self._removed(name, layout.FIRST_OFFSET)
-        return await self._put(stored.etag, removed) is not None
+    @cached_property
+    def _handles(self) -> ObjectBackend:
+        return ObjectBackend(self)
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _find(self, name: str) -> CloudCursor | None:
-        """Return the cursor in the object, even a removed one; None if there is no object."""
-        found = await find_stored(
-            self._store,
-            layout.cursor_path(name),
-            partial(CloudCursor.parse, name=name),
-            most_bytes=MOST_SMALL_BYTES,
-        )
-        return None if found is None else dataclasses.replace(found.value, etag=found.etag)
-
-    async def _stored(self, name: str) -> StoredDocument[CloudCursor | None] | None:
-        """Return the object of a cursor, without a value if it is damaged; None if there is no object."""
-        return await find_stored_or_damaged(
-            self._store,
-            layout.cursor_path(name),
-            partial(CloudCursor.parse, name=name),
-            most_bytes=MOST_SMALL_BYTES,
-        )
-
-    async def _settled(self, name: str) -> CloudCursor | None:
-        """Return what :meth:`_find` does, after settling a change that another call left unchecked."""
-        while True:
-            found = await self._find(name)
-            if found is None or not found.is_unchecked:
-                return found
-            head = (await self._kept()).head
-            if found.position >= head:
-                await self._put(found.etag, found.checked())
-            else:
-                await self._undo(found, head)
-
-    async def _load_listed(self, name: str, *, strict: bool) -> CloudCursor | None:
-        try:
-            return await self.load(name)
-        except CorruptionError as error:
-            if strict:
-                raise
-            logger.warning("cursor %s is damaged: %s", name, error)
-            return None
-
     def _expiry(self, seconds: float) -> int:
-        held = as_seconds(seconds, "how long a pin holds")
-        if not 0 < held <= CENTURY_SECONDS:
-            raise InvalidSettingsError(
-                f"a pin holds for more than 0 seconds and 100 years at most, not {seconds!r} seconds"
-            )
-        return self._clock.now_us() + round(held * _MICROSECONDS)
+        return self.clock.now_us() + hold_us(seconds)
 
     async def _move(
         self,
@@ -295,10 +161,9 @@ class CloudCursors(Owned):
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
-        _check_position(position)
-        while True:
-            left = await self._settled(name)
-            found = None if left is None or left.is_removed else left
+        offsets = await self.offsets(position)
+
+        def make(found: CloudCursor | None) -> CloudCursor:
             if seen is not None and not _is_as_seen(found, seen):
                 raise _moved(name, expected=seen, found=found)
             if found is not None and position < found.position and not is_rewind:
@@ -310,94 +175,16 @@ class CloudCursors(Owned):
                 raise InvalidSettingsError(
                     f"cursor {name!r} holds for good; give the pin another name"
                 )
-            made = CloudCursor(
-                name=name,
-                position=position,
-                epoch_us=0,
-                writer=self._writer,
-                expires_us=found.expires_us if found and expires_us is None else expires_us,
-            )
-            written = await self._write(left, made)
-            if written is not None:
-                return written
+            kept_us = found.expires_us if found and expires_us is None else expires_us
+            return self.new(name, position, offsets, expires_us=kept_us)
 
-    async def _write(self, left: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
-        """Replace ``left``, which is settled, with a cursor; None if another change came first."""
-        before = None if left is None or left.is_removed else left
-        if before is not None and _holds(before, made):
-            if (before.position, before.expires_us) == (made.position, made.expires_us):
-                return before
-            made = self._signed(made)
-        else:
-            made = dataclasses.replace(self._signed(made), is_unchecked=True, before=before)
-        if left is None:
-            # Otherwise each call would leave a cursor in a destroyed log: none is ever deleted.
-            await self._newest()
-        etag = await self._put(None if left is None else left.etag, made)
-        if etag is None:
-            return None
-        made = dataclasses.replace(made, etag=etag)
-        return await self._check(made) if made.is_unchecked else made
+        return await self.swap(name, make)
 
-    async def _check(self, made: CloudCursor) -> CloudCursor | None:
-        """Check for a collection, then mark the object as checked; None to begin again.
-
-        OffsetTrimmedError, and the change is undone, if a collection came first. None if another program has
-        settled the change meanwhile, or made its own: then only the object shows the outcome of this one,
-        since what was found here may be older than what that program found.
-        """
-        kept = await self._kept()
-        if made.position >= kept.head:
-            etag = await self._put(made.etag, made.checked())
-            return None if etag is None else dataclasses.replace(made.checked(), etag=etag)
-        if not await self._undo(made, kept.head):
-            return None
-        raise kept.trimmed(
-            made.position, f"what cursor {made.name!r} asks for is being collected, or was"
+    def _signed(self, found: CloudCursor, expires_us: int) -> CloudCursor:
+        now_us = self.clock.now_us()
+        return dataclasses.replace(
+            found, expires_us=expires_us, epoch_us=now_us, writer=self.writer
         )
-
-    async def _kept(self) -> OffsetRange:
-        """Return the offsets that no announced collection takes.
-
-        Reads the announcement first, then the manifest, which shows a collection carried out in between.
-        """
-        head = await announced_head(self._store)
-        manifest = await self._newest()
-        return OffsetRange(max(head, manifest.oldest_offset), manifest.next_offset)
-
-    async def _undo(self, made: CloudCursor, head: int) -> bool:
-        """Put back what was there before; False if another program has changed it since."""
-        before = made.before or self._removed(made.name, head)
-        return await self._put(made.etag, before) is not None
-
-    async def _put(self, etag: str | None, made: CloudCursor) -> str | None:
-        """Replace the object that has this ETag, or create it without one; None if that is not there.
-
-        OutcomeUnknownError if the store does not report the outcome.
-        """
-        key = layout.cursor_path(made.name)
-        result = await cas.put(self._store, key, made.serialise(), etag, retry=self._retry)
-        result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
-        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
-
-    def _signed(self, made: CloudCursor) -> CloudCursor:
-        return dataclasses.replace(made, epoch_us=self._clock.now_us(), writer=self._writer)
-
-    def _removed(self, name: str, position: int) -> CloudCursor:
-        now_us = self._clock.now_us()
-        return CloudCursor.removed(name, position, epoch_us=now_us, writer=self._writer)
-
-
-def _check_position(position: int) -> None:
-    if isinstance(position, bool) or not isinstance(position, int):
-        raise TypeError(f"an offset is an int, not {type(position).__name__}")
-    if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
-        raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
-
-
-def _holds(before: CloudCursor, made: CloudCursor) -> bool:
-    """Return whether a checked cursor always holds what another one asks for, at any time."""
-    return before.expires_us is None and made.position >= before.position
 
 
 def _is_as_seen(found: CloudCursor | None, seen: CloudCursor) -> bool:

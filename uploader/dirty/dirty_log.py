@@ -224,7 +224,12 @@ class DirtyLog(Owned):
         self._log = log
         self._clock = clock
         self._cursors = CloudCursors(
-            store, newest=self._newest, retry=retry, clock=clock, writer="walstore dirty log"
+            store,
+            newest=self._newest,
+            retry=retry,
+            clock=clock,
+            writer="walstore dirty log",
+            known=lambda: log.tail,
         )
         self._rolling = asyncio.Lock()
 

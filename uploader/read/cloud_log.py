@@ -34,6 +34,7 @@ from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor
 from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
 from walstore.runtime.backoff import Backoff
@@ -109,7 +110,12 @@ class CloudLog(CloudGroups, MustClose):
             disk_cache=disk_cache,
         )
         self._cursors = CloudCursors.of_store(
-            store, retry=session.retry, clock=clock, worker=worker, check_home=self.check_owner
+            store,
+            retry=session.retry,
+            clock=clock,
+            worker=worker,
+            check_home=self.check_owner,
+            known=lambda: self.tail,
         )
         self._streams = StreamFile(store, retry=session.retry, worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
@@ -127,6 +133,21 @@ class CloudLog(CloudGroups, MustClose):
     def cursors(self) -> CloudCursors:
         """Named positions that protect the records from them on from collection; need write access."""
         return self._cursors
+
+    async def cursor(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> Cursor:
+        """Return a handle on the named cursor, as :meth:`walstore.Wal.cursor`; see :meth:`CloudCursors.open`.
+
+        ``start`` may also be a time.
+        """
+        self.check_open()
+        first = await self.offset_at(start) if isinstance(start, datetime) else start
+        return await self._cursors.open(name, start=first, lease_seconds=lease_seconds)
 
     @property
     def manifest(self) -> Manifest:
@@ -356,6 +377,7 @@ class CloudLog(CloudGroups, MustClose):
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""
         await self._close_groups()
+        await self._cursors.settle()
         self._closed = True
         self._read_guard.thread = 0
         await self._fragments.aclose()

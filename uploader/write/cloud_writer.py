@@ -134,6 +134,7 @@ class CloudWriter(Owned, MustClose):
             clock=context.clock,
             worker=context.worker,
             check_home=self._queue.check_home,
+            known=lambda: context.root.manifest.next_offset,
         )
         self._streams = StreamDoor(
             context,

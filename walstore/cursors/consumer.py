@@ -26,6 +26,7 @@ from walstore.cursors.consumer_transaction import (
 from walstore.cursors.undone import Handler, UndoneRecords, check_concurrency, run_handlers
 from walstore.errors import CursorMovedError, InvalidSettingsError, WalClosedError, WalError
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor, CursorBackend
 from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.runtime.error_mapping import copy_error
@@ -36,61 +37,12 @@ from walstore.validation.arguments import as_seconds
 _RENEWALS_PER_LEASE: Final = 3
 
 
-class ConsumedCursor(Protocol):
-    """What a consumer needs of its cursor: :class:`walstore.Cursor`, here or of a served log."""
-
-    @property
-    def name(self) -> str:
-        """Its name; unique in the log."""
-
-    @property
-    def position(self) -> int:
-        """Offset of the next record to read, as last read or committed."""
-
-    @property
-    def target(self) -> int:
-        """Where it will be once the commits in progress have succeeded."""
-
-    @property
-    def lease_seconds(self) -> float | None:
-        """How long a commit or renewal keeps the pin; None: without end."""
-
-    async def commit(self, offset: int) -> None:
-        """Move to ``offset``."""
-
-    async def rewind(self, offset: int) -> None:
-        """Move to ``offset``, also backwards."""
-
-    async def renew(self) -> None:
-        """Extend the lease."""
-
-    async def refresh(self) -> int:
-        """Read the cursor again and return its position."""
-
-
-class ConsumerCursors(Protocol):
-    """What a consumer needs of the cursors of its log."""
-
-    @property
-    def check_home(self) -> Callable[[], None]:
-        """Raises in a child process, another thread or another event loop."""
-
-    async def open(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        lease_seconds: float | None = None,
-    ) -> ConsumedCursor:
-        """Return a handle on the cursor ``name``."""
-
-
 class CursorKeeper:
     """The cursor of one open consumer. Belongs to the event loop."""
 
     def __init__(
         self,
-        cursor: ConsumedCursor,
+        cursor: Cursor,
         *,
         clock: Clock,
         auto_commit_seconds: float | None,
@@ -235,7 +187,7 @@ class Consumer(Owned, Generic[OutputT]):
     def __init__(
         self,
         log: ConsumerLog,
-        cursors: ConsumerCursors,
+        cursors: CursorBackend,
         name: str,
         *,
         clock: Clock,

@@ -1,4 +1,4 @@
-"""CursorMixin: the cursor methods of a log that is open for writing or for reading."""
+"""CursorMixin: the cursor methods of a log, open here or served."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, cast, overload
 
 from walstore.cursors.consumer import Consumer, ConsumerLog
 from walstore.cursors.consumer_transaction import OutputLog, OutputT, OutputTransaction
-from walstore.cursors.cursor import Cursor
-from walstore.cursors.directory import CursorInfo
-from walstore.cursors.store import CursorStore
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.state import CursorInfo
 from walstore.records import Start
 from walstore.runtime.owned import Owned
 
@@ -21,7 +20,7 @@ class CursorMixin(Owned):
     ``reader()``."""
 
     @abstractmethod
-    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+    def _cursor_store(self) -> tuple[CursorBackend, Clock]:
         """Return the log's cursors, made on first use, and its clock."""
 
     async def cursor(

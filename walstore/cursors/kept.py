@@ -24,11 +24,7 @@ from walstore.batches.conditions import RESERVED, AppendConditions
 from walstore.cursors.directory import (
     DIRECTORY_NAME,
     MOST_OWNER_BYTES,
-    TAG_BYTES,
-    CursorInfo,
-    CursorState,
     encode_cursor,
-    is_possible,
     list_cursors,
     remove_cursors,
 )
@@ -42,6 +38,7 @@ from walstore.errors import (
 from walstore.files.directory import PROMISE_NAME, write_durably
 from walstore.files.log_bounds import LedgerView
 from walstore.ports import FileSystem
+from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState, is_possible
 from walstore.runtime.error_mapping import copy_error
 
 logger = logging.getLogger("walstore")

@@ -8,19 +8,18 @@ for each other.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from walstore.batches.conditions import AppendConditions
-from walstore.cursors.directory import CursorInfo
 from walstore.cursors.kept import KeptCursors, KeptTable, setting
-from walstore.cursors.queue import Act, CursorRequest, RequestQueue
-from walstore.errors import OutcomeUnknownError, WalError, WouldBlock
-from walstore.runtime.tasks import start_task
+from walstore.cursors.queue import Act
+from walstore.errors import WalError, WouldBlock
+from walstore.positions.queue import CursorRequest, RequestQueue, stopped
+from walstore.positions.state import CursorInfo
 
 logger = logging.getLogger("walstore")
 
@@ -79,9 +78,6 @@ class KeptQueue(RequestQueue):
         # Accepted in this turn of the event loop, and what waits for the copies to have the last of them.
         self._accepted: list[_Round] = []
         self._last_finish: _Finish | None = None
-        # Accepted, and on the way to the copies: the tasks that wait, and the keys of requests.
-        self._ending: set[asyncio.Task[None]] = set()
-        self._busy: set[Hashable] = set()
 
     def infos(self, now_us: int) -> list[CursorInfo]:
         """Return the cursors that are on enough machines, by name."""
@@ -98,26 +94,12 @@ class KeptQueue(RequestQueue):
         self._requests.append(request)  # type: ignore[arg-type]
         self._begin_some()
 
-    async def aclose(self) -> None:
-        """As of :class:`RequestQueue`."""
-        await super().aclose()
-        while self._ending:
-            await asyncio.wait(self._ending)
-            await super().aclose()
-
     def _begin_some(self) -> None:
         """Begin all that can be begun."""
         while self._draining is None and (taken := self._take()):
             self._begin(taken)
             if self._blocked is not None:
                 self._wake()
-
-    def _take(self) -> list[CursorRequest[object]]:
-        busy = [request for request in self._requests if request.key in self._busy]
-        self._requests = [request for request in self._requests if request.key not in self._busy]
-        taken = super()._take()
-        self._requests = busy + self._requests
-        return taken
 
     def _begin(self, requests: Sequence[CursorRequest[object]]) -> None:
         """Do requests in memory and write what that changes; without room for it they are blocked."""
@@ -152,7 +134,7 @@ class KeptQueue(RequestQueue):
                 await self._accept(made)
         except BaseException:  # the whole event loop is being stopped
             assert made is not None
-            made.end(_stopped())
+            made.end(stopped())
             raise
         finally:
             self._draining = None
@@ -169,9 +151,7 @@ class KeptQueue(RequestQueue):
 
     def _refuse(self, requests: Sequence[CursorRequest[object]], error: Exception) -> None:
         if not isinstance(error, WalError):
-            logger.error(
-                "a defect while cursors of %s were changed", self._directory, exc_info=error
-            )
+            logger.error("a defect while cursors of %s were changed", self._name, exc_info=error)
         for request in requests:
             request.end(error)
 
@@ -181,11 +161,7 @@ class KeptQueue(RequestQueue):
         self._accepted.append(made)
         is_first, self._last_finish = self._last_finish is None, finish
         if is_first:
-            task = start_task(
-                self._finish(), name=f"walstore cursors on their way {self._directory}"
-            )
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._spawn(self._finish())
 
     async def _finish(self) -> None:
         rounds, self._accepted = self._accepted, []
@@ -199,7 +175,7 @@ class KeptQueue(RequestQueue):
             error = caught
         except BaseException:  # the whole event loop is being stopped
             for made in rounds:
-                made.end(_stopped())
+                made.end(stopped())
             raise
         for made in rounds:
             self._busy.difference_update(request.key for request in made.requests)
@@ -212,7 +188,3 @@ def _try(act: Act[object], table: KeptTable) -> object | WalError:
         return act(table)
     except WalError as error:
         return error
-
-
-def _stopped() -> OutcomeUnknownError:
-    return OutcomeUnknownError("the event loop stopped while a cursor moved")

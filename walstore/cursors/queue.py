@@ -1,32 +1,22 @@
-"""RequestQueue: changes the cursors of one log for one process, in rounds; CursorQueue: on their files.
+"""CursorQueue: changes the cursors of one log on their files, for one process, in rounds.
 
 One task makes the changes; it runs only while there are requests. Requests made during a round are done
-together in the next, under one lock and with one sync of the directory. A caller's cancellation does
-not reach that task: what was begun is finished, and its request gets the outcome.
+together in the next, under one lock and with one sync of the directory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
-from walstore.cursors.directory import (
-    CursorState,
-    CursorTable,
-    HeldCursors,
-    describe_cursor,
-    hold_cursors,
-)
-from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
+from walstore.cursors.directory import CursorTable, HeldCursors, describe_cursor, hold_cursors
+from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
+from walstore.positions.queue import CursorRequest, RequestQueue, stopped
+from walstore.positions.state import CursorState
 from walstore.runtime.backoff import Backoff
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import abandon_in_children, wait_closed
-from walstore.runtime.tasks import shield, start_task
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -38,124 +28,6 @@ Act = Callable[[CursorTable], _T]
 
 PATIENCE_SECONDS: Final = 30.0
 """How long to wait for the lock of the cursors; each holder has it for milliseconds."""
-
-
-class CursorRequest(Generic[_T]):
-    """A task on the cursors of a log: begun and ended on the event loop, done on a thread."""
-
-    __slots__ = ("_begin", "_end", "done", "key")
-
-    def __init__(
-        self,
-        key: Hashable,
-        begin: Callable[[], Act[_T]],
-        end: Callable[[_T | BaseException], None] | None = None,
-    ) -> None:
-        """Request the act that ``begin()`` returns when its turn comes; ``end`` gets the outcome.
-
-        Requests with the same key are never in the same round: the later one begins after the earlier
-        one has ended.
-        """
-        self.key = key
-        self.done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._begin = begin
-        self._end = end
-
-    def begin(self) -> Act[_T]:
-        """Return the act to be done, from now on fixed."""
-        return self._begin()
-
-    def end(self, outcome: _T | BaseException) -> None:
-        """Pass the outcome on to the waiters, if there are any left."""
-        if self._end is not None:
-            self._end(outcome)
-        if self.done.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.done.set_exception(outcome)
-            self.done.exception()  # there may be no waiter left
-        else:
-            self.done.set_result(outcome)
-
-
-class RequestQueue:
-    """The pending requests on the cursors of a log. Belongs to one event loop.
-
-    :class:`CursorQueue` does them on files, :class:`walstore.cursors.kept_queue.KeptQueue` on what a log
-    keeps in itself.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._requests: list[CursorRequest[object]] = []
-        # The task, while there are requests; aclose() waits for it.
-        self._draining: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._abandoned: WalClosedError | None = None
-        abandon_in_children(self)
-        self.rounds = 0
-        """How many there were so far."""
-
-    def put(self, request: CursorRequest[_T]) -> None:
-        """Take a request; WalClosedError if the queue is closed."""
-        self._check_open()
-        self._requests.append(request)  # type: ignore[arg-type]
-        self._wake()
-
-    async def check_current(self) -> None:
-        """Return once what is known of the cursors is the present, as that of files is."""
-
-    def _check_open(self) -> None:
-        if self._abandoned is not None:
-            raise copy_error(self._abandoned)
-        if self._is_closed:
-            raise WalClosedError("the log is closed")
-
-    def _wake(self) -> None:
-        if self._draining is None:
-            self._draining = start_task(self._drain(), name=f"walstore cursors {self._directory}")
-
-    async def wait(self, request: CursorRequest[_T]) -> _T:
-        """Return the outcome of a request, or raise it. Cancelling does not affect the request."""
-        try:
-            return await shield(request.done)
-        except WalError as error:
-            raise copy_error(error) from error.__cause__
-
-    async def perform(self, act: Act[_T], *, key: Hashable = None) -> _T:
-        """Do an act in the next round and return its result; as :meth:`put` and :meth:`wait`.
-
-        Without a ``key`` it may share a round with any request.
-        """
-        request: CursorRequest[_T] = CursorRequest(object() if key is None else key, lambda: act)
-        self.put(request)
-        return await self.wait(request)
-
-    async def aclose(self) -> None:
-        """Refuse further requests, and return when those taken are done."""
-        self._is_closed = True
-        if self._draining is not None:
-            await wait_closed(self._draining)
-
-    def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
-        self._abandoned = error
-
-    @abstractmethod
-    async def _drain(self) -> None:
-        """Do what is requested; :attr:`_draining` is None again when this ends."""
-
-    def _take(self) -> list[CursorRequest[object]]:
-        """Take the requests of one round, in order: the first one of each key."""
-        taken: dict[Hashable, CursorRequest[object]] = {}
-        left: list[CursorRequest[object]] = []
-        for request in self._requests:
-            if request.key in taken:
-                left.append(request)
-            else:
-                taken[request.key] = request
-        self._requests = left
-        return list(taken.values())
 
 
 class CursorQueue(RequestQueue):
@@ -176,6 +48,7 @@ class CursorQueue(RequestQueue):
         ``check()`` is called on that lane before a round, and again while the lock is held; it may refuse.
         """
         super().__init__(directory)
+        self._directory = directory
         self._fs = fs
         self._clock = clock
         self._worker = worker
@@ -210,7 +83,7 @@ class CursorQueue(RequestQueue):
             outcomes = [error] * len(requests)
         except BaseException:
             for request in requests:
-                request.end(OutcomeUnknownError("the event loop stopped while a cursor moved"))
+                request.end(stopped())
             raise
         for request, outcome in zip(requests, outcomes, strict=True):
             request.end(outcome)

@@ -11,30 +11,18 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from walstore.cursors.cursor import (
-    Cursor,
-    CursorContext,
-    CursorLimits,
-    check_retained,
-    check_visible,
-    first_retained,
-)
-from walstore.cursors.directory import (
-    TAG_BYTES,
-    CursorInfo,
-    CursorState,
-    CursorTable,
-    check_name,
-    describe_cursor,
-    list_cursors,
-)
+from walstore.cursors.directory import CursorTable, describe_cursor, list_cursors
 from walstore.cursors.kept import list_all_cursors, refuse_copy
 from walstore.cursors.kept_queue import KeptQueue
-from walstore.cursors.queue import CursorQueue, RequestQueue
+from walstore.cursors.queue import Act, CursorQueue
 from walstore.errors import InvalidSettingsError, WalClosedError
+from walstore.offset_range import OffsetRange
 from walstore.ports import Clock, FileSystem
+from walstore.positions.change import CursorChange
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.state import TAG_BYTES, CursorInfo, CursorState, check_name
 from walstore.read.reader import Reader
 from walstore.records import Start
 from walstore.runtime.statistics import Followers
@@ -48,18 +36,34 @@ def _make_worker() -> Lane:
     return Worker("cursors")
 
 
-class CursorLog(CursorLimits, Protocol):
+class CursorLog(Protocol):
     """What cursors need of their log. Belongs to the event loop."""
 
     @property
     def path(self) -> Path:
         """The log's directory."""
 
+    @property
+    def head(self) -> int:
+        """First retained offset, in any tier."""
+
+    @property
+    def tier_head(self) -> int | None:
+        """First offset that can be read from a tier below the local head; None if there is none."""
+
+    @property
+    def visible_limit(self) -> int:
+        """Offset after the last record that readers see; no cursor may be above it."""
+
+    async def wait_durable(self, offset: int) -> None:
+        """Return when no crash can lose the record, if this process can ensure that: a durable cursor must
+        not be beyond the durable limit."""
+
     def reader(self, start: Start | str | int | datetime, /) -> Reader:
         """Return a reader of durable records."""
 
 
-class CursorStore:
+class CursorStore(CursorBackend):
     """The cursors of one log, as one process sees them. Belongs to one event loop."""
 
     def __init__(
@@ -91,11 +95,11 @@ class CursorStore:
         self._worker: Lane | None = None
         self._is_closed = False
         self._make_tag = make_tag
+        self._owner = owner
         self.check_home = check_home
-        """Raises where the log refuses to be used."""
         self._kept = kept
         self._list = list_all_cursors if is_guest else list_cursors
-        self._queue: RequestQueue = kept or CursorQueue(
+        self.queue = kept or CursorQueue(
             fs=fs,
             clock=clock,
             worker=self._blocking,
@@ -103,7 +107,6 @@ class CursorStore:
             owner=owner,
             check=partial(refuse_copy, fs, log.path) if is_guest else lambda: None,
         )
-        self._context = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
         self._watched: dict[str, Cursor] = {}
 
@@ -130,43 +133,36 @@ class CursorStore:
         name = check_name(name)
         lease_us = None if lease_seconds is None else _lease_us(lease_seconds)
         offset = await self._resolve(start)
-        tier_head = self._log.tier_head
+        known = self._known()
         writer = self._make_tag(TAG_BYTES)
 
         def open_it(held: CursorTable) -> CursorState:
             found = held.read(name)
             if found is None:
-                position = first_retained(held, tier_head) if offset is None else offset
+                position = known.offsets(held).head if offset is None else offset
                 found = CursorState(position, 1, writer, 0, 0, 0, "")
             elif not (lease_us or found.lease_us):
-                check_retained(held, name, found.position, tier_head)
+                known.check_retained(held, name, found.position)
                 return found
-            check_retained(held, name, found.position, tier_head)
-            made = found.renewed(self._clock.now_us(), self._context.owner, lease_us)
+            known.check_retained(held, name, found.position)
+            made = found.renewed(self._clock.now_us(), self._owner, lease_us)
             held.write(name, made)
             return made
 
-        state = await self._queue.perform(open_it)
-        found = Cursor(name=name, state=state, context=self._context, writer=writer)
+        state = await self.queue.perform(open_it)
+        found = Cursor(name, state, writer=writer, backend=self)
         self._handles.add(found)
         return found
 
-    def resume(self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool) -> Cursor:
+    def resume(self, name: str, state: CursorState, writer: bytes) -> Cursor:
         """Return the handle of another process again: what it last saw, and the tag of what it wrote.
 
-        ``is_unsure`` says whether one of its changes ended with an unknown outcome. ValueError for a bad
-        name or tag. Reads nothing; a change by anybody else is found by the next commit.
+        ValueError for a bad name or tag. Reads nothing; a change by anybody else is found by the next commit.
         """
         self.check_home()
         if len(writer) != TAG_BYTES:
             raise ValueError(f"a tag has {TAG_BYTES} bytes, not {len(writer)}")
-        return Cursor(
-            name=check_name(name),
-            state=state,
-            context=self._context,
-            writer=writer,
-            is_unsure=is_unsure,
-        )
+        return Cursor(check_name(name), state, writer=writer, backend=self)
 
     def watch(self, cursor: Cursor) -> None:
         """Count the cursor of another process for :meth:`lags`, as its last call here left it.
@@ -193,6 +189,38 @@ class CursorStore:
             lags[handle.name] = min(lag, lags.get(handle.name, lag))
         return lags
 
+    def check_position(self, position: int) -> None:
+        """As of :class:`CursorBackend`."""
+        OffsetRange(self._log.head, self._log.visible_limit).check_tail(
+            position, "a cursor may not be beyond what readers see"
+        )
+
+    async def wait_durable(self, offset: int) -> None:
+        """As of :class:`CursorBackend`."""
+        await self._log.wait_durable(offset)
+
+    def swap(self, change: CursorChange) -> Act[CursorState]:
+        """As of :class:`CursorBackend`."""
+        known = self._known()
+
+        def act(held: CursorTable) -> CursorState:
+            found = held.read(change.name)
+            made = change.made_of(
+                found,
+                now_us=self._clock.now_us(),
+                owner=self._owner,
+                check_retained=partial(known.check_retained, held, change.name),
+            )
+            if made is None:
+                if found is not None:
+                    held.remove(change.name)
+                return change.seen
+            if made is not found:
+                held.write(change.name, made)
+            return made
+
+        return act
+
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included. Takes no lock."""
         self.check_home()
@@ -216,7 +244,7 @@ class CursorStore:
         """
         self.check_home()
         name = check_name(name)
-        was_there = await self._queue.perform(lambda held: held.remove(name))
+        was_there: bool = await self.queue.perform(lambda held: held.remove(name))
         self._forget(name)
         return was_there
 
@@ -229,7 +257,7 @@ class CursorStore:
 
     async def aclose(self) -> None:
         """Return when the pending requests are done; refuse further ones."""
-        await self._queue.aclose()
+        await self.queue.aclose()
         self._is_closed = True
         if self._worker is not None:
             self._worker.close()
@@ -247,8 +275,35 @@ class CursorStore:
             return None
         async with self._log.reader(start) as reader:
             offset = reader.position
-        check_visible(self._log, offset)
+        self.check_position(offset)
         return offset
+
+    def _known(self) -> _KnownLimits:
+        return _KnownLimits(self._log.tier_head, self._log.visible_limit)
+
+
+class _KnownLimits(NamedTuple):
+    """The limits of a log that the lock of its cursors does not keep in place, as an act begins.
+
+    A log's limits belong to its event loop, and an act is done on another thread.
+    """
+
+    tier_head: int | None
+    visible_limit: int
+
+    def offsets(self, held: CursorTable) -> OffsetRange:
+        """Return the offsets that can be read: from the local head on, or the tier's if that is lower."""
+        local = held.head()
+        head = local if self.tier_head is None else min(local, self.tier_head)
+        return OffsetRange(head, max(head, self.visible_limit))
+
+    def check_retained(self, held: CursorTable, name: str, position: int) -> None:
+        """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
+        self.offsets(held).check_head(
+            position,
+            f"the position of cursor {name!r} was removed from the log; commit the head to continue "
+            "there, or delete the cursor",
+        )
 
 
 def _lease_us(seconds: float) -> int:

@@ -15,8 +15,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from walstore.cursors.cursor import Cursor
-from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
     LimitExceededError,
     StreamClosedError,
@@ -31,6 +29,8 @@ from walstore.groups.shared_group import SharedGroup
 from walstore.groups.state import GroupState
 from walstore.offset_range import OffsetRange
 from walstore.ports import Clock
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorInfo
 from walstore.read.reader import Reader
 from walstore.records import Record
 from walstore.runtime.error_mapping import copy_error

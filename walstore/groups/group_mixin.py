@@ -9,7 +9,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
-from walstore.cursors.directory import CursorInfo
 from walstore.errors import SequenceMismatchError, StorageUnavailableError, WalClosedError, WalError
 from walstore.groups.coordinator import GroupCoordinator, GroupLog
 from walstore.groups.group import Group, GroupBackend
@@ -24,6 +23,7 @@ from walstore.groups.journal import (
 from walstore.groups.kept_journal import KeptJournal, RegisterLog, remove_kept
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock, FileSystem
+from walstore.positions.state import CursorInfo
 from walstore.records import Durability, Record, Start
 from walstore.runtime.owned import Owned
 from walstore.runtime.statistics import GroupInfo, GroupStatistics

@@ -23,7 +23,6 @@ from typing import Final, Protocol, TypeVar
 
 from crc32c import crc32c
 
-from walstore.cursors.directory import NAME
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -32,6 +31,7 @@ from walstore.errors import (
 )
 from walstore.format.packed import MOST_OFFSET
 from walstore.ports import File, FileSystem
+from walstore.positions.state import NAME
 from walstore.runtime.error_mapping import is_full
 from walstore.runtime.threads import Lane
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from walstore.batches.conditions import MAX_VALUE_CHARS, RESERVED, AppendConditions
-from walstore.cursors.directory import CursorState
 from walstore.cursors.kept import kept_cursors
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.format.packed import MOST_OFFSET
@@ -28,6 +27,7 @@ from walstore.groups.journal import (
     remove_journals,
 )
 from walstore.ports import FileSystem
+from walstore.positions.state import CursorState
 
 PREFIX: Final = RESERVED + "group."
 """Then the number of the page, a dot, and the name of the group."""

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Final
 
 from walstore.batches.conditions import check_name
-from walstore.cursors.directory import NAME
 from walstore.errors import InvalidSettingsError
+from walstore.positions.state import NAME
 from walstore.records import Start
 from walstore.validation.arguments import as_count, as_seconds, as_text
 

@@ -36,11 +36,11 @@ from walstore.append.state import LogState
 from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.cursors import directory as cursor_directory
-from walstore.cursors.directory import CursorInfo
 from walstore.cursors.kept import KeptCursors
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
 from walstore.ports import Clock, FileSystem
+from walstore.positions.state import CursorInfo
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
 from walstore.settings import Settings

@@ -20,9 +20,7 @@ from walstore.batches.conditions import (
     make_conditions,
     users_registers,
 )
-from walstore.cursors.cursor import Cursor
 from walstore.cursors.cursor_mixin import CursorMixin
-from walstore.cursors.directory import CursorState
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
@@ -43,6 +41,8 @@ from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.ports import Clock, FileSystem
+from walstore.positions.cursor import Cursor
+from walstore.positions.state import CursorState
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
@@ -698,12 +698,10 @@ class Wal(CursorMixin, OwnedGroups):
             raise InvalidSettingsError("the log has no other copies: 'walstore verify' reads it")
         return self._engine.replicator.begin_scrub()
 
-    def resume_cursor(
-        self, name: str, state: CursorState, writer: bytes, *, is_unsure: bool
-    ) -> Cursor:
+    def resume_cursor(self, name: str, state: CursorState, writer: bytes) -> Cursor:
         """Not for callers: return the handle of a client of a served log again."""
         cursors, _ = self._cursor_store()
-        return cursors.resume(name, state, writer, is_unsure=is_unsure)
+        return cursors.resume(name, state, writer)
 
     def watch_cursor(self, cursor: Cursor) -> None:
         """Not for callers: count a client's cursor in the statistics, as it is after a call."""

@@ -1,4 +1,4 @@
-"""RemoteCursor and RemoteCursors: the cursors of a served log.
+"""RemoteCursors: the cursors of a served log.
 
 The client keeps what it last saw of a cursor, and its tag, as any handle does; the server keeps nothing. So
 a lost connection changes nothing: the move is sent again, and is refused if somebody else moved the cursor.
@@ -6,131 +6,29 @@ a lost connection changes nothing: the move is sent again, and is refused if som
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import warnings
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from functools import partial
 
-from walstore.cursors.directory import CursorInfo, CursorState, check_name
 from walstore.errors import OutcomeUnknownError, WalError
+from walstore.positions.change import CursorChange
+from walstore.positions.cursor import Cursor, CursorBackend
+from walstore.positions.queue import TaskQueue
+from walstore.positions.state import CursorInfo, CursorState, check_name
 from walstore.records import Start
 from walstore.remote.client import Client, Fate
-from walstore.runtime.owned import Owned
-from walstore.validation.arguments import as_int
 from walstore.wire.cursors import pack_cursor, pack_start, unpack_cursor
 from walstore.wire.errors import unpack_error
 
 
-class RemoteCursor(Owned):
-    """A named position in a served log. Made by :meth:`RemoteWal.cursor`; as :class:`walstore.Cursor`."""
-
-    def __init__(self, client: Client, name: str, state: CursorState, writer: bytes) -> None:
-        """Not for callers; see :meth:`RemoteWal.cursor`."""
-        self.name = name
-        """Its name; unique in the log."""
-        self._client = client
-        self._seen = state
-        self._writer = writer
-        self._is_unsure = False
-        self._targets: list[int] = []
-        # One move after the other: each says what the one before it left.
-        self._turn = asyncio.Lock()
-
-    @property
-    def position(self) -> int:
-        """Offset of the next record to read, as this handle last read or committed it."""
-        return self._seen.position
-
-    @property
-    def target(self) -> int:
-        """Where the cursor will be once the commits in progress have succeeded."""
-        return self._targets[-1] if self._targets else self.position
-
-    @property
-    def lease_seconds(self) -> float | None:
-        """How long a commit or :meth:`renew` keeps the pin; None: without end."""
-        return self._seen.lease_us / 1_000_000 or None
-
-    async def commit(self, offset: int) -> None:
-        """Move to ``offset``; durable when it returns. As :meth:`walstore.Cursor.commit`.
-
-        If cancelled, or after OutcomeUnknownError, the move may still happen, and may be retried.
-        """
-        offset = as_int(offset, "the position of a cursor")
-        if offset < self.target:
-            raise ValueError(
-                f"commit({offset}) would move cursor {self.name!r} back from {self.target}; "
-                "to read records again, use rewind() or Consumer.seek()"
-            )
-        await self._move("commit", offset)
-
-    async def rewind(self, offset: int) -> None:
-        """Move to ``offset``, also backwards. Otherwise as :meth:`commit`."""
-        await self._move("rewind", as_int(offset, "the position of a cursor"))
-
-    async def renew(self) -> None:
-        """Extend the lease to its full length from now; does nothing without one."""
-        if self._seen.lease_us:
-            await self._move("renew")
-
-    async def refresh(self) -> int:
-        """Read the cursor again, which others may have moved, and return its position."""
-        await self._move("refresh")
-        return self.position
-
-    async def delete(self) -> None:
-        """Remove the cursor and its pin; does nothing if it is deleted already."""
-        await self._move("delete")
-
-    def __repr__(self) -> str:
-        return f"<RemoteCursor {self.name!r} at {self.position}>"
-
-    def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
-        self._client.check_owner()
-
-    async def _move(self, verb: str, offset: int | None = None) -> None:
-        self._client.check_home()
-        if offset is not None:
-            self._targets.append(offset)
-        try:
-            async with self._turn:
-                await self._call(verb, offset)
-        finally:
-            if offset is not None:
-                self._targets.remove(offset)
-
-    async def _call(self, verb: str, offset: int | None) -> None:
-        try:
-            found = await self._client.call(
-                "move_cursor",
-                self.name,
-                pack_cursor(self._seen),
-                self._writer,
-                self._is_unsure,
-                verb,
-                self.position if offset is None else offset,
-                is_write=True,
-            )
-        except WalError as error:
-            self._is_unsure |= error.outcome == "unknown"
-            raise
-        except BaseException:
-            self._is_unsure = True
-            raise
-        self._seen = unpack_cursor(found)
-        self._is_unsure = False
-
-
-class RemoteCursors:
-    """The cursors of a served log, for its consumers."""
+class RemoteCursors(CursorBackend):
+    """The cursors of a served log. Each change is a call of the server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-
-    @property
-    def check_home(self) -> Callable[[], None]:
-        """Raises in a child process, another thread or another event loop."""
-        return self._client.check_home
+        self.check_home = client.check_home
+        self.queue = TaskQueue(str(client.address))
 
     async def open(
         self,
@@ -138,12 +36,16 @@ class RemoteCursors:
         *,
         start: Start | str | int | datetime = Start.EARLIEST,
         lease_seconds: float | None = None,
-    ) -> RemoteCursor:
+    ) -> Cursor:
         """Return a handle on the cursor ``name``; see :meth:`RemoteWal.cursor`."""
         state, writer = await self._client.call(
             "open_cursor", check_name(name), pack_start(start), lease_seconds, is_write=True
         )
-        return RemoteCursor(self._client, name, unpack_cursor(state), writer)
+        return Cursor(name, unpack_cursor(state), writer=writer, backend=self)
+
+    def swap(self, change: CursorChange) -> Callable[[], Awaitable[CursorState]]:
+        """As of :class:`CursorBackend`."""
+        return partial(self._swap, change)
 
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included."""
@@ -164,6 +66,26 @@ class RemoteCursors:
             "delete_cursor", check_name(name), fate=Fate.UNKNOWN, is_write=True
         )
         return found
+
+    async def _swap(self, change: CursorChange) -> CursorState:
+        found = await self._client.call(
+            "move_cursor",
+            change.name,
+            pack_cursor(change.seen),
+            change.writer,
+            True,  # servers of earlier versions look less closely without it  # noqa: FBT003
+            change.verb,
+            change.position,
+            is_write=True,
+        )
+        return unpack_cursor(found)
+
+
+def __getattr__(name: str) -> type[Cursor]:
+    if name != "RemoteCursor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("RemoteCursor is walstore.Cursor now", DeprecationWarning, stacklevel=2)
+    return Cursor
 
 
 def _problem(packed: object) -> WalError:

@@ -13,20 +13,19 @@ from weakref import WeakSet
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.batches.conditions import Expected, check_metadata, check_name
-from walstore.cursors.consumer import Consumer
-from walstore.cursors.consumer_transaction import OutputLog
-from walstore.cursors.directory import CursorInfo
+from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
 from walstore.groups.settings import GroupSettings, check_group_name
 from walstore.ports import Clock
+from walstore.positions.cursor import CursorBackend
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import AnyDurability, Durability, Start
 from walstore.remote.append_port import Conditions
 from walstore.remote.appenders import TAG_BYTES, RemoteFence, RemoteProducer, append_group
 from walstore.remote.client import Client
-from walstore.remote.cursors import RemoteCursor, RemoteCursors
+from walstore.remote.cursors import RemoteCursors
 from walstore.remote.group import RemoteGroup
 from walstore.remote.outbox import Outbox
 from walstore.remote.server_search import epoch_of
@@ -152,7 +151,7 @@ def _places(address: str | Sequence[str], log: str | None) -> tuple[list[Address
     return places, names.pop() if names else None
 
 
-class RemoteWal(GroupMixin, MustClose):
+class RemoteWal(CursorMixin, GroupMixin, MustClose):
     """A log in another process, over a connection. Made by :func:`walstore.connect`.
 
     It has the methods of :class:`walstore.Wal`, with the same arguments, results and errors. Different is
@@ -347,21 +346,7 @@ class RemoteWal(GroupMixin, MustClose):
         found: int = await self.client.call("timestamp_at", as_int(offset, "offset"))
         return found
 
-    # -- cursors -----------------------------------------------------------------------------
-
-    async def cursor(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        lease_seconds: float | None = None,
-    ) -> RemoteCursor:
-        """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""
-        return await self._cursors.open(name, start=start, lease_seconds=lease_seconds)
-
-    async def cursors(self) -> list[CursorInfo]:
-        """Return all cursors of the log by name; damaged ones carry an error."""
-        return await self._cursors.list()
+    # -- groups ------------------------------------------------------------------------------
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name; as :meth:`walstore.Wal.groups`."""
@@ -374,37 +359,6 @@ class RemoteWal(GroupMixin, MustClose):
         """Remove a group and all that it remembers; as :meth:`walstore.Wal.delete_group`."""
         found: bool = await self.client.call("delete_group", check_group_name(name), is_write=True)
         return found
-
-    async def delete_cursor(self, name: str) -> bool:
-        """Remove a cursor, even one in use, so that retention may pass it; return whether there was one."""
-        return await self._cursors.delete(name)
-
-    def consumer(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        auto_commit_seconds: float | None = 5.0,
-        lease_seconds: float | None = None,
-        stream: str | None = None,
-        follow: bool = True,
-        output: OutputLog[Any] | None = None,
-        concurrency: int = 1,
-    ) -> Consumer[Any]:
-        """Return a consumer: a reader with its position in a cursor; as :meth:`walstore.Wal.consumer`."""
-        return Consumer(
-            self,
-            self._cursors,
-            name,
-            clock=self._clock,
-            start=start,
-            auto_commit_seconds=auto_commit_seconds,
-            lease_seconds=lease_seconds,
-            stream=stream,
-            follow=follow,
-            output=output,
-            concurrency=concurrency,
-        )
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -509,12 +463,16 @@ class RemoteWal(GroupMixin, MustClose):
         self._guard.thread = 0
         self.outbox.flush()
         await self.client.aclose()
+        await self._cursors.queue.settle()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _cursor_store(self) -> tuple[CursorBackend, Clock]:
+        return self._cursors, self._clock
 
     def _left_open(self) -> Unclosed | None:
         client = getattr(self, "client", None)

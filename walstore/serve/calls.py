@@ -143,7 +143,8 @@ async def _open_cursor(wal: Wal, name: str, start: Any, lease_seconds: float | N
 async def _move_cursor(
     wal: Wal, name: str, state: Any, writer: bytes, is_unsure: Any, verb: str, offset: int
 ) -> list[Any]:
-    cursor = wal.resume_cursor(name, unpack_cursor(state), writer, is_unsure=bool(is_unsure))
+    del is_unsure  # what clients of earlier versions say of a change; the cursor itself shows it
+    cursor = wal.resume_cursor(name, unpack_cursor(state), writer)
     match verb:
         case "commit":
             await cursor.commit(offset)

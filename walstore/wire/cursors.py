@@ -6,7 +6,7 @@ import dataclasses
 from datetime import datetime
 from typing import Any
 
-from walstore.cursors.directory import CursorState
+from walstore.positions.state import CursorState
 from walstore.records import from_timestamp_us, to_timestamp_us
 from walstore.wire.message import ProtocolViolationError
 

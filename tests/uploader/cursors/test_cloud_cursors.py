@@ -40,6 +40,7 @@ from walstore.errors import (
     CorruptionError,
     CursorMovedError,
     InvalidSettingsError,
+    OffsetNotWrittenError,
     OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
@@ -213,14 +214,6 @@ async def test_names_are_wal3s(place: Place, name: str) -> None:
         await place.cursors.commit(name, 1)
 
 
-@pytest.mark.parametrize("position", [0, -1, 1 << 64])
-async def test_positions_out_of_range(place: Place, position: int) -> None:
-    with pytest.raises(ValueError, match="offset 1"):
-        await place.cursors.commit("billing", position)
-    with pytest.raises(TypeError):
-        await place.cursors.commit("billing", True)
-
-
 @pytest.mark.parametrize("kind", ["put_if_absent", "put_if_match"])
 @pytest.mark.parametrize("error", [timeout(), conflict()])
 @pytest.mark.parametrize("happens", [False, True])
@@ -385,6 +378,62 @@ async def test_a_cursor_does_not_become_a_pin(place: Place) -> None:
 async def test_a_pin_that_is_gone_is_not_renewed(place: Place) -> None:
     with pytest.raises(CursorMovedError):
         await place.cursors.renew("report", seconds=60)
+
+
+# -- within the log ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [-1, 0, 5, 31, 32, 1 << 64])
+async def test_a_position_outside_of_the_log_is_refused(place: Place, position: int) -> None:
+    place.drop(11)
+    before = await place.cursors.commit("billing", 20)
+    acts: list[Callable[[], Awaitable[CloudCursor]]] = [
+        lambda: place.cursors.create("new", position),
+        lambda: place.cursors.commit("new", position),
+        lambda: place.cursors.rewind("billing", position),
+        lambda: place.cursors.pin("pin", position, seconds=9),
+    ]
+    if position > 20:
+        acts.append(lambda: place.cursors.commit("billing", position))
+    for act in acts:
+        if position == 31:
+            assert (await act()).position == 31
+            continue
+        with pytest.raises(OffsetTrimmedError if position < 11 else OffsetNotWrittenError) as told:
+            await act()
+        assert (told.value.requested, told.value.head, told.value.tail) == (position, 11, 31)
+    with pytest.raises(TypeError):
+        await place.cursors.commit("billing", True)
+    assert position == 31 or await place.other.list(strict=True) == [before]
+
+
+async def test_what_is_known_of_the_log_is_read_again_before_a_refusal(place: Place) -> None:
+    """Only then: moving on within what is known asks for nothing."""
+    read: list[int] = []
+
+    async def newest() -> Manifest:
+        read.append(place.manifest.next_offset)
+        return place.manifest
+
+    cursors = CloudCursors(
+        place.store,
+        newest=newest,
+        retry=RetryPolicy(clock=place.clock),
+        clock=place.clock,
+        writer="me",
+        known=lambda: 11,
+    )
+    await place.other.create("billing", 1)
+    await cursors.commit("billing", 11)
+    assert read == []
+    await cursors.commit("billing", 12)
+    await cursors.commit("billing", 31)
+    assert read == [31]
+    place.manifest = manifest_of(10, 10, 10, 10)
+    await cursors.commit("billing", 41)
+    with pytest.raises(OffsetNotWrittenError):
+        await cursors.commit("billing", 42)
+    assert read == [31, 41, 41]
 
 
 # -- beside a collection -----------------------------------------------------------------------
@@ -655,8 +704,6 @@ async def test_create_leaves_what_is_there(place: Place) -> None:
     assert (await place.cursors.create("billing", 15)).position == 11
     assert (await place.other.create("billing", 5)).position == 11
     assert await place.cursors.load("billing") == made
-    with pytest.raises(ValueError, match="offset 1 or behind"):
-        await place.cursors.create("other", 0)
 
 
 async def test_two_that_create_at_once_agree(place: Place) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.uploader.gc.collecting import collect
 from tests.uploader.places import SETTINGS, Place
 from uploader.format import layout
+from uploader.format.cloud_cursor import CloudCursor
 from uploader.gc.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
@@ -72,8 +73,10 @@ async def test_only_expired_pins_are_no_cursor() -> None:
 
 
 async def test_a_cursor_beyond_the_end_keeps_nothing_more_than_there_is() -> None:
+    """As an earlier version could leave one."""
     place = await Place.make()
-    await place.cursors.commit("billing", 1000)
+    left = CloudCursor(name="billing", position=1000, epoch_us=0, writer="an earlier version")
+    await place.store.put_if_absent(layout.cursor_path(left.name), left.serialise())
     async with place.collector() as collector:
         plan = await collector.plan()
     assert (plan.cutoff.offset, plan.cutoff.held_by) == (13, "end of the log")

@@ -25,7 +25,7 @@ from walstore.errors import CollectionRefusedError
 ROOT = Path(uploader.__file__).parent
 JOB = job_name(1_750_000_000_000_000, "0123456789abcdef")
 EXEMPT = {
-    "uploader/cursors/cloud_cursors.py",  # a cursor's owner names it
+    "uploader/cursors/object_backend.py",  # a cursor's owner names it
     "uploader/admin/forking.py",  # a pin is one
     "uploader/groups/group_place.py",  # and that of a group
     "uploader/partitioned/partitions.py",  # a store

@@ -15,7 +15,6 @@ from tests.waiting import until
 from walstore import (
     CursorMovedError,
     DiskFullError,
-    InvalidSettingsError,
     OffsetTrimmedError,
     OutcomeUnknownError,
     Wal,
@@ -38,132 +37,6 @@ class BodyError(Exception):
 
 
 # -- what counts as processed ----------------------------------------------------------------
-
-
-async def test_all_that_was_read_is_committed_at_the_end(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        async with make.consumer() as consumer:
-            assert [int(record.value) async for record in consumer] == list(range(1, 21))
-            assert consumer.position == 21
-        assert await make.position() == 21
-        async with make.consumer() as consumer:
-            assert [record async for record in consumer] == []
-
-
-async def test_it_goes_on_where_the_last_one_ended(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        async with make.consumer() as consumer:
-            async for record in consumer:
-                if record.offset == 7:
-                    break
-        assert await make.position() == 8, "the block was left without an exception"
-        async with make.consumer() as consumer:
-            assert (await anext(consumer)).offset == 8
-
-
-async def test_an_exception_leaves_the_record_to_be_read_again(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        with pytest.raises(BodyError):
-            async with make.consumer() as consumer:
-                async for record in consumer:
-                    if record.offset == 7:
-                        raise BodyError
-        assert await make.position() == 7
-        async with make.consumer() as consumer:
-            assert (await anext(consumer)).offset == 7
-
-
-async def test_an_exception_leaves_the_batch_to_be_read_again(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        with pytest.raises(BodyError):
-            async with make.consumer() as consumer:
-                async for batch in consumer.batches():
-                    if batch.start == 11:
-                        raise BodyError
-        assert await make.position() == 11
-        async with make.consumer() as consumer:
-            assert [b.start async for b in consumer.batches()] == [11, 16]
-        assert await make.position() == 21
-
-
-async def test_an_exception_leaves_what_was_fetched_to_be_read_again(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        with pytest.raises(BodyError):
-            async with make.consumer() as consumer:
-                assert len(await consumer.fetch(max_records=3)) == 3
-                assert len(await consumer.fetch(max_records=3)) == 3
-                raise BodyError
-        assert await make.position() == 4
-        async with make.consumer() as consumer:
-            while batch := await consumer.fetch(max_records=7):
-                last = batch.limit
-        assert await make.position() == last == 21
-
-
-async def test_a_cancelled_body(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        began = asyncio.Event()
-
-        async def body() -> None:
-            async with make.consumer() as consumer:
-                async for record in consumer:
-                    if record.offset == 5:
-                        began.set()
-                        await asyncio.Event().wait()
-
-        task = asyncio.create_task(body())
-        await began.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert await make.position() == 5
-
-
-async def test_a_cancelled_wait_for_more_has_processed_what_came_before(wal: Wal) -> None:
-    seen: list[int] = []
-
-    async with consumers_of(wal) as make:
-
-        async def consume() -> None:
-            async with make.consumer(follow=True) as consumer:
-                async for record in consumer:
-                    seen.append(record.offset)
-
-        task = asyncio.create_task(consume())
-        await until(lambda: len(seen) == 20)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert await make.position() == 21
-
-
-async def test_the_ways_of_reading_mix(wal: Wal) -> None:
-    async with consumers_of(wal) as make, make.consumer() as consumer:
-        assert (await anext(consumer)).offset == 1
-        assert (await consumer.fetch(max_records=2)).start == 2
-        assert (await anext(consumer.batches())).start == 4
-        assert (await anext(consumer)).offset == 6
-
-
-async def test_the_start_of_a_new_one(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        async with make.consumer("a", start=10) as consumer:
-            assert (await anext(consumer)).offset == 10
-        async with make.consumer("b", start="latest") as consumer:
-            assert consumer.position == 21
-        async with make.consumer("a", start=1) as consumer:
-            assert (await anext(consumer)).offset == 11
-
-
-async def test_one_stream_only(wal: Wal) -> None:
-    await wal.append_many([b"x", b"y"], stream="eu")
-    await wal.append(b"other")
-    async with consumers_of(wal) as make:
-        if "stream" not in wal.reader.__kwdefaults__:
-            pytest.skip("readers of one stream are not there yet")
-        async with make.consumer(stream="eu") as consumer:
-            assert [record.value async for record in consumer] == [b"x", b"y"]
-        assert await make.position() == 24, "what was passed over is done with"
 
 
 # -- committing ------------------------------------------------------------------------------
@@ -233,51 +106,6 @@ async def test_the_end_waits_for_a_commit_under_way(
         faulty.heal()
 
 
-async def test_by_hand(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        async with make.consumer(auto_commit_seconds=None) as consumer:
-            async for record in consumer:
-                if record.offset == 5:
-                    await consumer.commit()
-                if record.offset == 10:
-                    await consumer.commit(9)
-        assert await make.position() == 9
-        with pytest.raises(BodyError):
-            async with make.consumer(auto_commit_seconds=None) as consumer:
-                await consumer.fetch(max_records=3)
-                await consumer.commit()
-                await consumer.fetch(max_records=3)
-                raise BodyError
-        assert await make.position() == 12
-
-
-async def test_commit_says_that_what_was_handed_out_is_processed(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        with pytest.raises(BodyError):
-            async with make.consumer() as consumer:
-                async for record in consumer:
-                    if record.offset == 5:
-                        await consumer.commit()
-                        raise BodyError
-        assert await make.position() == 6
-
-
-async def test_seeking_back_moves_the_cursor_back(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        async with make.consumer() as consumer:
-            async for _ in consumer:
-                pass
-            await consumer.commit()
-            with pytest.raises(ValueError, match="rewind"):
-                await consumer.commit(3)
-            consumer.seek(3)
-            assert consumer.position == 3
-            await consumer.commit()
-            assert on_disk(wal.path).position == 3
-            assert (await anext(consumer)).offset == 3
-        assert await make.position() == 4
-
-
 # -- leases ----------------------------------------------------------------------------------
 
 
@@ -336,19 +164,6 @@ async def test_a_cursor_moved_by_another(wal: Wal, clock: ManualClock) -> None:
         assert await make.position() == 15
 
 
-async def test_a_cursor_moved_by_another_shows_at_the_end(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        with pytest.raises(CursorMovedError):
-            async with make.consumer() as consumer:
-                await consumer.fetch()
-                await (await make.store.open("c")).commit(15)
-        with pytest.raises(BodyError):
-            async with make.consumer() as consumer:
-                await consumer.fetch()
-                await (await make.store.open("c")).commit(17)
-                raise BodyError
-
-
 async def test_a_full_disk_is_got_over(
     wal: Wal, clock: ManualClock, faulty: FaultyFileSystem, caplog
 ) -> None:
@@ -384,25 +199,6 @@ async def test_a_closed_log(wal: Wal) -> None:
             with pytest.raises(WalClosedError):
                 await consumer.fetch()
         assert await make.position() == 21
-
-
-async def test_misuse(wal: Wal) -> None:
-    async with consumers_of(wal) as make:
-        consumer = make.consumer()
-        assert repr(consumer) == "<Consumer 'c' not open>"
-        with pytest.raises(WalClosedError, match="async with"):
-            await anext(consumer)
-        with pytest.raises(WalClosedError, match="async with"):
-            _ = consumer.committed
-        async with consumer:
-            assert repr(consumer) == "<Consumer 'c' at 1>"
-            with pytest.raises(RuntimeError, match="once"):
-                await consumer.__aenter__()
-            with pytest.raises(InvalidSettingsError, match="output"):
-                consumer.transaction()
-        for seconds in (0, -1, float("nan")):
-            with pytest.raises(InvalidSettingsError):
-                make.consumer(auto_commit_seconds=seconds)
 
 
 async def test_it_leaves_no_task_behind(wal: Wal) -> None:

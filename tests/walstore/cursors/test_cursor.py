@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tests.waiting import until
 from walstore import (
     CorruptionError,
     CursorMovedError,
-    OffsetNotWrittenError,
     OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
@@ -67,42 +65,6 @@ async def test_the_file_counts_commits(log: StillLog, clock: ManualClock) -> Non
     assert (state.revision, state.updated_us, state.owner) == (2, clock.now_us(), "process 7")
 
 
-@pytest.mark.parametrize("offset", [-1, 0, 499, 1002])
-async def test_commits_outside_are_refused(log: StillLog, offset: int) -> None:
-    async with cursors_of(log) as store:
-        cursor = await store.open("c", start=500)
-        expected = ValueError if offset < 500 else OffsetNotWrittenError
-        with pytest.raises(expected):
-            await cursor.commit(offset)
-        assert cursor.position == on_disk(log) == 500
-
-
-@pytest.mark.parametrize("offset", [True, "5", 5.0, None])
-async def test_offsets_are_ints(log: StillLog, offset) -> None:
-    async with cursors_of(log) as store:
-        cursor = await store.open("c")
-        with pytest.raises(TypeError):
-            await cursor.commit(offset)
-        with pytest.raises(TypeError):
-            await cursor.rewind(offset)
-
-
-async def test_going_back_needs_rewind(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        cursor = await store.open("c", start=500)
-        log.move_head(100)
-        with pytest.raises(ValueError, match="rewind"):
-            await cursor.commit(100)
-        await cursor.rewind(100)
-        assert on_disk(log) == 100
-        with pytest.raises(OffsetTrimmedError) as found:
-            await cursor.rewind(99)
-        assert (found.value.requested, found.value.head) == (99, 100)
-        with pytest.raises(OffsetNotWrittenError):
-            await cursor.rewind(1002)
-        assert cursor.position == on_disk(log) == 100
-
-
 async def test_a_tier_keeps_what_the_disk_gave_up(log: StillLog) -> None:
     log.move_head(100)
     log.tier_head = 50
@@ -129,54 +91,6 @@ async def test_to_where_it_is_writes_nothing(log: StillLog, faulty: FaultyFileSy
 # -- compare and swap ------------------------------------------------------------------------
 
 
-async def test_two_handles(log: StillLog) -> None:
-    async with AsyncExitStack() as stack:
-        first, second = [
-            await (await stack.enter_async_context(cursors_of(log, owner=name))).open("c")
-            for name in ("process 1", "process 2")
-        ]
-        await first.commit(10)
-        with pytest.raises(CursorMovedError, match="process 1") as found:
-            await second.commit(5)
-        assert (found.value.expected, found.value.actual, found.value.cursor) == (1, 10, "c")
-        assert found.value.outcome == "not_written"
-        with pytest.raises(CursorMovedError):
-            await second.commit(20)
-        assert second.position == 1
-        assert await second.refresh() == 10
-        await second.commit(20)
-        with pytest.raises(CursorMovedError):
-            await first.commit(30)
-        with pytest.raises(CursorMovedError):
-            await first.rewind(1)
-        assert on_disk(log) == 20
-
-
-async def test_a_position_that_came_back_is_no_excuse(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        first, second = await store.open("c"), await store.open("c")
-        await second.commit(10)
-        await second.rewind(1)
-        with pytest.raises(CursorMovedError) as found:
-            await first.commit(2)
-        assert (found.value.expected, found.value.actual) == (1, 1)
-
-
-async def test_one_made_anew_is_another(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        first = await store.open("c")
-        await store.delete("c")
-        for call in (lambda: first.commit(2), first.refresh):
-            with pytest.raises(CursorMovedError, match="deleted") as found:
-                await call()
-            assert found.value.actual is None
-        await store.open("c")
-        with pytest.raises(CursorMovedError):
-            await first.commit(2)
-        assert await first.refresh() == 1
-        await first.commit(2)
-
-
 async def test_handles_that_commit_in_the_same_round(
     log: StillLog, faulty: FaultyFileSystem
 ) -> None:
@@ -192,18 +106,6 @@ async def test_handles_that_commit_in_the_same_round(
         assert outcomes[5:] == [None] * 5
         assert on_disk(log) == 10
         assert faulty.count("sync_directory") == before + 1
-
-
-async def test_deleting(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        first, second = await store.open("c"), await store.open("c")
-        await second.commit(5)
-        with pytest.raises(CursorMovedError):
-            await first.delete()
-        await second.delete()
-        await second.delete()
-        await first.delete()
-        assert await store.list() == []
 
 
 async def test_a_damaged_file(log: StillLog) -> None:
@@ -233,39 +135,6 @@ async def test_commits_under_way_become_one_write(log: StillLog, faulty: FaultyF
         await asyncio.gather(first, *rest)
         assert cursor.position == on_disk(log) == 99
         assert faulty.count("replace", name="c") == 3  # made, the first, all the others
-
-
-async def test_the_latest_of_commits_and_rewinds_wins(
-    log: StillLog, faulty: FaultyFileSystem
-) -> None:
-    async with cursors_of(log, fs=faulty) as store:
-        cursor = await store.open("c")
-        with faulty.hold("replace") as hold:
-            calls = [asyncio.create_task(cursor.commit(900))]
-            await hold.wait_entered()
-            for call in (cursor.commit(950), cursor.rewind(10), cursor.commit(20)):
-                calls.append(asyncio.create_task(call))
-                await turns()
-        await asyncio.gather(*calls)
-        assert cursor.position == on_disk(log) == 20
-
-
-async def test_cancelling_one_of_them_cancels_no_other(
-    log: StillLog, faulty: FaultyFileSystem
-) -> None:
-    async with cursors_of(log, fs=faulty) as store:
-        cursor = await store.open("c")
-        with faulty.hold("replace") as hold:
-            calls = [asyncio.create_task(cursor.commit(2))]
-            await hold.wait_entered()
-            calls += [asyncio.create_task(cursor.commit(at)) for at in (3, 4, 5)]
-            await turns()
-            for call in (calls[0], calls[1], calls[3]):
-                call.cancel()
-            await turns()
-        assert await calls[2] is None
-        assert cursor.position == on_disk(log) == 5, "cancelled is not 'not written'"
-        await cursor.commit(6)
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 3))
@@ -547,16 +416,6 @@ async def test_what_extends_a_lease(log: StillLog, clock: ManualClock, how: str)
         assert await pinned(log, clock) == await cursor.refresh()
         clock.advance(1)
         assert await pinned(log, clock) is None
-
-
-async def test_renewals_disturb_nobody(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        first, second = await store.open("c", lease_seconds=60), await store.open("c")
-        await second.renew()
-        await first.renew()
-        await first.commit(2)
-        with pytest.raises(CursorMovedError):
-            await second.renew()
 
 
 async def test_a_holder_that_comes_back_in_time(log: StillLog, clock: ManualClock) -> None:

@@ -26,8 +26,6 @@ from walstore.cursors import directory as cursor_directory
 from walstore.cursors.directory import (
     LOCK_NAME,
     SPARE_NAME,
-    CursorState,
-    check_name,
     decode_cursor,
     encode_cursor,
     hold_cursors,
@@ -38,6 +36,7 @@ from walstore.cursors.directory import (
 )
 from walstore.files.posix import PosixFileSystem
 from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.positions.state import CursorState, check_name
 from walstore.testing import FaultyFileSystem
 
 FS = PosixFileSystem()

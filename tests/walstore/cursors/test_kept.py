@@ -9,8 +9,8 @@ import pytest
 
 from walstore import CorruptionError, LimitExceededError
 from walstore.cursors import kept
-from walstore.cursors.directory import CursorInfo, CursorState
 from walstore.cursors.kept import KeptCursors
+from walstore.positions.state import CursorInfo, CursorState
 
 
 @dataclasses.dataclass

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from tests.cursors import FS, StillLog, cursors_of, locked, on_disk, pinned
 from tests.local import turns
 from walstore import (
     CorruptionError,
-    InvalidSettingsError,
-    OffsetNotWrittenError,
     OffsetTrimmedError,
     StorageUnavailableError,
     WalLockedError,
@@ -30,70 +27,6 @@ from walstore.testing import FaultyFileSystem, ManualClock
 def log(tmp_path: Path) -> StillLog:
     """A log of the offsets 50 to 1000."""
     return StillLog(tmp_path / "log", head=50)
-
-
-@pytest.mark.parametrize(
-    ("start", "position"),
-    [
-        ("earliest", 50),
-        ("latest", 1001),
-        (50, 50),
-        (700, 700),
-        (1001, 1001),
-    ],
-)
-async def test_where_a_new_one_stands(log: StillLog, start, position: int) -> None:
-    async with cursors_of(log) as store:
-        assert (await store.open("c", start=start)).position == position
-        assert (await store.open("c", start="latest")).position == position
-
-
-@pytest.mark.parametrize(
-    ("start", "expected"),
-    [
-        (49, OffsetTrimmedError),
-        (1002, OffsetNotWrittenError),
-        ("first", ValueError),
-        (datetime(2025, 1, 1), ValueError),
-    ],
-)
-async def test_starts_refused(log: StillLog, start, expected) -> None:
-    async with cursors_of(log) as store:
-        with pytest.raises(expected):
-            await store.open("c", start=start)
-        assert await store.list() == []
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-async def test_leases_refused(log: StillLog, seconds: float) -> None:
-    async with cursors_of(log) as store:
-        with pytest.raises(InvalidSettingsError, match="lease_seconds"):
-            await store.open("c", lease_seconds=seconds)
-
-
-async def test_names_refused(log: StillLog) -> None:
-    async with cursors_of(log) as store:
-        for name in ("", ".lock", "../escape"):
-            with pytest.raises(ValueError, match="name"):
-                await store.open(name)
-            with pytest.raises(ValueError, match="name"):
-                await store.delete(name)
-
-
-async def test_listing_and_deleting(log: StillLog, clock: ManualClock) -> None:
-    async with cursors_of(log, clock=clock) as store:
-        assert await store.list() == []
-        await store.open("b", start=100, lease_seconds=5)
-        await store.open("a")
-        clock.advance(5)
-        found = await store.list()
-        assert [(i.name, i.position, i.is_expired) for i in found] == [
-            ("a", 50, False),
-            ("b", 100, True),
-        ]
-        assert await store.delete("a") is True
-        assert await store.delete("a") is False
-        assert [info.name for info in await store.list()] == ["b"]
 
 
 async def test_a_damaged_one_is_listed_refused_and_deleted(log: StillLog) -> None:

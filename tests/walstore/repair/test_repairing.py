@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.effort import every
 from tests.local import UnsyncedFileSystem, close_opened, draft_of, open_blocking, read_opened
 from walstore import Record, Settings, Wal
-from walstore.cursors.directory import CursorState, hold_cursors
+from walstore.cursors.directory import hold_cursors
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -27,6 +27,7 @@ from walstore.errors import (
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_footer
 from walstore.format import checkpoint, segment
+from walstore.positions.state import CursorState
 from walstore.repair.plan import (
     JOURNAL_NAME,
     KEPT_NAME,

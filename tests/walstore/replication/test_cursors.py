@@ -17,7 +17,6 @@ from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.replication.cluster import SMALL, Cluster, values
 from walstore import (
     CorruptionError,
-    CursorMovedError,
     FencedError,
     InvalidSettingsError,
     LimitExceededError,
@@ -33,10 +32,11 @@ from walstore import (
 from walstore.batches.conditions import AppendConditions
 from walstore.cli.cursors import open_cursors
 from walstore.cursors import kept
-from walstore.cursors.directory import DIRECTORY_NAME, CursorState, encode_cursor
+from walstore.cursors.directory import DIRECTORY_NAME, encode_cursor
 from walstore.cursors.kept import decode_register, encode_register
 from walstore.files.directory import PROMISE_NAME
 from walstore.groups.group import Group
+from walstore.positions.state import CursorState
 from walstore.replication import follower
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem
@@ -99,13 +99,6 @@ async def test_cursors_survive_a_takeover(cluster: Cluster) -> None:
     assert (again.position, again.lease_seconds) == (4, None)
     assert (await second.cursor("dashboard")).lease_seconds == leased.lease_seconds == 3600
     await again.commit(7)
-    await again.rewind(2)
-    other = await second.cursor("billing")
-    await other.commit(5)
-    with pytest.raises(CursorMovedError) as caught:
-        await again.commit(6)
-    assert (caught.value.expected, caught.value.actual) == (2, 5)
-    assert await again.refresh() == 5
     await again.delete()
     assert list(await positions(second)) == ["dashboard"]
     await second.aclose()
@@ -254,18 +247,6 @@ async def test_a_commit_does_not_wait_for_another_one(cluster: Cluster) -> None:
     await wal.aclose()
 
 
-async def test_two_handles_in_one_moment(cluster: Cluster) -> None:
-    """One moves the cursor, the other one learns that it was moved."""
-    wal = await cluster.primary(0)
-    await wal.append_many([b"v"] * 5)
-    one, two = await wal.cursor("c"), await wal.cursor("c")
-    done = await asyncio.gather(one.commit(3), two.commit(4), return_exceptions=True)
-    assert done[0] is None
-    assert isinstance(done[1], CursorMovedError)
-    assert await positions(wal) == {"c": 3}
-    await wal.aclose()
-
-
 async def test_commits_go_on_when_appends_are_refused(cluster: Cluster) -> None:
     """Without that nothing could be deleted on a full disk, since cursors could not move."""
     wal = await cluster.primary(0)
@@ -318,21 +299,6 @@ async def test_closing_ends_commits(cluster: Cluster) -> None:
     second = await cluster.primary(1)
     assert (await positions(second))["c"] == (5 if commit.exception() is None else 1)
     await second.aclose()
-
-
-async def test_a_cancelled_commit_happens_or_not(cluster: Cluster) -> None:
-    wal = await cluster.primary(0)
-    await wal.append_many([b"v"] * 9)
-    cursor = await wal.cursor("c")
-    for offset in range(2, 9):
-        commit = asyncio.ensure_future(cursor.commit(offset))
-        for _ in range(offset):
-            await asyncio.sleep(0)
-        commit.cancel()
-        await asyncio.wait([commit])
-    await cursor.commit(9)
-    assert await positions(wal) == {"c": 9}
-    await wal.aclose()
 
 
 # -- registers -------------------------------------------------------------------------------
