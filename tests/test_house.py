@@ -41,7 +41,7 @@ def test_mentions_name_files_that_are_there(top: str) -> None:
 HELD = {
     "isinstance on log classes": 5,
     "places that make an offset error": 2,
-    "circles of imports": 3,
+    "circles of imports": 2,
     "protocols": 68,
 }
 """What each of these numbers may be at most; it goes down with the number."""

@@ -1,6 +1,9 @@
 """walstore: a write-ahead log for asyncio programs."""
 
+from __future__ import annotations
+
 import logging
+from typing import TYPE_CHECKING, Any
 
 from walstore.batches.batch import Batch
 from walstore.batches.conditions import NoneOf, OneOf
@@ -56,7 +59,6 @@ from walstore.records import Durability, Record, Start
 from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
 from walstore.remote.remote_wal import RemoteWal, connect
 from walstore.remote.served_logs import ServedLog, list_logs
-from walstore.replication.settings import Replication
 from walstore.runtime.extras import MissingExtraError
 from walstore.runtime.statistics import (
     CopyScrub,
@@ -69,6 +71,9 @@ from walstore.runtime.statistics import (
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
+
+if TYPE_CHECKING:
+    from walstore.replication.replication import Replication
 
 __version__ = "0.1.0"
 
@@ -150,5 +155,16 @@ __all__ = [
     "WouldBlock",
     "WrongLoopError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return Replication, with all that replicates: programs without copies need none of it."""
+    if name != "Replication":
+        raise AttributeError(f"module 'walstore' has no attribute {name!r}")
+    from walstore.replication.replication import Replication
+
+    globals()[name] = Replication
+    return Replication
+
 
 logging.getLogger("walstore").addHandler(logging.NullHandler())

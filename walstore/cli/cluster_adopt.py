@@ -13,7 +13,7 @@ from walstore.cli.location import TOKEN_VARIABLE
 from walstore.cli.report import Listing, Report
 from walstore.cluster.machine_looks import LogLooks, MachineQuestions
 from walstore.cluster.view import ClusterView
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import LogSpec
 from walstore.topology.key_values import KeyValues

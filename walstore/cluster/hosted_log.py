@@ -21,7 +21,7 @@ from walstore.ports import Clock
 from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.copy_trouble import LoggedOnce
 from walstore.replication.primary import Primary
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.runtime.backoff import Backoff
 from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership

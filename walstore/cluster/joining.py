@@ -24,7 +24,7 @@ from walstore.errors import (
 from walstore.files.directory import write_durably
 from walstore.ports import FileSystem
 from walstore.replication.remote_copy import client_of
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.runtime.threads import Worker
 from walstore.topology.documents import Member
 from walstore.wire.address import Address, is_unspecified

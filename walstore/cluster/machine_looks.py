@@ -15,7 +15,7 @@ from walstore.remote.client import Fate
 from walstore.replication.copy_look import LOOK, CopyLook
 from walstore.replication.copy_marks import read_marks
 from walstore.replication.remote_copy import client_of
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.topology.documents import SYNCED, LogSpec, Synced
 from walstore.topology.key_values import KeyValues
 from walstore.wire.address import parse_address

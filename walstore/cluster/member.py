@@ -34,7 +34,7 @@ from walstore.errors import (
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem
 from walstore.replication.node import ReplicaNode
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
 from walstore.runtime.statistics import Metrics

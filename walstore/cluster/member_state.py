@@ -13,7 +13,7 @@ from walstore.errors import InvalidSettingsError
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock, FileSystem
 from walstore.replication.node import ReplicaNode
-from walstore.replication.settings import Replication
+from walstore.replication.replication import Replication
 from walstore.settings import Settings
 from walstore.tier_port import Tier
 from walstore.topology.documents import LogSpec

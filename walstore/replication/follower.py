@@ -13,6 +13,8 @@ from walstore.format.packed import MOST_OFFSET
 from walstore.replication.copies import catch_up
 from walstore.replication.copy_marks import put_back
 from walstore.replication.copy_trouble import CopyTrouble
+from walstore.replication.known_copy import KnownCopy
+from walstore.replication.lead import Lead
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy, written_there
 from walstore.runtime.backoff import Backoff
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from walstore.ports import Buffer
-    from walstore.replication.primary import Primary
     from walstore.replication.written import Piece, SentHint
 
 _CREDIT_BYTES: Final = 8 << 20
@@ -37,12 +38,11 @@ _CHECKED_BYTES: Final = 512 << 20
 """A node whose primary is gone reads so much yet, before it answers the next one."""
 
 
-class Follower:
+class Follower(KnownCopy):
     """The copy at one node, as its primary sees it. Belongs to the event loop."""
 
-    def __init__(self, primary: Primary, address: Address) -> None:
-        self.address = address
-        """Of the node."""
+    def __init__(self, primary: Lead, address: Address) -> None:
+        super().__init__(address)
         self.serial = 0
         """What was written up to it is durable there."""
         self.limit = 0
@@ -52,13 +52,9 @@ class Follower:
         """Every offset below it was replicated and, durably, there, when the copy counted last."""
         self._counted = _LAST_PLACE
         """Up to where it was durable then, if it was seen."""
-        self.repairing = asyncio.Lock()
-        """Held while a segment of the copy is repaired: one after the other."""
         self._trouble = CopyTrouble(f"the copy at {address}", "it was not reached yet")
         self._is_stuck = False
         """Whether it was reached, and its copy does not count since that could not be completed."""
-        self.reached: RemoteCopy | None = None
-        """The copy, while the node is connected."""
         self._head = 0
         """Segments wholly below it can be removed there."""
         self._primary = primary

@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
+from walstore.replication.known_copy import KnownCopy
 from walstore.replication.own_source import OwnSource
 from walstore.replication.position import Place, SegmentExtent
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.whole_source import damaged_place, is_same_there, whole_frames
 from walstore.runtime.tasks import start_task
-
-if TYPE_CHECKING:
-    from walstore.replication.follower import Follower
 
 logger = logging.getLogger("walstore")
 
@@ -33,7 +31,7 @@ _MOST_ROUNDS: Final = 3
 class Healer:
     """The log as a source of copies, repaired where it is damaged. Implements :class:`SourceCopy`."""
 
-    def __init__(self, own: OwnSource, followers: Sequence[Follower]) -> None:
+    def __init__(self, own: OwnSource, followers: Sequence[KnownCopy]) -> None:
         self.own = own
         """Its files as they are."""
         self._followers = followers
@@ -144,7 +142,7 @@ class Healer:
             return place.position + len(data)
         raise error
 
-    async def _helpers(self, place: Place) -> AsyncIterator[tuple[Follower, RemoteCopy]]:
+    async def _helpers(self, place: Place) -> AsyncIterator[tuple[KnownCopy, RemoteCopy]]:
         """Yield the copies that should have what is damaged here."""
         for follower in sorted(self._followers, key=lambda one: not one.is_present):
             copy = follower.reached
@@ -159,7 +157,7 @@ class Healer:
 
     async def check_copy(
         self,
-        follower: Follower,
+        follower: KnownCopy,
         copy: RemoteCopy,
         start: int,
         begin: int = 0,
@@ -179,7 +177,7 @@ class Healer:
 
     async def _repair_copy(
         self,
-        follower: Follower,
+        follower: KnownCopy,
         copy: RemoteCopy,
         start: int,
         begin: int,
@@ -204,7 +202,7 @@ class Healer:
 
     async def _mend_copy(
         self,
-        follower: Follower,
+        follower: KnownCopy,
         copy: RemoteCopy,
         extent: SegmentExtent,
         place: Place,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,17 +24,17 @@ from typing import Final
 
 from walstore.errors import FencedError, StorageUnavailableError, WalClosedError, WalError
 from walstore.ports import Clock, FileSystem
-from walstore.remote.client import Client
 from walstore.replication.claim import LeaderClaim
 from walstore.replication.confirmations import Confirmations
 from walstore.replication.copy_marks import CopyMarks
 from walstore.replication.follower import Follower
 from walstore.replication.healing import Healer
+from walstore.replication.lead import Lead, random_tag
 from walstore.replication.own_source import OwnSource
 from walstore.replication.position import quorum_value
-from walstore.replication.remote_copy import RemoteCopy, client_of
+from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.scrub import Scrub
-from walstore.replication.settings import Replication
+from walstore.replication.settings import CopyList
 from walstore.replication.takeover import reach_copies, take_over
 from walstore.replication.written import WrittenBytes
 from walstore.replication_port import ReplicatedLog
@@ -43,12 +42,10 @@ from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import ScrubRound
 from walstore.runtime.threads import Lane
 from walstore.runtime.watermark import Watermark
-from walstore.topology.documents import PREFIX, SYNCED, Leader, Synced, check_log_name
-from walstore.wire.address import Address
+from walstore.topology.documents import PREFIX, SYNCED, Leader, Synced
 
 logger = logging.getLogger("walstore")
 
-_TAG_BYTES: Final = 8
 _PAUSE_SECONDS: Final = 0.1
 _HINT_SECONDS: Final = 0.5
 """How long closing waits until the copies have the last checkpoint."""
@@ -58,16 +55,16 @@ _LAST_SECONDS: Final = 1.0
 """How long closing waits for copies that are not there."""
 
 
-class Primary:
+class Primary(Lead):
     """One opening of a replicated log. Belongs to the event loop."""
 
     def __init__(
         self,
-        replication: Replication,
+        replication: CopyList,
         path: Path,
         *,
         clock: Clock,
-        make_tag: Callable[[], bytes] = lambda: os.urandom(_TAG_BYTES),
+        make_tag: Callable[[], bytes] = random_tag,
         is_held: Callable[[], bool] = lambda: False,
         marks: CopyMarks | None = None,
     ) -> None:
@@ -75,27 +72,11 @@ class Primary:
 
         ``marks`` are those of a cluster; with a topology this makes its own.
         """
-        self.settings = replication
-        """As given to :meth:`walstore.Wal.open`."""
-        name = path.name if replication.name is None else replication.name
-        self.name = check_log_name(name, hint="; give Replication(name=...)")
-        """Name of the log at the nodes."""
-        self.clock = clock
-        """Sleeps between attempts."""
-        self.make_tag = make_tag
-        """Returns bytes that no other program has."""
-        self.tag = make_tag().hex()
-        """Names this opening."""
-        self.epoch = 0
-        """Of this opening, once it has taken over."""
-        self.log_id = b""
-        """The log's identity."""
+        super().__init__(replication, path, clock=clock, make_tag=make_tag, marks=marks)
         self.trouble: WalError | None = None
         """Why nothing can be acknowledged now; None if it can."""
         self.written = WrittenBytes(self._on_told, self._on_removed)
         """What the copies follow."""
-        self.replicated_limit = 0
-        """Every offset below it is on enough machines."""
         self.ended = asyncio.Event()
         """Set once it acknowledges nothing more, and sends the copies nothing: another one may take over."""
         self._loop = asyncio.get_running_loop()
@@ -110,8 +91,6 @@ class Primary:
         self._is_closed = False
         self._claim: LeaderClaim | None = None
         self._is_held = is_held
-        self.marks = marks
-        """What the copies had last; None if no store knows."""
         self._confirmations = Confirmations(self._confirm)
         self._newest: FencedError | None = None
         self._lonely_since: float | None = None
@@ -148,23 +127,6 @@ class Primary:
             await self.marks.load(self.clock.monotonic() + settings.patience_seconds)
         self.epoch = await take_over(self, fs, directory, lane)
         return self.epoch
-
-    def client_of(self, address: Address) -> Client:
-        """Return a client of a node; connect it, and close it later."""
-        return client_of(address, self.settings, clock=self.clock, make_tag=self.make_tag)
-
-    def copy_at(self, client: Client, epoch: int) -> RemoteCopy:
-        """Return the copy at a node, for this primary."""
-        settings = self.settings
-        return RemoteCopy(
-            client,
-            self.name,
-            epoch,
-            self.tag,
-            seconds=settings.patience_seconds,
-            generation=settings.generation,
-            joined=settings.joined.get(str(client.address), 0),
-        )
 
     # -- what each copy has ------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from walstore.ports import Buffer, Clock
 from walstore.remote.client import Client, Fate
 from walstore.replication.node import SERVICE
 from walstore.replication.position import CopyEnd, Place, SegmentExtent
-from walstore.replication.settings import Replication
+from walstore.replication.settings import CopyList
 from walstore.wire.address import Address
 from walstore.wire.message import Kind
 
@@ -21,7 +21,7 @@ _RECONNECT_SECONDS: Final = 0.0
 """A lost connection fails what is under way at once; the user of the copy begins again."""
 
 
-def client_of(address: Address, replication: Replication, *, clock: Clock, make_tag: Any) -> Client:
+def client_of(address: Address, replication: CopyList, *, clock: Clock, make_tag: Any) -> Client:
     """Return a client of a node; connect it, and close it later."""
     return Client(
         [address],

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from walstore.ports import Clock
 from walstore.replication.healing import PART_BYTES, Healer
+from walstore.replication.known_copy import KnownCopy
 from walstore.replication.scrub_tally import CopyTally, OwnTally
 from walstore.runtime.statistics import ScrubRound
-
-if TYPE_CHECKING:
-    from walstore.replication.follower import Follower
 
 _LEAST_PAUSE: Final = 0.25
 """Of the pause after each part with which a round would take its time; to make up for what was lost."""
@@ -27,7 +25,7 @@ class Scrub:
     def __init__(
         self,
         healer: Healer,
-        followers: Sequence[Follower],
+        followers: Sequence[KnownCopy],
         clock: Clock,
         *,
         seconds: float,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 from walstore.format import segment
 from walstore.replication.healing import PART_BYTES, Healer
+from walstore.replication.known_copy import KnownCopy
 from walstore.replication.position import SegmentExtent
 from walstore.runtime.statistics import CopyScrub
-
-if TYPE_CHECKING:
-    from walstore.replication.follower import Follower
 
 logger = logging.getLogger("walstore")
 
@@ -82,7 +79,7 @@ class OwnTally:
 class CopyTally(OwnTally):
     """The same of a copy at a node."""
 
-    def __init__(self, healer: Healer, follower: Follower) -> None:
+    def __init__(self, healer: Healer, follower: KnownCopy) -> None:
         super().__init__(healer, str(follower.address))
         self._follower = follower
 

@@ -1,17 +1,14 @@
-"""Replication: on which machines a log has copies, and how many of them have to have a record."""
+"""CopyList: on which machines a log has copies, and how many of them have to have a record."""
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from walstore.errors import InvalidSettingsError
 from walstore.format.packed import MOST_OFFSET
-from walstore.ports import Clock
-from walstore.replication_port import Replicator
 from walstore.topology.documents import check_log_name
 from walstore.topology.etcd_address import parse_etcd
 from walstore.topology.key_values import KeyValues
@@ -24,12 +21,8 @@ _SCRUB_SECONDS: Final = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replication:
-    """Where the copies of a log are: option of :meth:`walstore.Wal.open`.
-
-    The program that opens the log with it is the primary, and its directory one of the copies. The nodes
-    are the other machines, each running ``walstore serve DIRECTORY --replicate``.
-    """
+class CopyList:
+    """Where the copies of a log are; what :class:`walstore.Replication` says."""
 
     nodes: Sequence[str]
     """Addresses of the other copies, 1 to 15: ``tls://host:7420``, ``tcp://127.0.0.1:7420``,
@@ -101,13 +94,6 @@ class Replication:
             raise InvalidSettingsError(
                 f"patience_seconds must be 0.01 to 3600, not {self.patience_seconds!r}"
             )
-
-    def begin(self, path: Path, clock: Clock) -> Replicator:
-        """Not for callers: return what replicates one opening of the log at ``path``."""
-        # Here, since what replicates knows these settings.
-        from walstore.replication.primary import Primary
-
-        return Primary(self, path, clock=clock)
 
     @property
     def addresses(self) -> list[Address]:

@@ -42,10 +42,11 @@ from walstore.ports import Clock, FileSystem
 from walstore.remote.client import Client
 from walstore.replication.copies import LocalCopy, catch_up
 from walstore.replication.copy_marks import CopyMarks
+from walstore.replication.lead import Lead
 from walstore.replication.position import CopyEnd
 from walstore.replication.remote_copy import RemoteCopy
 from walstore.replication.replica import Replica
-from walstore.replication.settings import Replication
+from walstore.replication.settings import CopyList
 from walstore.replication.whole_source import WholeSource, complete
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.threads import Lane
@@ -53,7 +54,6 @@ from walstore.runtime.threads import Lane
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from walstore.replication.primary import Primary
 
 logger = logging.getLogger("walstore")
 
@@ -86,7 +86,7 @@ class _Promised(NamedTuple):
         return cls(end, is_whole and has_log, copy, is_whole and not has_log)
 
 
-async def reach_copies(primary: Primary) -> None:
+async def reach_copies(primary: Lead) -> None:
     """Return once a node is connected, or if there is none; else as the takeover ends that nobody answers.
 
     A vote is durable before any node is asked for its own, and is not taken back then: a node may have
@@ -117,7 +117,7 @@ async def reach_copies(primary: Primary) -> None:
             await client.aclose()
 
 
-async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lane) -> int:
+async def take_over(primary: Lead, fs: FileSystem, directory: Path, lane: Lane) -> int:
     """Return the epoch that enough copies obey; the directory then has what the best of them has.
 
     Tries for ``patience_seconds``. StorageUnavailableError, FencedError; what the copies raise.
@@ -157,7 +157,7 @@ async def take_over(primary: Primary, fs: FileSystem, directory: Path, lane: Lan
 
 
 async def _try_epoch(
-    primary: Primary, own: LocalCopy, epoch: int, deadline: float, help_seconds: float
+    primary: Lead, own: LocalCopy, epoch: int, deadline: float, help_seconds: float
 ) -> WalError | None:
     """Collect promises for an epoch, and get what the best copy has; return why that failed, if so.
 
@@ -220,7 +220,7 @@ async def _try_epoch(
             await client.aclose()
 
 
-def _has_old_one(promised: Sequence[_Promised], settings: Replication) -> bool:
+def _has_old_one(promised: Sequence[_Promised], settings: CopyList) -> bool:
     """Return whether both of two copies are there, the whole one and one that is new in this list."""
     if not len(promised) == settings.copies == settings.needed == 2:
         return False
@@ -286,9 +286,7 @@ async def _until(holds: Callable[[], bool], tasks: set[asyncio.Task[None]], seco
         _, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _too_few(
-    primary: Primary, promised: Sequence[_Promised], errors: Sequence[WalError]
-) -> WalError:
+def _too_few(primary: Lead, promised: Sequence[_Promised], errors: Sequence[WalError]) -> WalError:
     fenced = [error for error in errors if isinstance(error, FencedError)]
     if fenced:
         return max(fenced, key=lambda error: error.epoch or 0)
@@ -309,7 +307,7 @@ def _too_few(
     )
 
 
-def _undecided(primary: Primary, promised: Sequence[_Promised]) -> WalError:
+def _undecided(primary: Lead, promised: Sequence[_Promised]) -> WalError:
     """Return the error when all copies answer and too few count: no other machine can change that."""
     settings, marks = primary.settings, primary.marks
     here = (settings.address if marks is None else marks.address) or "this machine"
@@ -334,7 +332,7 @@ def _state(one: _Promised) -> str:
 
 
 async def _adopt(
-    primary: Primary, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool
+    primary: Lead, own: LocalCopy, promised: Sequence[_Promised], *, is_new: bool
 ) -> None:
     """Make the own copy equal to the one that has most, if that is another."""
     name = primary.name
