@@ -62,6 +62,7 @@ PAGES = {
     "cloud_reading": 1,
     "cloud_writer": 2,
     "collection": 1,
+    "concepts": 1,
     "consumers": 5,
     "integrity": 6,
     "messages": 2,

@@ -232,7 +232,7 @@ PORTS = (ObjectStore, FileSystem)
 """What a class that implements one of these has from it is shown once."""
 
 SECTIONS = {
-    "Start here": "index tutorial",
+    "Start here": "index tutorial concepts",
     "How-tos": (
         "web_application several_processes serving http work_queue replication cluster transactions streams "
         "readonly consumers "
