@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import get_ident
 from typing import Any, Final
 
 from walstore.append.append_rate import make_rate
@@ -21,7 +20,6 @@ from walstore.append.channel import Channel
 from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
 from walstore.append.writer import Writer
-from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions
 from walstore.cursors.kept import KeptCursors, kept_cursors
@@ -177,28 +175,6 @@ class Engine(MustClose):
 
     # -- appending ---------------------------------------------------------------------------
 
-    async def append_group(
-        self,
-        values: Iterable[bytes],
-        key: bytes | None,
-        stream: str | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp_us: int | None,
-        durability: Durability | str | None,
-        conditions: AppendConditions | None,
-    ) -> range:
-        """Check a caller's arguments and append them as one atomic group."""
-        if get_ident() != self.channel.thread:  # the channel also checks the event loop
-            self.check_home()
-        level = self.level(durability)
-        times = self.timestamp(timestamp_us)
-        most_bytes = self.settings.channel_bytes
-        request = await gather_group(
-            values, key, stream, headers, times, conditions, most_bytes=most_bytes
-        )
-        check_records(request, self.settings.max_record_bytes)
-        return await self.submit(request, level)
-
     async def submit(self, request: AppendRequest, level: Durability) -> range:
         """Accept a request, wait until it is as safe as ``level`` says, and return its offsets.
 
@@ -345,10 +321,8 @@ class Engine(MustClose):
         is_raised = self.replicator is not None and level is Durability.DISK
         return Durability.REPLICATED if is_raised else level
 
-    def timestamp(self, timestamp_us: int | None) -> int | None:
+    def timestamp(self, timestamp_us: int) -> int:
         """Check a caller's timestamp."""
-        if timestamp_us is None:
-            return None
         timestamp_us = as_int(timestamp_us, "timestamp_us")
         latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
         if not 0 <= timestamp_us <= latest:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from walstore.batches.cost import RECORD_COST_BYTES
 from walstore.errors import LimitExceededError, WalClosedError
-from walstore.log.transaction import Transaction
+from walstore.faces.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.wire.message import ProtocolViolationError

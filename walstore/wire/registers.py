@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from walstore.batches.conditions import Expected, NoneOf, OneOf, RegisterChoice
+from walstore.batches.conditions import AppendConditions, Expected, NoneOf, OneOf, RegisterChoice
 from walstore.wire.message import ProtocolViolationError
 
 _PART_BYTES: Final = 32 << 10
@@ -28,6 +28,18 @@ def short_registers(registers: Mapping[str, str]) -> dict[str, str] | None:
     """Return the registers for an answer; None if they are too large for one that is short in any case."""
     found, has_more = next_registers(iter(registers.items()))
     return None if has_more else found
+
+
+def pack_conditions(conditions: AppendConditions) -> list[Any]:
+    """Return the conditions of a group or transaction. That a register is a fence does not travel."""
+    return [
+        conditions.expect_offset,
+        pack_expected(conditions.expect),
+        conditions.update,
+        conditions.producer,
+        conditions.sequence,
+        conditions.is_repeated,
+    ]
 
 
 def pack_expected(expect: Expected | None) -> dict[str, Any] | None:

@@ -228,4 +228,3 @@ async def test_the_last_sequence_as_a_number_warns(wal: Wal) -> None:
         with pytest.warns(DeprecationWarning, match="await producer.last_sequence"):
             assert use()
     assert type(await producer.last_sequence()) is int
-    assert "at 1" in repr(producer)
