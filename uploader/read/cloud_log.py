@@ -170,6 +170,11 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         """Same as :attr:`tail`: everything the manifest names is visible."""
         return self.tail
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the log takes no more records; see :func:`uploader.seal`."""
+        return self.manifest.is_sealed
+
     async def refresh(self) -> None:
         """Read the manifest again.
 
@@ -333,7 +338,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         Also returns when the log is sealed, since it then never will.
         """
         backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
-        while self.tail < limit and not self.manifest.is_sealed:
+        while self.tail < limit and not self.is_sealed:
             pause = backoff.next_seconds()
             await self._clock.sleep(pause)
             async with self._refreshing:

@@ -77,6 +77,10 @@ class AppendBackend:
         """Check a caller's timestamp, as far as that can be done here."""
         return timestamp_us
 
+    async def append(self, record: AppendRequest, level: Durability | None) -> int:
+        """Append one record and return its offset."""
+        return (await self.submit(record, level)).start
+
     @abstractmethod
     async def submit(self, request: AppendRequest, level: Durability | None) -> range:
         """Accept a request, wait until it is as safe as ``level`` says, and return its offsets."""

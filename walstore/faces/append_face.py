@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Unpack
 
+from walstore.batches.append_request import make_record
 from walstore.batches.conditions import (
     Expected,
     check_metadata,
@@ -27,7 +27,6 @@ class AppendFace(Owned):
 
     _backend: AppendBackend
 
-    @abstractmethod
     async def append(
         self,
         value: bytes,
@@ -37,7 +36,14 @@ class AppendFace(Owned):
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
-        """Append one record and return its offset once it is as safe as ``durability`` says."""
+        """Append one record and return its offset once it is as safe as ``durability`` says.
+
+        As :meth:`walstore.Wal.append`. OutcomeUnknownError if the connection to a served log is lost before
+        the answer.
+        """
+        level = self._backend.level(durability)
+        record = make_record(value, key, stream, headers, timestamp_us)
+        return await self._backend.append(record, level)
 
     async def append_many(
         self,

@@ -33,6 +33,11 @@ class ReadableLog(Owned):
         """Same as :attr:`limit`: where readers stop."""
         return self.limit
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing is ever appended any more, as a log in a store can be; as far as is known here."""
+        return False
+
     @abstractmethod
     async def refresh(self) -> None:
         """Ask for the present :attr:`head` and :attr:`limit`."""

@@ -49,7 +49,7 @@ from walstore.runtime.tasks import start_task, wait_ended
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.tier_port import Tier
-from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
+from walstore.validation.arguments import TimestampCheck
 
 logger = logging.getLogger("walstore")
 
@@ -146,7 +146,7 @@ class Engine(MustClose):
             self.disk_watch.judge(opened.free_bytes)
         self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
-        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        self.timestamp = TimestampCheck(clock.now_us, settings.max_timestamp_lead_seconds)
         # Owned by the event loop.
         self.tier_failure: WalError | None = None
         self.shipping = Shipping(self.state, self.source, self.writer, opened.log_id.hex())
@@ -320,17 +320,6 @@ class Engine(MustClose):
         level = self.settings.durability
         is_raised = self.replicator is not None and level is Durability.DISK
         return Durability.REPLICATED if is_raised else level
-
-    def timestamp(self, timestamp_us: int) -> int:
-        """Check a caller's timestamp."""
-        timestamp_us = as_int(timestamp_us, "timestamp_us")
-        latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
-        if not 0 <= timestamp_us <= latest:
-            raise ValueError(
-                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
-                "max_timestamp_lead_seconds from now; is it in microseconds?"
-            )
-        return timestamp_us
 
     @property
     def spilling(self) -> Lane:

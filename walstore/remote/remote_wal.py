@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from weakref import WeakSet
 
-from walstore.batches.append_request import make_record
 from walstore.errors import StorageUnavailableError
 from walstore.format.ledger import StreamInfo
 from walstore.groups.settings import GroupSettings, check_group_name
@@ -17,7 +16,7 @@ from walstore.logs import Log
 from walstore.ports import Clock
 from walstore.positions.cursor import CursorBackend
 from walstore.read.reader import ReadSource
-from walstore.records import AnyDurability, Durability
+from walstore.records import Durability
 from walstore.remote.client import Client
 from walstore.remote.cursors import RemoteCursors
 from walstore.remote.group import RemoteGroup
@@ -107,24 +106,7 @@ class RemoteWal(RemoteReads, Log):
         client.on_welcome = self._welcomed
         self._welcomed(client.welcome)
 
-    # -- appending ---------------------------------------------------------------------------
-
-    async def append(
-        self,
-        value: bytes,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
-        durability: AnyDurability | None = None,
-    ) -> int:
-        """Append one record and return its offset once it is as safe as ``durability`` says.
-
-        As :meth:`walstore.Wal.append`. OutcomeUnknownError if the connection is lost before the answer.
-        """
-        level = self._backend.level(durability)
-        record = make_record(value, key, stream, headers, timestamp_us)
-        return await self._backend.append(record, level)
+    # -- streams -----------------------------------------------------------------------------
 
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening."""
