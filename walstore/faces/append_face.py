@@ -25,7 +25,8 @@ from walstore.validation.arguments import as_int, as_text
 class AppendFace(Owned):
     """A log to which records are appended."""
 
-    _backend: AppendBackend
+    appends: AppendBackend
+    """Not for callers: the way of appends into the log."""
 
     async def append(
         self,
@@ -41,9 +42,9 @@ class AppendFace(Owned):
         As :meth:`walstore.Wal.append`. OutcomeUnknownError if the connection to a served log is lost before
         the answer.
         """
-        level = self._backend.level(durability)
+        level = self.appends.level(durability)
         record = make_record(value, key, stream, headers, timestamp_us)
-        return await self._backend.append(record, level)
+        return await self.appends.append(record, level)
 
     async def append_many(
         self,
@@ -70,7 +71,7 @@ class AppendFace(Owned):
         conditions = None
         if expect_offset is not None or expect is not None or update is not None:
             conditions = make_conditions(expect_offset, expect, update)
-        return await self._backend.append_group(values, conditions, **options)
+        return await self.appends.append_group(values, conditions, **options)
 
     def transaction(
         self,
@@ -89,12 +90,12 @@ class AppendFace(Owned):
         registers, or nothing: then it is a barrier after which everything accepted before is durable.
         """
         conditions = make_conditions(expect_offset, expect, update)
-        return Transaction(self._backend.gather(conditions, durability), conditions)
+        return Transaction(self.appends.gather(conditions, durability), conditions)
 
     def producer(self, producer_id: str) -> Producer:
         """Return an idempotent producer: an append repeated with the same sequence number is in the log
         once, across retries, crashes and reopening, whatever the connection does."""
-        return Producer(self._backend, check_name(producer_id, "producer"))
+        return Producer(self.appends, check_name(producer_id, "producer"))
 
     async def fence(self, owner: str, *, register: str = "fence") -> Fence:
         """Take the log over for ``owner``: appends through earlier fences fail with FencedError.
@@ -103,8 +104,8 @@ class AppendFace(Owned):
         affects only appends made through a fence.
         """
         owner, register = check_name(owner, "owner"), check_register(register)
-        token = await self._backend.take_fence(owner, register)
-        return Fence(self._backend, owner, register, token)
+        token = await self.appends.take_fence(owner, register)
+        return Fence(self.appends, owner, register, token)
 
     async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
         """Open a stream, or open it again, with ``metadata``; durable when this returns.
@@ -113,7 +114,7 @@ class AppendFace(Owned):
         65 536 streams already.
         """
         checked = check_metadata({} if metadata is None else metadata)
-        await self._backend.open_stream(check_name(name, "stream"), checked)
+        await self.appends.open_stream(check_name(name, "stream"), checked)
 
     async def close_stream(self, name: str) -> None:
         """Close a stream: appends to it raise StreamClosedError until it is opened again.
@@ -121,7 +122,7 @@ class AppendFace(Owned):
         Its records stay, and readers that follow it wait: it may be opened again. To end them, append a last
         record that says so. StreamClosedError if there is no such stream.
         """
-        await self._backend.close_stream(as_text(name, "a stream name"))
+        await self.appends.close_stream(as_text(name, "a stream name"))
 
     async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
         """Return when the record at ``offset`` is as safe as ``durability`` says.
@@ -129,12 +130,12 @@ class AppendFace(Owned):
         Raises OffsetNotWrittenError for an offset not assigned yet, and the error of a failed log.
         Cancelling has no effect on the record.
         """
-        level = self._backend.level(durability)
-        await self._backend.wait_durable(as_int(offset, "offset"), level)
+        level = self.appends.level(durability)
+        await self.appends.wait_durable(as_int(offset, "offset"), level)
 
     async def flush(self) -> None:
         """Return when everything accepted before the call, of all clients, is on disk."""
-        await self._backend.flush()
+        await self.appends.flush()
 
     async def trim(self, before: int) -> int:
         """Remove all records below ``before`` from the log's disk and return the new head.
@@ -146,7 +147,7 @@ class AppendFace(Owned):
         process keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read,
         DiskFullError or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
         """
-        return await self._backend.trim(as_int(before, "before"))
+        return await self.appends.trim(as_int(before, "before"))
 
     async def rotate(self) -> None:
         """Seal the active segment now, if it holds records, and begin the next.
@@ -155,4 +156,4 @@ class AppendFace(Owned):
         DiskFullError or OutcomeUnknownError if the disk call fails, which fails the log, and
         WalClosedError.
         """
-        await self._backend.rotate()
+        await self.appends.rotate()

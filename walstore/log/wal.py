@@ -185,7 +185,7 @@ class Wal(OwnedGroups, Log):
         self.log_id = engine.opened.log_id.hex()
         """Identity of the log, made once when it was created; 32 hex digits."""
         self._engine = engine
-        self._backend = LocalAppends(engine)
+        self.appends = LocalAppends(engine)
         self._read_bytes = engine.settings.read_ahead_bytes
         self._guard = engine.source.guard
         # Looked up by every append.

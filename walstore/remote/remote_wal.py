@@ -98,7 +98,7 @@ class RemoteWal(RemoteReads, Log):
         super().__init__(client)
         self.path = Path()
         """The log's directory at the server."""
-        self._backend: RemoteAppends = RemoteAppends(client, self._mirror)
+        self.appends: RemoteAppends = RemoteAppends(client, self._mirror)
         self._read_bytes = _READ_BYTES
         self._clock = clock
         self._cursors = RemoteCursors(client)
@@ -155,17 +155,17 @@ class RemoteWal(RemoteReads, Log):
     @property
     def max_record_bytes(self) -> int:
         """Largest record that the log takes, as its settings say."""
-        return self._backend.max_record_bytes
+        return self.appends.max_record_bytes
 
     @property
     def most_group_bytes(self) -> int:
         """Largest atomic group; more needs a :meth:`transaction`."""
-        return self._backend.most_group_bytes
+        return self.appends.most_group_bytes
 
     @property
     def producer_window(self) -> int:
         """How many appends of a producer the log remembers."""
-        return self._backend.producer_window
+        return self.appends.producer_window
 
     @property
     def tail(self) -> int:
@@ -224,7 +224,7 @@ class RemoteWal(RemoteReads, Log):
         The log stays open at the server. If cancelled, appends on their way end with an unknown outcome.
         Waiting takes no longer than to notice that the connection is lost, and to connect again.
         """
-        self._backend.send_gathered()
+        self.appends.send_gathered()
         await super().aclose()
         await self._cursors.queue.settle()
 
@@ -241,7 +241,7 @@ class RemoteWal(RemoteReads, Log):
         """Take over what a server says of the log; the next one may have other settings, or another disk."""
         about = about_log(welcome)
         self.path = Path(os.fsdecode(about["path"]))
-        backend = self._backend
+        backend = self.appends
         backend.max_record_bytes = int(about["max_record_bytes"])
         backend.most_group_bytes = min(
             int(about["channel_bytes"]), int(welcome["message_bytes"]) - _HEAD_BYTES
