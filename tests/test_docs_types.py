@@ -55,6 +55,8 @@ async def copy(log: Log, source: ReadableLog) -> None:
         async with log.transaction() as transaction:
             await transaction.append(record.value)
     assert_type(await log.append(b"", durability="disk"), int)
+    assert_type(await log.producer("p").append(b"", key=b"k", sequence=1), int)
+    assert_type(await log.producer("p").last_sequence(), int)
     await newest(log)
 """
 WRONG = {
@@ -63,6 +65,7 @@ WRONG = {
     "append": 'Wal.append(wal, b"", durability="disc")',
     "wait": 'wal.wait_durable(1, "disc")',
     "many": 'wal.append_many([b""], durability="disc")',
+    "option": 'wal.append_many([b""], kee=b"")',
     "transaction": 'wal.transaction(durability="disc")',
     "producer": 'wal.producer("p").append(b"", durability="disc")',
     "size": 'Settings(segment_bytes="1 MiB")',

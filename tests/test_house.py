@@ -39,10 +39,10 @@ def test_mentions_name_files_that_are_there(top: str) -> None:
 
 
 HELD = {
-    "isinstance on log classes": 5,
+    "isinstance on log classes": 1,
     "places that make an offset error": 2,
     "circles of imports": 2,
-    "protocols": 68,
+    "protocols": 64,
 }
 """What each of these numbers may be at most; it goes down with the number."""
 
@@ -105,7 +105,7 @@ PRIVATE = {
         _call _compare _execution _explain_start _finish _give_up _note _open _open_it _plan _put _read_bytes
         _running _start _stop _stopping_on_signal _take _watch""",
     "what must be released: threads, tasks, descriptors, bytes, entries": """
-        _admissions _ahead _batches _builder _busy _closed _descriptor _fd _filling
+        _admissions _ahead _batches _busy _closed _descriptor _fd _filling
         _free _groups _held _hosted _idle _inherited _listening _offsets _ordered _others _partials
         _pending _plans _pool _process _processes _producers _records _references _segments""",
     "an optional library or a bound of the module under test": """

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.reference import HIDDEN, INSIDE, PAGES
+from tools.reference import HIDDEN, INSIDE, PAGES, signature_of
 
 LIST = Path(__file__).parent.parent / "tests" / "golden" / "api.txt"
 
@@ -72,7 +72,7 @@ def _signature(shown: Any) -> str:
         return ""
     try:
         after = ", awaited" if inspect.iscoroutinefunction(function) else ""
-        return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(function))) + after
+        return re.sub(r" at 0x[0-9a-f]+", "", str(signature_of(function))) + after
     except (TypeError, ValueError):
         return ""
 

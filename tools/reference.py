@@ -616,7 +616,7 @@ def _prefix(function: Any) -> str:
 
 def _signature(function: Any) -> str:
     """Return arguments and result, on several lines if they are long."""
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     shown: list[str] = []
     for parameter in signature.parameters.values():
         is_star = any(part.startswith("*") for part in shown)
@@ -635,6 +635,25 @@ def _signature(function: Any) -> str:
     if len(line) <= 88:
         return line
     return "(\n" + "".join(f"    {part},\n" for part in shown) + f"){after}"
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Return a signature in which options that a ``TypedDict`` lists stand one by one."""
+    found = inspect.signature(function)
+    parameters: list[inspect.Parameter] = []
+    for parameter in found.parameters.values():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(parameter.annotation))
+        if unpacked is None:
+            parameters.append(parameter)
+            continue
+        options = inspect.unwrap(function).__globals__[unpacked[1]].__annotations__
+        parameters += [
+            inspect.Parameter(
+                name, parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__
+            )
+            for name, kind in options.items()
+        ]
+    return found.replace(parameters=parameters)
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

@@ -45,13 +45,15 @@ from walstore.errors import (
     WouldBlock,
     WrongLoopError,
 )
+from walstore.faces.fence import Fence
+from walstore.faces.producer import Producer
+from walstore.faces.readable_log import ReadableLog
+from walstore.faces.transaction import Transaction
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group import Group, Job
-from walstore.log.appenders import Fence, Producer
 from walstore.log.readonly import ReadonlyWal
-from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
-from walstore.logs import Log, ReadableLog
+from walstore.logs import Log
 from walstore.positions.cursor import Cursor
 from walstore.positions.state import CursorInfo
 from walstore.read.reader import Reader

@@ -1,188 +1,90 @@
-"""ReadableLog and Log: what all ways of having a log have in common, as types.
-
-A function with ``log: walstore.ReadableLog`` takes what :meth:`walstore.Wal.open`,
-:meth:`walstore.Wal.open_readonly`, :func:`walstore.connect`, :func:`walstore.connect_readonly` and
-``uploader.CloudLog.open`` give. :class:`walstore.Log` is the first and the third of them, which also write.
-Both are for annotations: what is promised, and what is raised, stands at each class.
-"""
+"""Log: a log that can be read and written, opened here or at a server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Literal
 
-from walstore.records import AnyDurability, Start
-
-if TYPE_CHECKING:
-    from walstore.batches.conditions import Expected
-    from walstore.cursors.consumer import Consumer
-    from walstore.groups.group import Group
-    from walstore.log.appenders import Fence, Producer
-    from walstore.log.transaction import Transaction
-    from walstore.positions.cursor import Cursor
-    from walstore.positions.state import CursorInfo
-    from walstore.read.reader import Reader
-    from walstore.remote.appenders import RemoteFence, RemoteProducer
-    from walstore.remote.transaction import RemoteTransaction
-    from walstore.runtime.statistics import GroupInfo
+from walstore.cursors.cursor_mixin import CursorMixin
+from walstore.faces.append_face import AppendFace
+from walstore.faces.readable_log import ReadableLog
+from walstore.groups.group_mixin import GroupMixin
+from walstore.read.reader import Reader, ReadGuard, ReadSource
+from walstore.records import Start
+from walstore.runtime.statistics import GroupInfo
 
 
-class ReadableLog(Protocol):
-    """A log that can be read, wherever it is."""
+class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
+    """A log that is read and written: what :meth:`walstore.Wal.open` and :func:`walstore.connect` give."""
+
+    _read_bytes: int
+    """How much a reader reads at once."""
+    _guard: ReadGuard
 
     @property
-    def head(self) -> int:
-        """First offset that can be read; equals :attr:`limit` where there is no record."""
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last record that can be read, as far as is known here; see :meth:`refresh`."""
-
-    async def refresh(self) -> None:
-        """Ask for the present :attr:`head` and :attr:`limit`."""
-
-    def reader(
-        self,
-        start: Start | str | int | datetime = ...,
-        *,
-        stop: int | None = None,
-        stream: str | None = None,
-        follow: bool = ...,
-    ) -> Reader:
-        """Return a reader of records, from ``start`` on and before ``stop``. Say ``follow``: a log in a store
-        stops at its end by default, the others wait for more."""
-
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or the end of the log if all records are older."""
-
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a record, in microseconds since 1970 UTC.
-
-        OffsetTrimmedError, OffsetNotWrittenError.
-        """
-
-    async def aclose(self) -> None:
-        """Release what it holds. Twice is allowed."""
-
-
-class Log(ReadableLog, Protocol):
-    """A log that can be read and written: opened here, or at a server."""
-
-    @property
+    @abstractmethod
     def tail(self) -> int:
         """Next offset to be assigned."""
 
     @property
+    @abstractmethod
     def durable_limit(self) -> int:
         """Every offset below it is on disk."""
 
     @property
+    @abstractmethod
     def registers(self) -> Mapping[str, str]:
         """The log's registers."""
 
-    async def append(
+    def reader(
         self,
-        value: bytes,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
-        durability: AnyDurability | None = None,
-    ) -> int:
-        """Append one record and return its offset."""
-
-    async def append_many(
-        self,
-        values: Iterable[bytes],
+        start: Start | str | int | datetime = Start.EARLIEST,
         *,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
-        durability: AnyDurability | None = None,
-        expect_offset: int | None = None,
-        expect: Expected | None = None,
-        update: Mapping[str, str | None] | None = None,
-    ) -> range:
-        """Append records as one atomic group."""
-
-    def transaction(
-        self,
-        *,
-        expect_offset: int | None = None,
-        expect: Expected | None = None,
-        update: Mapping[str, str | None] | None = None,
-        durability: AnyDurability | None = None,
-    ) -> Transaction | RemoteTransaction:
-        """Return a transaction for ``async with``."""
-
-    def producer(self, producer_id: str) -> Producer | RemoteProducer:
-        """Return a producer, whose appends have sequence numbers."""
-
-    async def fence(self, owner: str, *, register: str = "fence") -> Fence | RemoteFence:
-        """Take a register over, and return what appends only while it is kept."""
-
-    async def flush(self) -> None:
-        """Return when everything accepted before the call is on disk."""
-
-    async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
-        """Return when the record at ``offset`` is as safe as ``durability`` says."""
-
-    async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Open a stream."""
-
-    async def close_stream(self, name: str) -> None:
-        """Close a stream for appends."""
-
-    async def trim(self, before: int) -> int:
-        """Remove all records below ``before``, and return the new head."""
-
-    async def cursor(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = ...,
-        lease_seconds: float | None = None,
-    ) -> Cursor:
-        """Return a handle on the named cursor."""
-
-    async def cursors(self) -> list[CursorInfo]:
-        """Return all cursors by name."""
-
-    async def delete_cursor(self, name: str) -> bool:
-        """Remove a cursor; return whether there was one."""
-
-    def consumer(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = ...,
-        auto_commit_seconds: float | None = 5.0,
-        lease_seconds: float | None = None,
+        stop: int | None = None,
         stream: str | None = None,
         follow: bool = True,
-        output: Any = None,
-        concurrency: int = 1,
-    ) -> Consumer[Any]:
-        """Return a reader whose place is kept under a name."""
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
+        """Return a reader of durable records.
 
-    def group(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = ...,
-        stream: str | None = None,
-        ack_wait_seconds: float = 30.0,
-        max_deliver: int | None = None,
-        max_ack_pending: int = 1000,
-        is_ordered: bool = False,
-        dead_letters: str | None = None,
-    ) -> Group:
-        """Return a member of a group, whose members share the records."""
+        ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
+        aware datetime: the first record at or after it, waiting for it if that time has not come. ``stop``
+        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
+        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
+        of that stream; those of a served log are picked out at the client, so the others' travel, too.
 
+        With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
+        lowest latency: before their sync, so a crash may lose records that were read, and other records
+        may get their offsets. The time of a record appended without one is then not final.
+        """
+        if visibility not in ("durable", "accepted"):
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
+        reader = Reader(
+            self._source_of(visibility),
+            start=start,
+            stop=stop,
+            stream=stream,
+            follow=follow,
+            read_bytes=self._read_bytes,
+            guard=self._guard,
+        )
+        if follow and stop is None:
+            self._note_follower(reader)
+        return reader
+
+    @abstractmethod
+    def _source_of(self, visibility: Literal["durable", "accepted"]) -> ReadSource:
+        """Return what a reader reads from."""
+
+    def _note_follower(self, reader: Reader) -> None:
+        """Count a reader that follows the log."""
+
+    @abstractmethod
     async def groups(self) -> list[GroupInfo]:
         """Return all groups."""
 
+    @abstractmethod
     async def delete_group(self, name: str) -> bool:
         """Remove a group; return whether there was one."""

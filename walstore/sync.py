@@ -20,8 +20,8 @@ from typing import Any, Final, Self, TypeVar
 
 from walstore.batches.batch import Batch
 from walstore.errors import WalClosedError, WalError, WrongLoopError
+from walstore.faces.transaction import Transaction
 from walstore.groups.group import Group, Job
-from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.positions.cursor import Cursor
 from walstore.positions.state import CursorInfo
@@ -29,7 +29,6 @@ from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
 from walstore.remote.remote_wal import RemoteWal
 from walstore.remote.remote_wal import connect as connect_remote
-from walstore.remote.transaction import RemoteTransaction
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
 from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
@@ -396,7 +395,7 @@ class BlockingCursor:
 class BlockingTransaction:
     """Records that enter the log together or not at all. Made by :meth:`BlockingLog.transaction`."""
 
-    def __init__(self, loop: _LoopThread, transaction: Transaction | RemoteTransaction) -> None:
+    def __init__(self, loop: _LoopThread, transaction: Transaction) -> None:
         """Not for callers; see :meth:`BlockingLog.transaction`."""
         self._loop = loop
         self._transaction = transaction

@@ -12,7 +12,6 @@ from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.reading import values
 from walstore import (
-    FencedError,
     InvalidSettingsError,
     NoneOf,
     OffsetMismatchError,
@@ -175,39 +174,6 @@ async def test_bad_arguments_are_refused_as_anywhere(log: Any) -> None:
 
 
 @on("opened", "replicated", "served")
-async def test_a_fence_shuts_the_former_owner_out(log: Any) -> None:
-    first = await log.fence("one")
-    await first.append(b"a")
-    second = await log.fence("two")
-    with pytest.raises(FencedError):
-        await first.append(b"late")
-    with pytest.raises(FencedError):
-        async with first.transaction() as txn:
-            await txn.append(b"late")
-    assert not first.holds
-    async with second.transaction(expect={"x": None}, update={"x": "1"}) as txn:
-        await txn.append(b"b")
-    with pytest.raises(RegisterMismatchError):
-        async with second.transaction(expect={"x": None}) as txn:
-            await txn.append(b"no")
-    assert second.holds
-    assert await values(log) == [b"a", b"b"]
-
-
-@on("opened", "replicated", "served")
-async def test_streams_are_opened_and_closed(log: Any) -> None:
-    await log.open_stream("eu", metadata={"tier": "gold"})
-    await log.append(b"1", stream="eu")
-    await log.close_stream("eu")
-    with pytest.raises(StreamClosedError) as closed:
-        await log.append(b"2", stream="eu")
-    assert closed.value.stream == "eu"
-    found = log.streams()
-    found = await found if asyncio.iscoroutine(found) else found
-    assert (found["eu"].is_open, dict(found["eu"].metadata)) == (False, {"tier": "gold"})
-
-
-@on("opened", "replicated", "served")
 async def test_a_closed_log_refuses(log: Any) -> None:
     reader = log.reader()
     waiting = asyncio.ensure_future(reader.fetch())
@@ -271,11 +237,17 @@ async def test_a_stream_that_is_closed_takes_nothing(face: Face) -> None:
     await face.log.open_stream("eu", metadata={"a": "b"})
     await face.log.append(b"1", stream="eu")
     await face.log.close_stream("eu")
-    with pytest.raises(StreamClosedError):
+    with pytest.raises(StreamClosedError) as closed:
         await face.log.append(b"2", stream="eu")
+    assert closed.value.stream == "eu"
     found = face.log.streams()
     found = await found if asyncio.iscoroutine(found) else found
     assert (found["eu"].is_open, dict(found["eu"].metadata)) == (False, {"a": "b"})
+    await face.log.close_stream("eu")
+    with pytest.raises(StreamClosedError, match="no stream 'us'"):
+        await face.log.close_stream("us")
+    await face.log.open_stream("eu", metadata={"since": "again"})
+    assert await face.log.append(b"2", stream="eu") == 2
 
 
 @on(

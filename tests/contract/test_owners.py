@@ -44,11 +44,9 @@ UNOWNED: Final = {
     "Controller": "collections have guards of their own",
     "FragmentCache": "shared by threads",
     "GarbageCollector": "does one thing for one caller",
-    "Log": "a type for annotations",
     "LogTable": "does one thing for one caller",
     "Materializer": "collections have guards of their own",
     "MergeEngine": "collections have guards of their own",
-    "ReadableLog": "a type for annotations",
     "Scrubber": "does one thing for one caller",
 }
 """Public classes with coroutines that are no handles of a log, and why not."""

@@ -20,6 +20,7 @@ async def test_a_producer_appends_once(log: Any) -> None:
     with pytest.raises(SequenceMismatchError) as gap:
         await producer.append(b"c", sequence=3)
     assert (gap.value.expected, gap.value.actual) == (2, 3)
+    assert gap.value.outcome == "not_written"
     assert await producer.append_many([b"b", b"c"], sequence=2) == range(2, 4)
     async with producer.transaction(sequence=2) as txn:
         await txn.append(b"dropped")

@@ -37,8 +37,9 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WouldBlock
-from walstore.log.appenders import Fence, Producer
-from walstore.log.transaction import Transaction
+from walstore.faces.fence import Fence
+from walstore.faces.producer import Producer
+from walstore.faces.transaction import Transaction
 from walstore.read.reader import Reader
 from walstore.records import from_timestamp_us
 from walstore.settings import KIB

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import walstore.log.transaction
+import walstore.log.spilled_records
 from tests.sim.disk import Disk
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckError
@@ -297,7 +297,7 @@ class History:
             quiet(),
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
-            patch.object(walstore.log.transaction, "_LEAST_FRAME_BYTES", 1024),
+            patch.object(walstore.log.spilled_records, "_LEAST_FRAME_BYTES", 1024),
             patch.object(unlinked_file, "PART_BYTES", 4096),
             patch.object(Spill, "__hash__", lambda spill: len(spill.path.name)),
         ):

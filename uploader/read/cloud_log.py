@@ -32,6 +32,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, WalClosedError
+from walstore.faces.readable_log import ReadableLog
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.positions.cursor import Cursor
@@ -39,7 +40,7 @@ from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
 from walstore.runtime.backoff import Backoff
 from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.validation.arguments import as_count, as_int, as_moment_us
+from walstore.validation.arguments import as_count
 
 __all__ = ["CloudLog", "Verified"]
 
@@ -49,7 +50,7 @@ PREFETCH_BYTES = 32 << 20
 """Default memory limit for the fragments fetched ahead for a reader."""
 
 
-class CloudLog(CloudGroups, MustClose):
+class CloudLog(CloudGroups, ReadableLog, MustClose):
     """View of a log in object storage: its records, cursors and groups. Make one with :meth:`open`."""
 
     @classmethod
@@ -168,6 +169,11 @@ class CloudLog(CloudGroups, MustClose):
     def limit(self) -> int:
         """Same as :attr:`tail`: everything the manifest names is visible."""
         return self.tail
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the log takes no more records; see :func:`uploader.seal`."""
+        return self.manifest.is_sealed
 
     async def refresh(self) -> None:
         """Read the manifest again.
@@ -332,7 +338,7 @@ class CloudLog(CloudGroups, MustClose):
         Also returns when the log is sealed, since it then never will.
         """
         backoff = Backoff(first_seconds=0.1, longest_seconds=2.0, growth=1.5)
-        while self.tail < limit and not self.manifest.is_sealed:
+        while self.tail < limit and not self.is_sealed:
             pause = backoff.next_seconds()
             await self._clock.sleep(pause)
             async with self._refreshing:
@@ -356,23 +362,14 @@ class CloudLog(CloudGroups, MustClose):
         self.check_open()
         return await self._fragments.skip_stream(self.manifest, name, position, limit)
 
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or the tail if all records are older.
-
-        The time is an aware datetime, or microseconds since 1970 UTC.
-        """
-        time_us = as_moment_us(timestamp_us)
+    async def _find_offset(self, time_us: int) -> int:
         self.check_open()
         found = await self._fragments.offset_at(self.manifest, time_us)
         return self.tail if found is None else found
 
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a record, in microseconds since 1970 UTC.
-
-        Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
-        """
+    async def _find_timestamp(self, offset: int) -> int:
         self.check_open()
-        return await timestamp_at(self, as_int(offset, "offset"))
+        return await timestamp_at(self, offset)
 
     async def aclose(self) -> None:
         """Release connections and threads; may be called twice. Readers end with WalClosedError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -20,27 +20,13 @@ from uploader.versioned.envelope import ENVELOPES, Envelope, to_updates
 from uploader.versioned.schema import CollectionSchema
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError, OutcomeUnknownError, UpperMismatchError
+from walstore.faces.readable_log import ReadableLog
 from walstore.offset_range import OffsetRange
 from walstore.read.reader import Reader
 from walstore.validation.fields import check_fields, described, seconds, size, whole
 
 WRITER: Final = "log"
 """The shard of a materializer, unless its caller names another."""
-
-
-class MaterializedLog(Protocol):
-    """The log: a ``Wal``, ``ReadonlyWal`` or ``CloudLog``."""
-
-    @property
-    def head(self) -> int:
-        """First retained offset."""
-
-    @property
-    def tail(self) -> int:
-        """The offset after the last record, as far as it is known here."""
-
-    def reader(self, start: int, *, follow: bool) -> Reader:
-        """Return a reader."""
 
 
 @described
@@ -76,7 +62,7 @@ class Materializer:
 
     def __init__(
         self,
-        log: MaterializedLog,
+        log: ReadableLog,
         collection: Collection,
         *,
         envelope: Envelope,
@@ -149,7 +135,7 @@ class Materializer:
 
     async def catch_up(self) -> int:
         """Look for the end of the log, step until it is there, and return how many records were written."""
-        await self._refresh()
+        await self._log.refresh()
         return await self._run(0.0)
 
     async def _run(self, max_wait: float | None) -> int:
@@ -186,12 +172,6 @@ class Materializer:
         self._batch, self._lower, self._due = None, upper, upper
         await self._commit_due()
         return Materialized(lower=lower, upper=upper, records=records)
-
-    async def _refresh(self) -> None:
-        """Let the handle look for the log's end, unless it is the writer's, which knows it."""
-        refresh = getattr(self._log, "refresh", None)
-        if refresh is not None:
-            await refresh()
 
     async def _commit_due(self) -> None:
         """Move the cursor to where the collection ends: after a failure it is late, never early."""
@@ -236,10 +216,10 @@ class Materializer:
         A new collection begins with the first record that the log still has.
         """
         upper, log = await self._writer.upper(), self._log
-        if upper > log.tail:
+        if upper > log.limit:
             # Another materializer may have seen more of it.
-            await self._refresh()
-        offsets = OffsetRange(log.head, log.tail)
+            await self._log.refresh()
+        offsets = OffsetRange(log.head, log.limit)
         offsets.check_tail(
             upper,
             "the collection has more than the log: it was made from another log, or from one that lost "

@@ -36,7 +36,7 @@ from walstore.runtime.metric import Metric
 from walstore.runtime.owned import Owned, checks_itself
 from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children, wait_closed
 from walstore.runtime.tasks import start_task
-from walstore.validation.arguments import as_int, as_settings
+from walstore.validation.arguments import TimestampCheck, as_settings
 
 
 class CloudWriter(Owned, MustClose):
@@ -122,8 +122,7 @@ class CloudWriter(Owned, MustClose):
         """This writer's name in manifests; no other writer has it."""
         self._store = context.store
         self._root = context.root
-        self._clock = context.clock
-        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        self._timestamp = TimestampCheck(context.clock.now_us, settings.max_timestamp_lead_seconds)
         self._guard = StreamGuard(context, self.writer)
         self._commit_loop = CommitLoop(context, self._guard, settings)
         self._queue = self._commit_loop.queue
@@ -178,7 +177,7 @@ class CloudWriter(Owned, MustClose):
         """
         if get_running_loop() is not self._loop:
             self.check_owner()
-        times = self._timestamp(timestamp_us)
+        times = None if timestamp_us is None else self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
         return await self._append(group, expect_offset)
 
@@ -200,7 +199,7 @@ class CloudWriter(Owned, MustClose):
         """
         if get_running_loop() is not self._loop:
             self.check_owner()
-        times = self._timestamp(timestamp_us)
+        times = None if timestamp_us is None else self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
         check_records(group, self.settings.max_record_bytes)
         start = await self._append(group, expect_offset)
@@ -397,16 +396,3 @@ class CloudWriter(Owned, MustClose):
             await self._commit_loop.refresh()
             ticket = await self._queue.add(group, expect_offset)
         return await ticket
-
-    def _timestamp(self, timestamp_us: int | None) -> int | None:
-        """Check a caller's timestamp."""
-        if timestamp_us is None:
-            return None
-        timestamp_us = as_int(timestamp_us, "timestamp_us")
-        latest = self._clock.now_us() + self._lead_us
-        if not 0 <= timestamp_us <= latest:
-            raise ValueError(
-                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
-                "max_timestamp_lead_seconds from now; is it in microseconds?"
-            )
-        return timestamp_us

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from walstore import (
     Batch,
+    ReadableLog,
     ReadonlyWal,
     RemoteReadonlyWal,
     RemoteWal,
@@ -33,7 +34,7 @@ from walstore.records import to_timestamp_us
 from walstore.wire.address import parse_address
 
 if TYPE_CHECKING:
-    from uploader import CloudLog, Collection
+    from uploader import Collection
 
 _SCHEMES = ("s3", "s3a", "file", "memory")
 _SERVED: Final = re.compile(r"(unix|tcp|tls)://")
@@ -148,12 +149,9 @@ def fresh_prefix(url: str, verb: str) -> str:
 class OpenedLog:
     """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
 
-    def __init__(self, log: ReadonlyWal | CloudLog | RemoteWal | RemoteReadonlyWal) -> None:
+    def __init__(self, log: ReadableLog) -> None:
         self._log = log
-        if isinstance(log, RemoteWal | RemoteReadonlyWal):
-            self.limit = log.visible_limit
-        else:
-            self.limit = log.limit if isinstance(log, ReadonlyWal) else log.tail
+        self.limit = log.limit
         """Offset after the last record that could be read when the log was opened."""
 
     @property

@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Final, Protocol
 
 from walstore.batches.batch import Batch
 from walstore.cluster.view import ClusterView
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
-from walstore.read.reader import Reader, timestamp_at
+from walstore.read.reader import Reader, ReadSource, timestamp_at
 from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.validation.arguments import as_int
 
@@ -26,32 +25,15 @@ logger = logging.getLogger("walstore")
 _LOG_ID_DIGITS: Final = 32
 
 
-class SourceLog(Protocol):
+class SourceLog(ReadSource, Protocol):
     """A log in a store, as far as it is served: ``uploader.CloudLog`` is one."""
 
     @property
     def url(self) -> str:
         """Where it is, without credentials."""
 
-    @property
-    def head(self) -> int:
-        """First retained offset."""
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last record, as last looked."""
-
     async def refresh(self) -> None:
         """Look again."""
-
-    async def wait_limit(self, limit: int) -> None:
-        """Return when all offsets below ``limit`` are there, or when the log is sealed."""
-
-    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return consecutive batches from exactly ``position``."""
-
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or the limit."""
 
     async def aclose(self) -> None:
         """End its readers."""
@@ -147,7 +129,7 @@ class StoredLog:
             raise WalClosedError(f"the log {self.name!r} is not read here any more")
         return position < self.limit
 
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
+    async def offset_at(self, timestamp_us: int) -> int:
         """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
         return await self._log.offset_at(timestamp_us)
 

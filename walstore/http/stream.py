@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from walstore.batches.append_request import pack_headers
+from walstore.faces.transaction import Transaction
 from walstore.http.accepted import CLOSED_REGISTER, Accepted, closing
 from walstore.http.content import MOST_MESSAGES
 from walstore.http.protocol import (
@@ -24,7 +25,6 @@ from walstore.http.protocol import (
     RefusedError,
     format_offset,
 )
-from walstore.log.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.offset_range import OffsetRange
 from walstore.records import Durability

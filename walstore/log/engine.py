@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import get_ident
 from typing import Any, Final
 
 from walstore.append.append_rate import make_rate
@@ -21,7 +20,6 @@ from walstore.append.channel import Channel
 from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
 from walstore.append.writer import Writer
-from walstore.batches.append_request import check_records, gather_group
 from walstore.batches.batch_builder import AppendRequest
 from walstore.batches.conditions import AppendConditions
 from walstore.cursors.kept import KeptCursors, kept_cursors
@@ -51,7 +49,7 @@ from walstore.runtime.tasks import start_task, wait_ended
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.tier_port import Tier
-from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
+from walstore.validation.arguments import TimestampCheck
 
 logger = logging.getLogger("walstore")
 
@@ -148,7 +146,7 @@ class Engine(MustClose):
             self.disk_watch.judge(opened.free_bytes)
         self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
-        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        self.timestamp = TimestampCheck(clock.now_us, settings.max_timestamp_lead_seconds)
         # Owned by the event loop.
         self.tier_failure: WalError | None = None
         self.shipping = Shipping(self.state, self.source, self.writer, opened.log_id.hex())
@@ -176,28 +174,6 @@ class Engine(MustClose):
         abandon_in_children(self)
 
     # -- appending ---------------------------------------------------------------------------
-
-    async def append_group(
-        self,
-        values: Iterable[bytes],
-        key: bytes | None,
-        stream: str | None,
-        headers: Mapping[str, bytes] | None,
-        timestamp_us: int | None,
-        durability: Durability | str | None,
-        conditions: AppendConditions | None,
-    ) -> range:
-        """Check a caller's arguments and append them as one atomic group."""
-        if get_ident() != self.channel.thread:  # the channel also checks the event loop
-            self.check_home()
-        level = self.level(durability)
-        times = self.timestamp(timestamp_us)
-        most_bytes = self.settings.channel_bytes
-        request = await gather_group(
-            values, key, stream, headers, times, conditions, most_bytes=most_bytes
-        )
-        check_records(request, self.settings.max_record_bytes)
-        return await self.submit(request, level)
 
     async def submit(self, request: AppendRequest, level: Durability) -> range:
         """Accept a request, wait until it is as safe as ``level`` says, and return its offsets.
@@ -344,19 +320,6 @@ class Engine(MustClose):
         level = self.settings.durability
         is_raised = self.replicator is not None and level is Durability.DISK
         return Durability.REPLICATED if is_raised else level
-
-    def timestamp(self, timestamp_us: int | None) -> int | None:
-        """Check a caller's timestamp."""
-        if timestamp_us is None:
-            return None
-        timestamp_us = as_int(timestamp_us, "timestamp_us")
-        latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
-        if not 0 <= timestamp_us <= latest:
-            raise ValueError(
-                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
-                "max_timestamp_lead_seconds from now; is it in microseconds?"
-            )
-        return timestamp_us
 
     @property
     def spilling(self) -> Lane:

@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from walstore.batches.batch import Batch
 from walstore.batches.conditions import users_registers
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.store import CursorStore
 from walstore.errors import InvalidSettingsError, OffsetTrimmedError, WalClosedError
+from walstore.faces.readable_log import ReadableLog
 from walstore.files.anchor import absolute
 from walstore.files.directory import anchor_log
 from walstore.files.locks import this_process
@@ -40,12 +41,12 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children
 from walstore.runtime.threads import Worker
-from walstore.validation.arguments import as_directory, as_int, as_moment_us
+from walstore.validation.arguments import as_directory
 
 _T = TypeVar("_T")
 
 
-class ReadonlyWal(CursorMixin, MustClose):
+class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
     """A log in a directory of this machine, open for reading, with or without a running writer.
 
     Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it:
@@ -144,11 +145,6 @@ class ReadonlyWal(CursorMixin, MustClose):
     @property
     def durable_limit(self) -> int:
         """Same as :attr:`limit`."""
-        return self.limit
-
-    @property
-    def visible_limit(self) -> int:
-        """Same as :attr:`limit`: no cursor may be above it."""
         return self.limit
 
     async def wait_durable(self, offset: int) -> None:
@@ -266,26 +262,16 @@ class ReadonlyWal(CursorMixin, MustClose):
 
     # -- time --------------------------------------------------------------------------------
 
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or :attr:`limit` if all records are older.
-
-        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search over the
-        segments and one within the one found. Raises as :meth:`read`.
-        """
+    async def _find_offset(self, time_us: int) -> int:
         watch = self._watch
         watch.check()
         limit = self.limit
-        time_us = as_moment_us(timestamp_us)
         found = await self._run(self._files.find_offset, time_us, limit, watch.tail_start)
         return max(limit if found is None else found, self.head)
 
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a record, in microseconds since 1970 UTC.
-
-        Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
-        """
+    async def _find_timestamp(self, offset: int) -> int:
         self._watch.check()
-        return await timestamp_at(self, as_int(offset, "offset"))
+        return await timestamp_at(self, offset)
 
     # -- registers and streams ---------------------------------------------------------------
 
@@ -355,12 +341,6 @@ class ReadonlyWal(CursorMixin, MustClose):
         if getattr(self, "_is_closed", True) or self._abandoned is not None:
             return None
         return Unclosed(f"the reader of the log at {self.path}")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         watch = self._watch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
@@ -12,15 +11,7 @@ from typing import Final, Literal, Self
 
 from walstore.batches.append_request import make_record
 from walstore.batches.batch_builder import RECORD_ROOM_BYTES
-from walstore.batches.conditions import (
-    AppendConditions,
-    Expected,
-    check_metadata,
-    check_name,
-    make_conditions,
-    users_registers,
-)
-from walstore.cursors.cursor_mixin import CursorMixin
+from walstore.batches.conditions import users_registers
 from walstore.cursors.kept_queue import KeptQueue
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
@@ -32,21 +23,21 @@ from walstore.errors import (
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupParts, OwnedGroups
-from walstore.log.appenders import Fence, Producer, take_fence
 from walstore.log.engine import Engine
 from walstore.log.engine_start import open_engine
 from walstore.log.extents import look_at_extents
+from walstore.log.local_appends import LocalAppends
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
-from walstore.log.transaction import Transaction
+from walstore.logs import Log
 from walstore.ports import Clock, FileSystem
 from walstore.positions.cursor import Cursor
 from walstore.positions.state import CursorState
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
-from walstore.records import AnyDurability, Durability, Start
+from walstore.records import AnyDurability, Durability
 from walstore.replication_port import ReplicationPlan, Replicator
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
@@ -61,7 +52,7 @@ from walstore.runtime.statistics import (
 )
 from walstore.settings import Settings
 from walstore.tier_port import DescribedTier, LogExtents, Tier
-from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
+from walstore.validation.arguments import as_directory
 
 # Python 3.11 takes 0.1 µs to find a member of an enumeration, a tenth of what an append takes on the loop.
 _DISK: Final = Durability.DISK
@@ -69,7 +60,7 @@ _REPLICATED: Final = Durability.REPLICATED
 _CLOUD: Final = Durability.CLOUD
 
 
-class Wal(CursorMixin, OwnedGroups):
+class Wal(OwnedGroups, Log):
     """A write-ahead log in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread
@@ -194,6 +185,9 @@ class Wal(CursorMixin, OwnedGroups):
         self.log_id = engine.opened.log_id.hex()
         """Identity of the log, made once when it was created; 32 hex digits."""
         self._engine = engine
+        self.appends = LocalAppends(engine)
+        self._read_bytes = engine.settings.read_ahead_bytes
+        self._guard = engine.source.guard
         # Looked up by every append.
         self._state = engine.state
         self._channel = engine.channel
@@ -238,7 +232,7 @@ class Wal(CursorMixin, OwnedGroups):
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
-            times = self._engine.timestamp(timestamp_us)
+            times = None if timestamp_us is None else self._engine.timestamp(timestamp_us)
             request = make_record(value, key, stream, headers, times)
             offset = (await self._engine.submit(request, Durability.MEMORY)).start
         except StreamClosedError:
@@ -251,39 +245,6 @@ class Wal(CursorMixin, OwnedGroups):
         elif level is not Durability.MEMORY:
             await self._engine.wait(offset + 1, level)
         return offset
-
-    async def append_many(
-        self,
-        values: Iterable[bytes],
-        *,
-        key: bytes | None = None,
-        stream: str | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        timestamp_us: int | None = None,
-        durability: AnyDurability | None = None,
-        expect_offset: int | None = None,
-        expect: Expected | None = None,
-        update: Mapping[str, str | None] | None = None,
-    ) -> range:
-        """Append records as one atomic group and return their offsets.
-
-        After a crash all of them are in the log or none. ``key`` to ``timestamp_us`` apply to each
-        record. The group may have up to ``channel_bytes``; for more, or for records with options of
-        their own, see :meth:`transaction`. An empty group is a ValueError.
-
-        With ``expect_offset`` the group is appended only if its first record gets that offset
-        (OffsetMismatchError); with ``expect`` only if the registers have those values, None meaning
-        absent (RegisterMismatchError). A value may also be :class:`walstore.OneOf` or
-        :class:`walstore.NoneOf` several. ``update`` sets registers, or removes them with None, together
-        with the records. Conditions are checked and offsets assigned in one step, so nothing can come
-        between; a refused group takes no offset. Otherwise as :meth:`append`.
-        """
-        conditions = None
-        if expect_offset is not None or expect is not None or update is not None:
-            conditions = make_conditions(expect_offset, expect, update)
-        return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, conditions
-        )
 
     def append_nowait(
         self,
@@ -318,75 +279,10 @@ class Wal(CursorMixin, OwnedGroups):
             offset = channel.tail
             channel.tail = offset + 1
             return offset
-        times = self._engine.timestamp(timestamp_us)
+        times = None if timestamp_us is None else self._engine.timestamp(timestamp_us)
         return self._channel.put(make_record(value, key, stream, headers, times))
 
-    def transaction(
-        self,
-        *,
-        expect_offset: int | None = None,
-        expect: Expected | None = None,
-        update: Mapping[str, str | None] | None = None,
-        durability: AnyDurability | None = None,
-    ) -> Transaction:
-        """Return a transaction: records of any total size that enter the log together or not at all.
-
-        ``async with wal.transaction() as txn: await txn.append(...)``. Leaving the block commits; an
-        exception or a cancellation in it rolls back, as does a crash. Nothing is visible and no offset
-        is assigned before the commit, and other appends continue meanwhile. The conditions are those of
-        :meth:`append_many`, checked at the commit. A transaction without records changes only
-        registers, or nothing: then it is a barrier after which everything accepted before is durable.
-        """
-        conditions = make_conditions(expect_offset, expect, update)
-        return Transaction(self._engine, conditions, self._engine.level(durability))
-
-    def producer(self, producer_id: str) -> Producer:
-        """Return an idempotent producer: an append repeated with the same sequence number is in the log
-        once, across retries, crashes and reopening."""
-        return Producer(self._engine, check_name(producer_id, "producer"))
-
-    async def fence(self, owner: str, *, register: str = "fence") -> Fence:
-        """Take the log over for ``owner``: appends through earlier fences fail with FencedError.
-
-        The fence is a register, so it is durable, and independent fences have different names. It
-        affects only appends made through a fence.
-        """
-        return await take_fence(self._engine, owner, register)
-
-    # -- retention ---------------------------------------------------------------------------
-
-    async def trim(self, before: int) -> int:
-        """Remove all records below ``before`` from this disk and return the new head.
-
-        The head is then exactly ``before``, unless a cursor, a pin or, with a tier, a record not yet
-        uploaded keeps it lower, or it was higher already. It is durable when this returns, and never
-        moves back. ``durable_limit`` empties the log; a higher offset raises OffsetNotWrittenError. If
-        cancelled, the head may have moved or may still move. Also raises WalLockedError if another
-        process keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read,
-        DiskFullError or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
-        """
-        return await self._engine.retention.trim(as_int(before, "before"))
-
     # -- streams -----------------------------------------------------------------------------
-
-    async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Open a stream, or open it again, with ``metadata``; durable when this returns.
-
-        The first append to a stream opens it too, without metadata. LimitExceededError if the log has
-        65 536 streams already.
-        """
-        checked = check_metadata({} if metadata is None else metadata)
-        opened = {check_name(name, "stream"): checked}
-        await self._engine.change(AppendConditions(open_streams=opened))
-
-    async def close_stream(self, name: str) -> None:
-        """Close a stream: appends to it raise StreamClosedError until it is opened again.
-
-        Its records stay, and readers that follow it wait: it may be opened again. To end them, append a last
-        record that says so. StreamClosedError if there is no such stream.
-        """
-        closed = (as_text(name, "a stream name"),)
-        await self._engine.change(AppendConditions(close_streams=closed))
 
     def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
@@ -403,19 +299,6 @@ class Wal(CursorMixin, OwnedGroups):
         """
         return self._engine.level(durability)
 
-    async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
-        """Return when the record at ``offset`` is as safe as ``durability`` says.
-
-        Raises OffsetNotWrittenError for an offset not assigned yet, and the error of a failed log.
-        Cancelling has no effect on the record.
-        """
-        self._channel.check_assigned(as_int(offset, "offset"))
-        await self._engine.wait(offset + 1, self._engine.level(durability))
-
-    async def flush(self) -> None:
-        """Return when everything accepted before the call is on disk."""
-        await self._engine.settle()
-
     async def refresh(self) -> None:
         """Return once what this handle knows was the present at some time since the call.
 
@@ -426,70 +309,22 @@ class Wal(CursorMixin, OwnedGroups):
         """
         await self._engine.check_current()
 
-    async def rotate(self) -> None:
-        """Seal the active segment now, if it holds records, and begin the next.
-
-        Returns when the sealed one is durable; cancelling does not stop the rotation. Raises
-        DiskFullError or OutcomeUnknownError if the disk call fails, which fails the log, and
-        WalClosedError.
-        """
-        await self._engine.writer.rotate()
-
     # -- reading -----------------------------------------------------------------------------
 
-    def reader(
-        self,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        *,
-        stop: int | None = None,
-        stream: str | None = None,
-        follow: bool = True,
-        visibility: Literal["durable", "accepted"] = "durable",
-    ) -> Reader:
-        """Return a reader of durable records.
-
-        ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
-        aware datetime: the first record at or after it, waiting for it if that time has not come. ``stop``
-        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
-        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
-        of that stream.
-
-        With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
-        lowest latency: before their sync, so a crash may lose records that were read, and other records
-        may get their offsets. The time of a record appended without one is then not final.
-        """
+    def _source_of(self, visibility: Literal["durable", "accepted"]) -> ReadSource:
         engine = self._engine
-        if visibility not in ("durable", "accepted"):
-            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
-        source: ReadSource = engine.source
         if visibility == "accepted":
-            source = AcceptedSource(engine.source, engine.channel, engine.clock)
-        reader = Reader(
-            source,
-            start=start,
-            stop=stop,
-            stream=stream,
-            follow=follow,
-            read_bytes=self.settings.read_ahead_bytes,
-            guard=engine.source.guard,
-        )
-        if follow and stop is None:
-            self._followers.add(reader)
-        return reader
+            return AcceptedSource(engine.source, engine.channel, engine.clock)
+        return engine.source
 
-    async def offset_at(self, timestamp_us: int | datetime) -> int:
-        """Return the first offset at or after a time, or the visible limit if all records are older.
+    def _note_follower(self, reader: Reader) -> None:
+        self._followers.add(reader)
 
-        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search.
-        """
-        return await self._engine.source.offset_at(as_moment_us(timestamp_us))
+    async def _find_offset(self, time_us: int) -> int:
+        return await self._engine.source.offset_at(time_us)
 
-    async def timestamp_at(self, offset: int) -> int:
-        """Return the timestamp of a visible record, in microseconds since 1970 UTC.
-
-        Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
-        """
-        return await self._engine.source.timestamp_at(as_int(offset, "offset"))
+    async def _find_timestamp(self, offset: int) -> int:
+        return await self._engine.source.timestamp_at(offset)
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -539,14 +374,9 @@ class Wal(CursorMixin, OwnedGroups):
         return self._shown[1]
 
     @property
-    def visible_limit(self) -> int:
+    def limit(self) -> int:
         """Where readers stop: the durable limit, or the end of what is written if ``sync`` is ``"os"``."""
         return self._state.visible.value
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last record that can be read: same as :attr:`visible_limit`."""
-        return self.visible_limit
 
     @property
     def tier_head(self) -> int | None:
@@ -643,12 +473,6 @@ class Wal(CursorMixin, OwnedGroups):
             await self._close_groups()
         finally:
             await self._engine.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def check_owner(self) -> None:
         """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""

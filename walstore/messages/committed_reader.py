@@ -10,7 +10,7 @@ from typing import Self
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
-from walstore.logs import ReadableLog
+from walstore.faces.readable_log import ReadableLog
 from walstore.messages.producers import ReadCheckpoint
 from walstore.messages.sequencer import (
     HORIZON_SECONDS,

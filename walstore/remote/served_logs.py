@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.ports import Clock
-from walstore.remote.appenders import TAG_BYTES
-from walstore.remote.client import Client
-from walstore.remote.remote_wal import check_places
-from walstore.runtime.clock import SystemClock
+from walstore.remote.server_places import check_places
 from walstore.topology.documents import is_selected, parse_selector
 
 LIST_SERVICE: Final = "list"
@@ -54,17 +50,7 @@ async def list_logs(
     found = check_places(address, None, token, connect_seconds, 0)
     if found.log is not None:
         raise InvalidSettingsError("an address with a log has only that one")
-    client = Client(
-        found.places,
-        token=found.token,
-        tls=tls,
-        log=None,
-        connect_seconds=found.connect_seconds,
-        reconnect_seconds=0.0,
-        clock=clock or SystemClock(),
-        make_tag=lambda: os.urandom(TAG_BYTES),
-        service=LIST_SERVICE,
-    )
+    client = found.client(tls, clock, service=LIST_SERVICE)
     try:
         await client.connect()
         logs = _unpack(client.welcome.get("logs"))

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from walstore.batches.batch import Batch
-from walstore.errors import OffsetTrimmedError, StorageUnavailableError
+from walstore.batches.conditions import AppendConditions
+from walstore.errors import (
+    FencedError,
+    OffsetTrimmedError,
+    RegisterMismatchError,
+    StorageUnavailableError,
+    WalError,
+)
 from walstore.records import Durability
 from walstore.remote.client import Answer, Client, Fate
 from walstore.remote.kept_answer import KeptAnswer
@@ -62,6 +69,17 @@ class LogMirror:
             changed = {**self.registers, **(update or {})}
             registers = {name: value for name, value in changed.items() if value is not None}
         self.registers = registers
+
+    def hear_refusal(self, error: RegisterMismatchError, conditions: AppendConditions) -> WalError:
+        """Return the error of a refused append: another owner of its fence, or a condition that failed."""
+        fence = conditions.fence
+        if fence is None:
+            return error
+        self.registers = dict(error.actual)
+        found, token = error.actual.get(fence), (conditions.expect or {})[fence]
+        if found == token:
+            return error
+        return FencedError(f"{found!r} took over from {token!r}; nothing was written")
 
     def hear(self, limits: Any) -> None:
         """Take over what the server said: see :func:`walstore.serve.calls.limits`."""

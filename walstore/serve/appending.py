@@ -16,7 +16,7 @@ from walstore.records import Durability
 from walstore.wire.errors import pack_error
 from walstore.wire.message import Message, ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
-from walstore.wire.registers import short_registers, unpack_expected
+from walstore.wire.registers import short_registers, unpack_conditions
 
 _Columns = tuple[list[bytes], list[tuple[Any, ...]] | None]
 """The values of records, and their options if one has any."""
@@ -171,40 +171,23 @@ class Appender:
         self, message: Message, durability: Any, sizes: Any, options: Any, conditions: Any
     ) -> tuple[Durability, range]:
         values = take_values(sizes, message.payload)
-        match options, conditions:
-            case [key, stream, headers, timestamp_us], [
-                expect_offset,
-                expect,
-                update,
-                producer,
-                number,
-                is_repeated,
-            ]:
+        match options:
+            case [key, stream, headers, timestamp_us]:
                 pass
             case _:
                 raise ProtocolViolationError(
-                    "a group that is none: its options are key, stream, headers and time, its conditions "
-                    "expected offset, expected registers, update, producer, number and whether it is repeated"
+                    "a group that is none: its options are key, stream, headers and time"
                 )
         level = self._wal.level(durability)
-        shared: dict[str, Any] = {
-            "key": key,
-            "stream": stream,
-            "headers": unpack_header(headers),
-            "timestamp_us": timestamp_us,
-            "durability": Durability.MEMORY,
-        }
-        if producer is not None:
-            return level, await self._wal.producer(producer).append_many(
-                values,
-                sequence=number,
-                repeated=is_repeated is True or (number is not None and message.id <= self._again),
-                **shared,
-            )
-        return level, await self._wal.append_many(
+        checked = unpack_conditions(conditions)
+        if checked.sequence is not None and message.id <= self._again:
+            checked.is_repeated = True
+        return level, await self._wal.appends.append_group(
             values,
-            expect_offset=expect_offset,
-            expect=unpack_expected(expect),
-            update=update,
-            **shared,
+            checked,
+            key=key,
+            stream=stream,
+            headers=unpack_header(headers),
+            timestamp_us=timestamp_us,
+            durability=Durability.MEMORY,
         )

@@ -12,14 +12,15 @@ from contextlib import asynccontextmanager
 from sys import getsizeof
 from typing import Any, Final
 
+from walstore.batches.conditions import RegisterChoice
 from walstore.batches.cost import RECORD_COST_BYTES
 from walstore.errors import LimitExceededError, WalClosedError
-from walstore.log.transaction import Transaction
+from walstore.faces.transaction import Transaction
 from walstore.log.wal import Wal
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import NO_OPTIONS, take_values, unpack_options
-from walstore.wire.registers import short_registers, unpack_expected
+from walstore.wire.registers import short_registers, unpack_conditions
 
 _TRANSACTION_COST_BYTES: Final = 1 << 10
 """Of a transaction without records."""
@@ -70,12 +71,8 @@ class ServedTransactions:
     async def _begin(
         self, payload: memoryview, number: int, durability: Any, conditions: Any
     ) -> None:
-        match conditions:
-            case [expect_offset, expect, update, producer, sequence, is_repeated]:
-                pass
-            case _:
-                raise ProtocolViolationError("conditions that are none")
         _check_number(number)
+        checked = unpack_conditions(conditions)
         if self._is_closed:
             raise WalClosedError("the client is gone")
         if number in self._open:
@@ -84,18 +81,8 @@ class ServedTransactions:
             raise LimitExceededError(
                 f"this client has {self._most} open transactions; end some", limit=self._most
             )
-        if producer is not None:
-            made = self._wal.producer(producer).transaction(
-                sequence=sequence, repeated=is_repeated is True, durability=durability
-            )
-        else:
-            made = self._wal.transaction(
-                expect_offset=expect_offset,
-                expect=unpack_expected(expect),
-                update=update,
-                durability=durability,
-            )
-        begun_bytes = _TRANSACTION_COST_BYTES + _cost_of(expect) + _cost_of(update)
+        made = Transaction(self._wal.appends.gather(checked, durability), checked)
+        begun_bytes = _TRANSACTION_COST_BYTES + _cost_of(checked.expect) + _cost_of(checked.update)
         self._open[number] = _Open(number, made, begun_bytes)
         async with self._use(number) as one:
             if not self._count(one, begun_bytes):
@@ -178,10 +165,10 @@ def _check_number(number: object) -> None:
 
 
 def _cost_of(registers: Mapping[str, Any] | None) -> int:
-    """Return about what checked registers and their values, or lists of values, take."""
+    """Return about what checked registers and their values, or choices of values, take."""
     return sum(
         RECORD_COST_BYTES
         + getsizeof(name)
-        + sum(map(getsizeof, value if isinstance(value, list) else (value,)))
+        + sum(map(getsizeof, value.values if isinstance(value, RegisterChoice) else (value,)))
         for name, value in (registers or {}).items()
     )

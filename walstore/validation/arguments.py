@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -175,3 +175,22 @@ def _shown(value: float) -> str:
     if isinstance(value, int) and abs(value) >= 10**100:
         return "a number of more than 100 digits"
     return repr(value)
+
+
+class TimestampCheck:
+    """Checks the times that callers give their records: at most so far from now."""
+
+    def __init__(self, now_us: Callable[[], int], lead_seconds: float) -> None:
+        self._now_us = now_us
+        self._lead_us = int(lead_seconds * 1e6)
+
+    def __call__(self, timestamp_us: int) -> int:
+        """Return a checked time; TypeError or ValueError."""
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
+        latest = min(self._now_us() + self._lead_us, MAX_TIMESTAMP_US)
+        if not 0 <= timestamp_us <= latest:
+            raise ValueError(
+                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
+                "max_timestamp_lead_seconds from now; is it in microseconds?"
+            )
+        return timestamp_us

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from walstore.batches.conditions import Expected, NoneOf, OneOf, RegisterChoice
+from walstore.batches.conditions import (
+    AppendConditions,
+    Expected,
+    NoneOf,
+    OneOf,
+    RegisterChoice,
+    check_name,
+    check_sequence,
+    make_conditions,
+)
 from walstore.wire.message import ProtocolViolationError
 
 _PART_BYTES: Final = 32 << 10
@@ -30,7 +39,34 @@ def short_registers(registers: Mapping[str, str]) -> dict[str, str] | None:
     return None if has_more else found
 
 
-def pack_expected(expect: Expected | None) -> dict[str, Any] | None:
+def pack_conditions(conditions: AppendConditions) -> list[Any]:
+    """Return the conditions of a group or transaction. That a register is a fence does not travel."""
+    return [
+        conditions.expect_offset,
+        _pack_expected(conditions.expect),
+        conditions.update,
+        conditions.producer,
+        conditions.sequence,
+        conditions.is_repeated,
+    ]
+
+
+def unpack_conditions(packed: object) -> AppendConditions:
+    """Return what was packed, checked; ProtocolViolationError, TypeError, ValueError."""
+    match packed:
+        case [expect_offset, expect, update, producer, sequence, is_repeated]:
+            pass
+        case _:
+            raise ProtocolViolationError("conditions that are none")
+    conditions = make_conditions(expect_offset, _unpack_expected(expect), update)
+    if producer is not None:
+        conditions.producer = check_name(producer, "producer")
+        conditions.is_repeated = is_repeated is True
+        conditions.sequence = check_sequence(sequence, repeated=conditions.is_repeated)
+    return conditions
+
+
+def _pack_expected(expect: Expected | None) -> dict[str, Any] | None:
     """Return it with choices as lists: whether the values are excluded, and they."""
     if expect is None:
         return None
@@ -40,7 +76,7 @@ def pack_expected(expect: Expected | None) -> dict[str, Any] | None:
     }
 
 
-def unpack_expected(packed: Any) -> Any:
+def _unpack_expected(packed: Any) -> Any:
     """Return what was packed; the log checks the rest. ProtocolViolationError, TypeError, ValueError."""
     if not isinstance(packed, dict):
         return packed

@@ -26,32 +26,11 @@ async def wal(log_directory: Path):
         yield opened
 
 
-async def test_a_repeated_append_returns_the_first_offset(wal) -> None:
-    producer = wal.producer("p")
-    assert await producer.last_sequence() == 0
-    assert await producer.append(b"one", sequence=1) == 1
-    assert await producer.append_many([b"two", b"three"], sequence=2) == range(2, 4)
-    assert await producer.append(b"one", sequence=1) == 1
-    assert await producer.append_many([b"other", b"values"], sequence=2) == range(2, 4)
-    assert await producer.last_sequence() == 2
-    assert await read_values(wal) == [b"one", b"two", b"three"]
-
-
 async def test_numbers_are_given_if_the_caller_gives_none(wal) -> None:
     producer = wal.producer("p")
     assert [await producer.append(b"x") for _ in range(3)] == [1, 2, 3]
     assert await producer.last_sequence() == await wal.producer("p").last_sequence() == 3
     assert await wal.producer("p").append(b"x", sequence=3) == 3
-
-
-async def test_a_gap_is_refused_and_takes_no_number(wal) -> None:
-    producer = wal.producer("p")
-    for sequence in (2, 9):
-        with pytest.raises(SequenceMismatchError, match="gap") as caught:
-            await producer.append(b"x", sequence=sequence)
-        assert (caught.value.expected, caught.value.actual) == (1, sequence)
-        assert caught.value.outcome == "not_written"
-    assert await producer.append(b"x") == 1
 
 
 async def test_what_left_the_window_is_known_to_be_durable(wal) -> None:
@@ -63,12 +42,6 @@ async def test_what_left_the_window_is_known_to_be_durable(wal) -> None:
         await producer.append(b"x", sequence=2)
     assert caught.value.outcome == "durable"
     assert wal.tail == 7
-
-
-async def test_producers_do_not_know_each_other(wal) -> None:
-    assert await wal.producer("a").append(b"a", sequence=1) == 1
-    assert await wal.producer("b").append(b"b", sequence=1) == 2
-    assert await wal.producer("a").append(b"a", sequence=1) == 1
 
 
 async def test_the_one_idle_longest_is_forgotten(wal) -> None:
@@ -228,4 +201,3 @@ async def test_the_last_sequence_as_a_number_warns(wal: Wal) -> None:
         with pytest.warns(DeprecationWarning, match="await producer.last_sequence"):
             assert use()
     assert type(await producer.last_sequence()) is int
-    assert "at 1" in repr(producer)

@@ -46,23 +46,6 @@ async def test_a_closed_stream_takes_no_more_records(wal) -> None:
     assert await wal.producer("p").last_sequence() == 0
 
 
-async def test_it_can_be_opened_again(wal) -> None:
-    await wal.append(b"1", stream="eu")
-    await wal.close_stream("eu")
-    assert not wal.streams()["eu"].is_open
-    await wal.open_stream("eu", metadata={"since": "again"})
-    assert await wal.append(b"2", stream="eu") == 2
-    assert wal.streams()["eu"] == StreamInfo(True, {"since": "again"}, 1)
-
-
-async def test_closing_twice_is_allowed_and_closing_none_is_not(wal) -> None:
-    await wal.open_stream("eu")
-    await wal.close_stream("eu")
-    await wal.close_stream("eu")
-    with pytest.raises(StreamClosedError, match="no stream 'us'"):
-        await wal.close_stream("us")
-
-
 @pytest.mark.parametrize("has_checkpoint", [True, False])
 async def test_streams_survive_reopening(log_directory: Path, *, has_checkpoint: bool) -> None:
     async with Wal.open(log_directory) as wal:

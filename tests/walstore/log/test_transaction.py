@@ -474,6 +474,6 @@ async def test_memory_stays_bounded(tmp_path: Path) -> None:
         async with wal.transaction() as transaction:
             for _ in range(400):
                 await transaction.append(bytes(10 * KIB))
-                most = max(most, transaction._builder.size_bytes)
+                most = max(most, transaction.held_bytes)
         assert most < 300 * KIB
         assert transaction.span == range(1, 401)

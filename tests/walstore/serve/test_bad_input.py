@@ -250,7 +250,7 @@ async def test_requests_of_a_wrong_shape_are_refused_one_by_one(served: Served) 
                 ("a group", Kind.CALL, ["group", ["open", "g", []]], b""),
                 ("conditions", Kind.CALL, ["begin", [1, "disk", []]], b""),
                 ("conditions", Kind.CALL, ["begin", [1, "disk", [None] * 5]], b""),
-                ("a group", Kind.CALL, ["append_group", ["disk", b"\0\0\0\0", [None] * 4, [None] * 5]], b""),
+                ("conditions", Kind.CALL, ["append_group", ["disk", b"\0\0\0\0", [None] * 4, []]], b""),
             ),
             start=3,
         ):  # fmt: skip

@@ -8,9 +8,9 @@ there is no checkpoint, and a batch that is repeated after a kill changes nothin
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, cast
 
-from uploader import CloudLog, Collection, Materializer, MaterializerSettings
+from uploader import CloudCursors, CloudLog, Collection, Materializer, MaterializerSettings
 from uploader.versioned.envelope import Envelope
 from uploader.versioned.materializer import WRITER
 from walstore import InvalidSettingsError, OffsetTrimmedError, ReadonlyWal
@@ -135,7 +135,7 @@ class CollectionLanding:
 
     def _has_ended(self) -> bool:
         log = self._log
-        return isinstance(log, CloudLog) and log.manifest.is_sealed and self._position >= log.tail
+        return log.is_sealed and self._position >= log.limit
 
     async def _is_resumed(self) -> bool:
         """Return whether an earlier run has appended; InvalidSettingsError if only somebody else has."""
@@ -175,6 +175,7 @@ class CollectionLanding:
 
 def _open_cursor(log: ReadonlyWal | CloudLog, name: str) -> StoreCursor | DirectoryCursor:
     """Return a cursor where the records are read: in a directory, not in the tier that it ships to."""
-    if isinstance(log, CloudLog):
-        return StoreCursor(log.cursors, name)
-    return DirectoryCursor(log, None, name)
+    stored = log.cursors
+    if isinstance(stored, CloudCursors):
+        return StoreCursor(stored, name)
+    return DirectoryCursor(cast(ReadonlyWal, log), None, name)

@@ -1,0 +1,1 @@
+"""What a log is to a program, wherever it is: reading, appending, producers, fences and transactions."""
