@@ -41,7 +41,7 @@ def test_mentions_name_files_that_are_there(top: str) -> None:
 HELD = {
     "isinstance on log classes": 1,
     "places that make an offset error": 2,
-    "circles of imports": 2,
+    "circles of imports": 0,
     "protocols": 64,
 }
 """What each of these numbers may be at most; it goes down with the number."""

@@ -16,16 +16,10 @@ from uploader.fragments.fragment import FragmentBatch, check_fragment
 from uploader.groups.cloud_groups import CloudGroups
 from uploader.groups.group_place import GroupPlace
 from uploader.layouts.log_session import LogSession
-from uploader.read.cloud_source import (
-    CloudSource,
-    ReadAhead,
-    check_limits,
-    check_max_wait,
-    in_time,
-    within_limits,
-)
 from uploader.read.fragment_cache import FragmentCache
-from uploader.read.fragment_reader import FragmentReader
+from uploader.read.fragment_reader import FragmentReader, pieces
+from uploader.read.read_ahead import ReadAhead
+from uploader.read.scan_limits import check_limits, check_max_wait, in_time, within_limits
 from uploader.root.stream_file import StreamFile
 from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
@@ -435,3 +429,51 @@ class Verified:
 def _verify(data: bytes, entry: Fragment) -> None:
     """Check a fragment as a scrub does; CorruptionError for the first fault."""
     check_fragment(data, entry).require_sound()
+
+
+class CloudSource:
+    """Implements :class:`walstore.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
+
+    def __init__(self, log: CloudLog, fragments: FragmentReader, ahead: ReadAhead) -> None:
+        """Read ``log`` through ``ahead``, which this reader alone uses."""
+        self._log = log
+        self._fragments = fragments
+        self._ahead = ahead
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+        return self._log.head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one in the manifest."""
+        return self._log.limit
+
+    @property
+    def tail(self) -> int:
+        """Same as :attr:`limit`."""
+        return self._log.tail
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the manifest names all offsets below ``limit``."""
+        await self._log.wait_limit(limit)
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or the tail if all records are older."""
+        return await self._log.offset_at(timestamp_us)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return the rest of the fragment that holds ``position``, up to ``limit``."""
+        self._log.check_open()
+        batch = await self._ahead.read(self._log.manifest, position, limit)
+        return pieces(batch, position, limit, max_bytes)
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset in ``[position, limit]`` before which there is no record of a stream."""
+        self._log.check_open()
+        manifest = self._log.manifest
+        found = await self._fragments.skip_stream(manifest, name, position, limit)
+        if found > position:
+            self._ahead.pass_over(position, found)
+        return found

@@ -12,9 +12,9 @@ from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import Layout, LogSession, needs_swaps
-from uploader.read.cloud_source import ReadersAhead
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
+from uploader.read.read_ahead import ReadersAhead
 from uploader.root.ownership import check_owner, check_shippable, is_shipped_to, owner
 from uploader.root.root import Note, Root
 from uploader.root.write_guard import check_not_destroyed, check_unsealed, has_records

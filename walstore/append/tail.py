@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from walstore.append.active_segment import ActiveSegment
 from walstore.append.state import Commit, Reached, TailError
@@ -37,6 +37,7 @@ from walstore.batches.framer import Framed, Framer, Spot
 from walstore.errors import WalError
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
+from walstore.files.spill import Spill
 from walstore.files.torn_copies import TornCopies
 from walstore.files.unlinked_file import UnlinkedFile
 from walstore.format import segment
@@ -356,8 +357,7 @@ class Tail:
 
     def _place(self, builder: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
-        spill = builder.spill
-        assert spill is not None
+        spill = cast(Spill, builder.spill)
         if self._segment.file.has_unsynced:
             self._sync()
         if builder.marks is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgpack
 
@@ -14,15 +15,24 @@ from walstore.format import frame
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Marks
 
-if TYPE_CHECKING:
-    from walstore.files.spill import Spill
-
 _T = TypeVar("_T")
 
 RECORD_OVERHEAD_BYTES: Final = 8
 """What a record counts in a batch or a commit in addition to its bytes: about what is written for it."""
 RECORD_ROOM_BYTES: Final = RECORD_OVERHEAD_BYTES + PART_COST_BYTES
 """The same in memory, for a record that is only a value."""
+
+
+class RecordsInFile(ABC):
+    """The records of a large transaction, in a file of their own: :class:`walstore.files.spill.Spill`."""
+
+    count = 0
+    """Records so far."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of the file so far."""
 
 
 @dataclass(slots=True)
@@ -45,7 +55,7 @@ class BatchBuilder:
     """Changes of the ledger that are written with the records."""
     serial: int = 0
     """Serial of its last append that changes the ledger; see ``Channel.serial``."""
-    spill: Spill | None = None
+    spill: RecordsInFile | None = None
     """The records, if they are in a file of their own."""
     accepted_at: float | None = None
     """When the first of its records was accepted, by the monotonic clock; None if it is empty."""
@@ -156,7 +166,7 @@ class AppendRequest:
     timestamps_us: Sequence[int | None] | None
     size_bytes: int
     conditions: AppendConditions | None = None
-    spill: Spill | None = None
+    spill: RecordsInFile | None = None
     """The records, if they are in a file of their own; then ``values`` is empty."""
     held_bytes: int = 0
     """What the records take in memory."""

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.batches.batch_builder import BatchBuilder, marks_column
+from walstore.batches.batch_builder import BatchBuilder, RecordsInFile, marks_column
 from walstore.errors import CorruptionError, Outcome, WalClosedError
 from walstore.files import spare_segment
 from walstore.files.directory import is_name_taken
@@ -44,7 +44,7 @@ class _Frame(NamedTuple):
     last_us: int
 
 
-class Spill:
+class Spill(RecordsInFile):
     """The file of one transaction."""
 
     def __init__(self, fs: FileSystem, directory: Path, number: int, *, compress: bool) -> None:
@@ -60,8 +60,6 @@ class Spill:
         self._position = segment.HEADER_BYTES
         self._synced_position = 0
         self._timestamp_us = 0
-        self.count = 0
-        """Records so far."""
         self.is_placed = False
         """Whether it is a segment; then nothing is left to discard."""
         self.outcome: Outcome = "not_written"

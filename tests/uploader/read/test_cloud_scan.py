@@ -18,7 +18,7 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.read.cloud_source import within_limits
+from uploader.read.scan_limits import within_limits
 from uploader.root.tree import overlapping
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore

@@ -15,8 +15,8 @@ from tests.waiting import until
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.read.cloud_source import MOST_FRAGMENTS, ReadAhead, ReadersAhead
 from uploader.read.fragment_reader import FragmentReader
+from uploader.read.read_ahead import MOST_FRAGMENTS, ReadAhead, ReadersAhead
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout

@@ -1,4 +1,4 @@
-"""CloudSource: a log in object storage as one of its readers sees it; and the limits of a scan.
+"""ReadAhead: fetches the fragments that a reader of a log in object storage comes to next.
 
 Owns only what is fetched ahead for that reader: its fragments that are in flight or waiting, bounded by
 bytes, and their tasks. The position that was read last determines the next fragment; a jump elsewhere
@@ -8,142 +8,17 @@ cancels what is in flight. The log decides which manifest is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import FragmentBatch
 from uploader.read.fragment_ranges import PARALLEL
-from uploader.read.fragment_reader import FragmentReader, pieces
-from walstore.batches.batch import Batch
-from walstore.errors import InvalidSettingsError, WalClosedError
-from walstore.ports import Clock
-from walstore.runtime.time_limit import within
-from walstore.validation.arguments import as_count, as_seconds
-
-if TYPE_CHECKING:
-    from uploader.read.cloud_log import CloudLog
-
-
-class CloudSource:
-    """Implements :class:`walstore.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
-
-    def __init__(self, log: CloudLog, fragments: FragmentReader, ahead: ReadAhead) -> None:
-        """Read ``log`` through ``ahead``, which this reader alone uses."""
-        self._log = log
-        self._fragments = fragments
-        self._ahead = ahead
-
-    @property
-    def head(self) -> int:
-        """First retained offset."""
-        return self._log.head
-
-    @property
-    def limit(self) -> int:
-        """Offset after the last one in the manifest."""
-        return self._log.limit
-
-    @property
-    def tail(self) -> int:
-        """Same as :attr:`limit`."""
-        return self._log.tail
-
-    async def wait_limit(self, limit: int) -> None:
-        """Return when the manifest names all offsets below ``limit``."""
-        await self._log.wait_limit(limit)
-
-    async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time, or the tail if all records are older."""
-        return await self._log.offset_at(timestamp_us)
-
-    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return the rest of the fragment that holds ``position``, up to ``limit``."""
-        self._log.check_open()
-        batch = await self._ahead.read(self._log.manifest, position, limit)
-        return pieces(batch, position, limit, max_bytes)
-
-    async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset in ``[position, limit]`` before which there is no record of a stream."""
-        self._log.check_open()
-        manifest = self._log.manifest
-        found = await self._fragments.skip_stream(manifest, name, position, limit)
-        if found > position:
-            self._ahead.pass_over(position, found)
-        return found
-
-
-async def within_limits(
-    fragments: AsyncIterable[Fragment],
-    start: int,
-    *,
-    max_fragments: int | None = None,
-    max_bytes: int | None = None,
-    max_records: int | None = None,
-) -> AsyncGenerator[Fragment, None]:
-    """Yield consecutive fragments within limits; the first contains ``start``.
-
-    The first one is always yielded. Another one is yielded if it keeps within ``max_fragments`` and
-    ``max_bytes`` (of objects), and those before it contain fewer than ``max_records`` records from
-    ``start`` on.
-    """
-    count = size = 0
-    async for fragment in fragments:
-        count += 1
-        size += fragment.num_bytes
-        if count > 1 and (
-            _exceeds(count, max_fragments)
-            or _exceeds(size, max_bytes)
-            or (max_records is not None and fragment.start - start >= max_records)
-        ):
-            return
-        yield fragment
-        if count == max_fragments:
-            return
-
-
-async def in_time(
-    fragments: AsyncGenerator[Fragment, None], seconds: float, clock: Clock
-) -> AsyncGenerator[Fragment, None]:
-    """Yield what arrives within so many seconds from the first step; then cancel the pending request.
-
-    The first one is always yielded if it needs no wait, even within 0 seconds.
-    """
-    deadline = clock.monotonic() + seconds
-    left = seconds
-    with suppress(TimeoutError):
-        while (found := await within(left, _next_of(fragments), sleep=clock.sleep)) is not None:
-            yield found
-            left = deadline - clock.monotonic()
-            if left <= 0:
-                return
-
-
-async def _next_of(fragments: AsyncGenerator[Fragment, None]) -> Fragment | None:
-    return await anext(fragments, None)
-
-
-def check_max_wait(seconds: float) -> float:
-    """Return the longest wait; TypeError, InvalidSettingsError if it is negative or not finite."""
-    checked = as_seconds(seconds, "max_wait")
-    if checked < 0:
-        raise InvalidSettingsError(f"max_wait must not be negative, not {seconds!r}")
-    return checked
-
-
-def check_limits(**limits: int | None) -> None:
-    """Raise InvalidSettingsError for a limit below 1, and TypeError for one that is not an int."""
-    for name, limit in limits.items():
-        if limit is not None:
-            as_count(limit, name)
-
-
-def _exceeds(value: int, limit: int | None) -> bool:
-    return limit is not None and value > limit
-
+from uploader.read.fragment_reader import FragmentReader
+from walstore.errors import WalClosedError
 
 MOST_FRAGMENTS: Final = 16
 """Fragments in flight or waiting at once, however short they are."""
