@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import datetime
 from typing import Literal
 
 from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.faces.append_face import AppendFace
 from walstore.faces.readable_log import ReadableLog
+from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupMixin
 from walstore.read.reader import Reader, ReadGuard, ReadSource
 from walstore.records import Start
-from walstore.runtime.statistics import GroupInfo
+from walstore.runtime.ready_answer import ReadyAnswer
+from walstore.runtime.statistics import GroupInfo, Statistics
+from walstore.tier_port import LogExtents
+
+
+class StreamsOfLog(dict[str, StreamInfo], ReadyAnswer):
+    """The streams of a log by name."""
 
 
 class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
@@ -32,6 +39,18 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
     @abstractmethod
     def durable_limit(self) -> int:
         """Every offset below it is on disk."""
+
+    @abstractmethod
+    def streams(self) -> Awaitable[Mapping[str, StreamInfo]]:
+        """Await every stream that was opened or appended to, by name, in the order of opening."""
+
+    @abstractmethod
+    def statistics(self) -> Awaitable[Statistics]:
+        """Await a snapshot of the log's counters."""
+
+    @abstractmethod
+    def extents(self) -> Awaitable[LogExtents]:
+        """Await which file or object holds which records, and what keeps the oldest from deletion."""
 
     @property
     @abstractmethod

@@ -517,4 +517,4 @@ async def _opened(opening: Opening[Any]) -> Any:
 
 
 async def _awaited(found: Any) -> Any:
-    return await found if asyncio.iscoroutine(found) else found
+    return await found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from walstore.batches.batch import Batch
 from walstore.errors import WalError
@@ -154,7 +154,7 @@ class Extent(NamedTuple):
 
 
 class LogExtents(NamedTuple):
-    """Where the records of a log are."""
+    """Where the records of a log are. May be awaited, as that of a served log is."""
 
     segments: Sequence[Extent]
     """The files on this disk, oldest first; the last is the one that is written."""
@@ -164,6 +164,10 @@ class LogExtents(NamedTuple):
     """What retention last found that should be deleted, and why it was kept if it was."""
     tier_url: str | None = None
     """Where the stored objects are: their names are keys below it. None without a tier."""
+
+    def __await__(self) -> Generator[Any, None, LogExtents]:
+        yield from ()
+        return self
 
 
 @runtime_checkable

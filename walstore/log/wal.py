@@ -21,7 +21,6 @@ from walstore.errors import (
     WouldBlock,
 )
 from walstore.files.posix import PosixFileSystem
-from walstore.format.ledger import StreamInfo
 from walstore.groups.group_mixin import GroupParts, OwnedGroups
 from walstore.log.engine import Engine
 from walstore.log.engine_start import open_engine
@@ -30,7 +29,7 @@ from walstore.log.local_appends import LocalAppends
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.readonly import ReadonlyWal
-from walstore.logs import Log
+from walstore.logs import Log, StreamsOfLog
 from walstore.ports import Clock, FileSystem
 from walstore.positions.cursor import Cursor
 from walstore.positions.state import CursorState
@@ -284,13 +283,13 @@ class Wal(OwnedGroups, Log):
 
     # -- streams -----------------------------------------------------------------------------
 
-    def streams(self) -> dict[str, StreamInfo]:
+    def streams(self) -> StreamsOfLog:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        Includes streams whose first record is accepted and not yet durable. May be called on any
-        thread, also after closing.
+        Includes streams whose first record is accepted and not yet durable. The dict may be used at
+        once, or be awaited, as that of a served log is. May be called on any thread, also after closing.
         """
-        return dict(self._channel.ledger.streams)
+        return StreamsOfLog(self._channel.ledger.streams)
 
     def level(self, durability: AnyDurability | None) -> Durability:
         """Return the level that an append with this ``durability`` gets: the log's own for None.
@@ -385,7 +384,10 @@ class Wal(OwnedGroups, Log):
         return head if head < self._state.head else None
 
     def statistics(self) -> Statistics:
-        """Return a snapshot of the log's counters. May be called on any thread, also after closing."""
+        """Return a snapshot of the log's counters, to be used at once or awaited, as that of a served log is.
+
+        May be called on any thread, also after closing.
+        """
         engine = self._engine
         source, failure = engine.source, engine.writer.failure
         trouble = engine.tier_failure or self._state.tier_trouble
@@ -441,7 +443,10 @@ class Wal(OwnedGroups, Log):
         )
 
     def extents(self) -> LogExtents:
-        """Return which file or object holds which records, and what keeps the oldest from deletion."""
+        """Return which file or object holds which records, and what keeps the oldest from deletion.
+
+        To be used at once, or awaited, as that of a served log is.
+        """
         engine = self._engine
         url = None if engine.tier is None else engine.tier.url
         return look_at_extents(self._state, engine.tier, url, engine.retention.plan)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import WalClosedError, WalError, WouldBlock
+from walstore.runtime.ready_answer import ReadyAnswer
 
 _NOT_COUNTED: Final = (WalClosedError, WouldBlock)
 
@@ -128,7 +129,7 @@ class ScrubRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(ReadyAnswer):
     """A snapshot of a log. Counters count since it was opened.
 
     If taken on another thread than the log's event loop, each value is correct, but two of them may be

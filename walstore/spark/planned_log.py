@@ -39,6 +39,7 @@ from walstore.spark.partitions import (
     cut_file,
     group,
 )
+from walstore.spark.streaming.log_cursors import StoreCursor
 
 StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""
@@ -123,6 +124,12 @@ class StoreLog:
     def stored(self) -> CloudLog | None:
         """The log; None if it has no manifest yet."""
         return self._log
+
+    def cursor(self, name: str) -> StoreCursor:
+        """Return a cursor of the log, which need not exist yet; makes no request."""
+        if self.stored is None:
+            return StoreCursor.without_log(self.open_store(), name)
+        return StoreCursor(self.stored.cursors, name)
 
     @property
     def head(self) -> int:

@@ -19,20 +19,8 @@ from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import Bound, Edge, LogName, Offsets, show
 from walstore.spark.options import StreamOptions
 from walstore.spark.plan import resolve
-from walstore.spark.planned_log import StoreLog
-from walstore.spark.streaming.log_cursors import DirectoryCursor, StoreCursor, StreamCursor
+from walstore.spark.streaming.log_cursors import StreamCursor
 from walstore.spark.streaming.poller import PolledLog
-
-
-def open_cursor(log: PolledLog, name: str) -> StreamCursor:
-    """Return the cursor ``name`` of a log that was refreshed; makes no request yet."""
-    if isinstance(log, StoreLog):
-        if log.stored is None:
-            return StoreCursor.without_log(log.open_store(), name)
-        return StoreCursor(log.stored.cursors, name)
-    with log.plan() as planned:
-        return DirectoryCursor(log.wal, planned.tier_url, name)
-
 
 logger = logging.getLogger("walstore.spark")
 
@@ -101,7 +89,7 @@ class LogCursors:
 
     def _cursor(self, name: LogName, log: PolledLog) -> StreamCursor:
         if name not in self._cursors:
-            self._cursors[name] = open_cursor(log, self.name)
+            self._cursors[name] = log.cursor(self.name)
         return self._cursors[name]
 
 
