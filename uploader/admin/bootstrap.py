@@ -9,7 +9,7 @@ from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
 from uploader.root.ownership import BOOTSTRAP_NAME
-from uploader.root.write_guard import check_not_destroyed
+from uploader.root.write_guard import check_creatable, check_not_destroyed
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
@@ -46,7 +46,7 @@ async def bootstrap(
         manifest = dataclasses.replace(manifest, initial_offset=start)
     async with open_session(url, store=store, retry=retry, clock=clock) as session:
         if not session.root.is_known:
-            await check_not_destroyed(session.store)
+            await check_creatable(session.store, is_gone=False)
             await check_empty(session)
             await create_manifest(session, manifest)
         if session.root.manifest != manifest:

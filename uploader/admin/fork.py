@@ -33,7 +33,7 @@ from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
 from uploader.root.stored_document import read_stored
 from uploader.root.stream_file import StreamFile
-from uploader.root.write_guard import check_not_destroyed
+from uploader.root.write_guard import check_creatable
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError
@@ -129,7 +129,7 @@ async def _begin(
     try:
         return await _check_same(source, target, start, stop), True
     except ObjectNotFoundError:
-        await check_not_destroyed(target.store)
+        await check_creatable(target.store, is_gone=False)
     await check_empty(target)
     ends = source.root.manifest.next_offset if stop is None else stop
     note = _Note(source.store.url, start, ends, is_whole=stop is None)

@@ -19,7 +19,7 @@ from uploader.format.stream_table import carry_closings, check_closings, with_cl
 from uploader.root.ownership import Claim, check_held, is_unwritten, next_claim
 from uploader.root.root import Root
 from uploader.stores.port import ObjectStore
-from walstore.errors import LogNotFoundError, LogSealedError
+from walstore.errors import InvalidSettingsError, LogNotFoundError, LogSealedError
 from walstore.format.claims import Claims
 
 
@@ -93,9 +93,13 @@ async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
     """Raise LogNotFoundError unless a manifest may be created where there is none.
 
     Not where a log was destroyed, nor by a program whose own log ``is_gone``: a new log in its place
-    would take objects of the first for its own.
+    would take objects of the first for its own. InvalidSettingsError where there is a collection.
     """
     await check_not_destroyed(store)
+    if await store.head(layout.COLLECTION_HEAD) is not None:
+        raise InvalidSettingsError(
+            f"there is a collection at {store.url}; give the log its own prefix"
+        )
     if is_gone:
         raise LogNotFoundError(
             f"the log at {store.url} is gone: its manifest was deleted", location=store.url

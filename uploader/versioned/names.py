@@ -11,11 +11,11 @@ import re
 from secrets import token_hex
 from typing import Final
 
-from uploader.format.layout import MAX_U64
+from uploader.format.layout import COLLECTION_HEAD, MAX_U64
 from walstore.errors import InvalidSettingsError
 from walstore.validation.arguments import as_text
 
-HEAD: Final = "head"
+HEAD: Final = COLLECTION_HEAD
 VERSION_FOLDER: Final = "versions/"
 MERGED_FOLDER: Final = "merged/"
 PENDING_FOLDER: Final = "pending/"
