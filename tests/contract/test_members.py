@@ -134,6 +134,23 @@ async def test_a_poison_record_becomes_a_dead_letter(face: Face) -> None:
         assert await group.fetch(max_wait=0.1) == []  # it does not read its own letters
 
 
+@on("opened", "served")
+async def test_a_job_that_is_acknowledged_late_leaves_no_letter(face: Face) -> None:
+    """Its letter was refused, since the stream is closed; by then the work is done."""
+    await face.log.open_stream("g.dead")
+    await face.log.close_stream("g.dead")
+    await face.log.append(b"late", stream="in")
+    async with face.log.group("g", stream="in", **mortal(face, 1)) as group:
+        (job,) = await group.fetch()
+        face.clock.skip(40)
+        assert await group.fetch(max_wait=0.05) == []
+        await job.ack()
+        await face.log.open_stream("g.dead")
+        assert await group.fetch(max_wait=0.05) == []
+        found = await group.statistics()
+        assert (found.dead, found.unsettled, await letters_of(face, "g.dead")) == (0, 0, [])
+
+
 @HERE
 async def test_a_job_that_is_dropped_leaves_no_letter(face: Face) -> None:
     await face.writer.append(b"a")

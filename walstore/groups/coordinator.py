@@ -111,6 +111,8 @@ class GroupCoordinator(SharedGroup):
         self._cursor: Cursor | None = None
         self._reader: Reader | None = None
         self._state: GroupState | None = None
+        self._left = Remembered(0)
+        """What the journal said, with the letters that are still to be appended."""
         self._letters = 0
         self._burials: dict[int, int] = {}
         """Numbers of the dead letters that are being appended, by offset."""
@@ -173,23 +175,27 @@ class GroupCoordinator(SharedGroup):
         async with self._opening:
             await self._wait_before()
             self._check_unfailed()
-            if self._state is not None:
+            if self._pump is not None:
                 return
-            self._cursor = await self._log.cursor(
-                CURSOR_PREFIX + self.name, start=self.settings.start
-            )
-            found = await self._journal.load(self._cursor.position)
-            # Without the journal the log knows the last number.
-            last = await self._log.producer(f"group.{self.name}").last_sequence()
-            self._letters = max(found.letters, last)
-            position = max(found.position, self._cursor.position)
-            now = self._clock.monotonic()
-            self._state = GroupState(self.settings, position, found, now)
-            self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
-            await self._bury_again(found)
+            if self._state is None:
+                self._state, self._left = await self._found()
+            # Again, if it failed or was cancelled when a member entered before.
+            await self._bury_again(self._state, self._left)
+            assert self._reader is not None
             self._pump = start_task(
                 self._run(self._state, self._reader), name=f"walstore group {self.name}"
             )
+
+    async def _found(self) -> tuple[GroupState, Remembered]:
+        """Return where the group goes on, and what its journal says."""
+        self._cursor = await self._log.cursor(CURSOR_PREFIX + self.name, start=self.settings.start)
+        found = await self._journal.load(self._cursor.position)
+        # Without the journal the log knows the last number.
+        last = await self._log.producer(f"group.{self.name}").last_sequence()
+        self._letters = max(found.letters, last)
+        position = max(found.position, self._cursor.position)
+        self._reader = self._log.reader(position, stream=self.settings.stream, follow=True)
+        return GroupState(self.settings, position, found, self._clock.monotonic()), found
 
     async def _wait_before(self) -> None:
         """Return when the group with the options before has ended: its journal and cursor are free."""
@@ -325,6 +331,7 @@ class GroupCoordinator(SharedGroup):
             for offset in part:
                 if state.settle(offset):
                     self._note(entry(EntryKind.SETTLED, offset, offset + 1))
+                    self._burials.pop(offset, None)
         self._changed.set()
         if self._failure is None:  # while the log is closed, too: it waits for what is written
             self._wants_sync = True
@@ -516,6 +523,9 @@ class GroupCoordinator(SharedGroup):
         try:
             while state.dead:
                 job = state.dead[0]
+                if state.jobs.get(job.offset) is not job:  # settled late
+                    state.dead.popleft()
+                    continue
                 number = self._burials.get(job.offset)
                 if number is None:
                     self._letters = number = self._letters + 1
@@ -523,15 +533,13 @@ class GroupCoordinator(SharedGroup):
                 await self._bury_one(job.record, job.deliveries, number)
                 state.dead.popleft()
                 await self.settle((job.offset,))
-                del self._burials[job.offset]
+                self._burials.pop(job.offset, None)  # it may have been settled meanwhile
                 self._dead += 1
         except WalError as error:
             if not _may_pass(error) and not isinstance(error, StreamClosedError):
                 self._fail(error)
             else:
-                logger.warning(
-                    "a dead letter of group %s will be appended later: %s", self.name, error
-                )
+                self._say_later(error)
         finally:
             self._burying = None
 
@@ -545,18 +553,29 @@ class GroupCoordinator(SharedGroup):
 
         await append_letter(self.name, record, deliveries, append)
 
-    async def _bury_again(self, found: Remembered) -> None:
-        """Append the letters again whose jobs a crash left unsettled; their numbers keep them single."""
-        assert self._state is not None
-        left = [at for at in found.unsettled(found.buried) if at >= self._state.position]
+    async def _bury_again(self, state: GroupState, found: Remembered) -> None:
+        """Append the letters again whose jobs a crash left unsettled; their numbers keep them single.
+
+        If the log refuses one, since its stream is closed, its job keeps the number and is buried later.
+        """
+        left = [at for at in found.unsettled(found.buried) if at >= state.position]
         for offset in sorted(left, key=found.buried.__getitem__):
             number = found.buried[offset]
             async with self._log.reader(offset, stop=offset + 1, follow=False) as reader:
                 async for record in reader:
-                    await self._bury_one(record, found.deliveries.get(offset, 0), number)
+                    try:
+                        await self._bury_one(record, found.deliveries.get(offset, 0), number)
+                    except StreamClosedError as error:
+                        self._say_later(error)
+                        self._burials[offset] = number
+                        continue
                     self._note(entry(EntryKind.SETTLED, offset, offset + 1))
-                    self._state.settle(offset)
+                    state.settle(offset)
+        found.buried.clear()
         await self._sync()
+
+    def _say_later(self, error: WalError) -> None:
+        logger.warning("a dead letter of group %s will be appended later: %s", self.name, error)
 
     # -- the journal -------------------------------------------------------------------------
 

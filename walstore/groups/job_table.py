@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Final, Generic, Protocol, TypeVar
@@ -27,6 +27,8 @@ from walstore.groups.settings import GroupSettings
 
 PART_JOBS: Final = 1000
 """How many jobs are given back in one step of the event loop."""
+_STALE_MOMENTS: Final = 1000
+"""How many moments of jobs that were settled or extended are kept, beside one for each job."""
 
 
 class OpenJob:
@@ -195,6 +197,9 @@ class JobTable(Generic[_O]):
     def _set_due(self, job: _O, moment: float) -> None:
         job.due = moment
         heappush(self._moments, (moment, job.offset))
+        if len(self._moments) > 2 * len(self.jobs) + _STALE_MOMENTS:
+            self._moments = [(one.due, at) for at, one in self.jobs.items() if one.due is not None]
+            heapify(self._moments)
 
     def _release(self, job: _O) -> None:
         """Let a job be delivered or buried, unless another one of its key is before it."""

@@ -27,7 +27,7 @@ from tests.sim.surroundings import SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from walstore.append import upkeep
 from walstore.errors import OffsetTrimmedError
-from walstore.replication import primary as primaries
+from walstore.replication import lead
 from walstore.replication.node import ReplicaNode
 from walstore.topology.memory import MemoryKeyValues
 from walstore.wire.address import Address
@@ -132,7 +132,7 @@ class ReplicaHistory:
             quiet(),
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
-            patch.object(primaries, "client_of", client_of),
+            patch.object(lead, "client_of", client_of),
             patch.object(upkeep, "_REPLICATED_CHECKPOINT_WRITES", self.plan.checkpoint_writes),
         ):
             directing = self.loop.create_task(self._direct())

@@ -43,7 +43,7 @@ async def test_no_log_begins_in_a_collection(
     ):
         pass
     before = sorted(place.rglob("*"))
-    with pytest.raises(InvalidSettingsError, match="there is a collection at .*its own prefix"):
+    with pytest.raises(InvalidSettingsError, match=r"there is a collection at .*its own prefix"):
         await begin(place.as_uri(), tmp_path, source)
     assert {path.name for path in place.rglob("*")} - {path.name for path in before} <= {
         ".tmp",

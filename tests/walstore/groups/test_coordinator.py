@@ -1,4 +1,4 @@
-"""GroupCoordinator: how far it reads ahead of its members."""
+"""GroupCoordinator: how far it reads ahead of its members, and how it begins."""
 
 from __future__ import annotations
 
@@ -109,3 +109,53 @@ async def test_nothing_is_acknowledged_if_one_is_no_job(tmp_path: Path) -> None:
                 with pytest.raises(OffsetNotWrittenError, match="no job"):
                     await group.backend.settle([1, wrong, 2])
                 assert (await group.statistics()).unsettled == 3
+
+
+async def test_a_letter_that_is_refused_keeps_nobody_out_after_a_restart(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path) as wal:
+        await wal.append_many([b"dies", b"lives"], stream="jobs")
+        await wal.open_stream("g.dead")
+        await wal.close_stream("g.dead")
+        async with wal.group("g", stream="jobs", max_deliver=1) as group:
+            (job,) = await group.fetch()
+            await job.nak()
+            while (await group.statistics()).pending < 1:
+                await group.fetch(1, max_wait=0.05)
+    async with Wal.open(tmp_path) as wal:
+        for _ in range(2):  # the letter is refused at each of them
+            async with wal.group("g", stream="jobs", max_deliver=1) as group:
+                assert await group.fetch(max_wait=0) == []
+        await wal.append(b"new", stream="jobs")
+        async with wal.group("g", stream="jobs", max_deliver=1) as group:
+            (job,) = await group.fetch()
+            assert job.value == b"new"
+            await job.ack()
+            await wal.open_stream("g.dead")
+            while (await group.statistics()).dead < 2:
+                await group.fetch(max_wait=0.05)
+        async with wal.reader(stream="g.dead", follow=False) as reader:
+            assert sorted([record.value async for record in reader]) == [b"dies", b"lives"]
+
+
+async def test_entering_may_be_cancelled_while_a_letter_is_appended_again(tmp_path: Path) -> None:
+    async with Wal.open(tmp_path) as wal:
+        await wal.append_many([b"dies", b"lives"], stream="jobs")
+        await wal.open_stream("g.dead")
+        await wal.close_stream("g.dead")
+        async with wal.group("g", stream="jobs", max_deliver=1) as group:
+            (job,) = await group.fetch()
+            await job.nak()
+            assert await group.fetch(max_wait=0.05) != []
+    for turns in range(0, 60, 3):
+        async with Wal.open(tmp_path) as wal:
+            group = wal.group("g", stream="jobs", max_deliver=1)
+            entering = asyncio.ensure_future(group.__aenter__())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            entering.cancel()
+            await asyncio.wait([entering])
+            offset = await wal.append(b"%d" % turns, stream="jobs")
+            async with wal.group("g", stream="jobs", max_deliver=1) as group:
+                (job,) = await group.fetch()
+                assert job.offset == offset
+                await job.ack()

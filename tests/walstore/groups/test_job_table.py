@@ -6,6 +6,7 @@ own that has only seen some of the documents, and whose clock says what it likes
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from uploader.format.group_document import GroupDocument
 from uploader.groups.group_turn import GroupTurn, Lease, Sight
 from walstore.batches.derived import EmptyBatch
+from walstore.groups.job_table import JobTable, OpenJob
 from walstore.groups.settings import GroupSettings
 from walstore.groups.state import GroupState
 from walstore.records import Record
@@ -309,3 +311,22 @@ def test_the_invariants(
             model.bury()
         model.now += WAIT
     model.check_floor(is_all=True)
+
+
+def test_jobs_that_are_done_leave_nothing_behind() -> None:
+    """Nor does one that is extended again and again, however long a lease is."""
+    table: JobTable[OpenJob] = JobTable(GroupSettings(ack_wait_seconds=3600), 1)
+    tracemalloc.start()
+    try:
+        for offset in range(1, 30_000):
+            table.add(OpenJob(offset))
+            assert table.lease_next(0) is not None
+            table.remove(offset)
+        table.add(OpenJob(30_000))
+        job = table.lease_next(0)
+        assert job is not None
+        for now in range(30_000):
+            assert table.renew(job, now / 100)
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
