@@ -85,3 +85,14 @@ async def test_a_register_that_was_no_fence_becomes_one(log: Any) -> None:
 async def test_bad_owners(log: Any, owner: str) -> None:
     with pytest.raises(ValueError, match="owner"):
         await log.fence(owner)
+
+
+@on(*LOGS)
+async def test_a_condition_on_the_register_of_the_fence_itself_is_refused(log: Any) -> None:
+    """It would take the place of the fence's own, or be forgotten for it."""
+    fence = await log.fence("me", register="mine")
+    with pytest.raises(ValueError, match="'mine'"):
+        fence.transaction(expect={"mine": None})
+    async with fence.transaction(expect={"other": None}) as transaction:
+        await transaction.append(b"1")
+    assert await values(log) == [b"1"]

@@ -144,3 +144,22 @@ async def test_one_that_is_in_the_log_says_so_to_who_uses_it_further(face: Face)
         elif number:
             with pytest.raises(WalClosedError):
                 await transaction.append(b"more")
+
+
+@on("opened", "replicated", "served")
+async def test_nothing_is_added_or_taken_back_once_it_commits(log: Any) -> None:
+    """By another task: what it was told would not be so."""
+    txn = log.transaction()
+    await txn.__aenter__()
+    await txn.append(b"in time")
+    ending = asyncio.ensure_future(txn.__aexit__(None, None, None))
+    await turns(1)
+    assert not ending.done()
+    for late in (lambda: txn.append(b"late"), txn.rollback):
+        with pytest.raises(RuntimeError, match="is being committed"):
+            await late()
+    with pytest.raises(RuntimeError, match="is being committed"):
+        txn.set_registers({"late": "1"})
+    await ending
+    assert (txn.span, await values(log), log.registers) == (range(1, 2), [b"in time"], {})
+    await txn.rollback()

@@ -53,7 +53,10 @@ class Fence(Owned):
         update: Mapping[str, str | None] | None = None,
         durability: AnyDurability | None = None,
     ) -> Transaction:
-        """Return a transaction that commits only while the fence holds, else FencedError."""
+        """Return a transaction that commits only while the fence holds, else FencedError.
+
+        ValueError if ``expect`` names the fence's own register: what is expected of it is the token.
+        """
         conditions = self._conditions(expect, update)
         return Transaction(self._backend.gather(conditions, durability), conditions)
 
@@ -70,6 +73,10 @@ class Fence(Owned):
         update: Mapping[str, str | None] | None,
     ) -> AppendConditions:
         conditions = make_conditions(None, expect, update)
+        if self.register in (conditions.expect or {}):
+            raise ValueError(
+                f"the fence itself expects something of its register {self.register!r}"
+            )
         conditions.expect = {**(conditions.expect or {}), self.register: self.token}
         conditions.fence = self.register
         return conditions

@@ -90,6 +90,7 @@ class Transaction(Owned):
         self._conditions = conditions
         self._count = 0
         self._is_open = False
+        self._is_committing = False
         self._failure: WalError | None = None
         self._has_failed = False  # as opposed to rolled back by its user
 
@@ -148,21 +149,30 @@ class Transaction(Owned):
         transaction that is rolled back sets none.
         """
         self.check_owner()
-        if self.span is not None:
+        if self._is_committing or self.span is not None:
             raise self._refusal()
         added = check_registers(update, "update")
         self._conditions.update = {**(self._conditions.update or {}), **(added or {})} or None
 
     async def rollback(self) -> None:
-        """Drop everything now; leaving the block then does nothing. Twice is allowed."""
-        if not self._is_open:
+        """Drop everything now; leaving the block then does nothing. Twice is allowed.
+
+        RuntimeError, and nothing happens, once the end of the block has begun to commit.
+        """
+        if self._is_committing:
+            raise self._refusal()
+        await self._drop()
+
+    async def _drop(self) -> None:
+        if not (self._is_open or self._is_committing):
             return
-        self._is_open = False
+        self._is_open = self._is_committing = False
         self._failure = self._failure or WalClosedError("the transaction was rolled back")
         await self._records.end(is_committed=False)
 
     async def __aenter__(self) -> Self:
-        if self._is_open or self._count or self._failure is not None or self.span is not None:
+        is_used = self._is_open or self._is_committing or self._count > 0
+        if is_used or self._failure is not None or self.span is not None:
             raise RuntimeError("a transaction can be entered once; make another")
         self._records.begin()
         self._is_open = True
@@ -181,8 +191,9 @@ class Transaction(Owned):
                 raise copy_error(self._failure)
             return
         if error is not None:
-            await self.rollback()
+            await self._drop()
             return
+        self._is_open, self._is_committing = False, True  # nothing is added any more
         try:
             await self._out(self._records.finish())
             await self._records.commit()
@@ -191,8 +202,8 @@ class Transaction(Owned):
                 self._failure = self._records.failure_of(failed)
             raise
         finally:
-            if self._is_open:
-                self._is_open = False
+            if self._is_committing:
+                self._is_committing = False
                 await self._records.end(is_committed=self.span is not None)
 
     def check_owner(self) -> None:
@@ -234,11 +245,13 @@ class Transaction(Owned):
         except BaseException as error:
             self._has_failed = True
             self._failure = copy_error(error) if isinstance(error, WalError) else _unfinished(error)
-            await self.rollback()
+            await self._drop()
             raise
 
     def _refusal(self) -> Exception:
         """Return why a transaction that is not open takes nothing."""
+        if self._is_committing:
+            return RuntimeError("the transaction is being committed; make another")
         if self.span is not None:
             return RuntimeError(f"the transaction is committed, as {self.span}; make another")
         if self._failure is not None:

@@ -32,7 +32,9 @@ class ClientSequence:
         self._make_tag = make_tag
         # An append that is sent again must not be older than what the log remembers, or nobody can say
         # at which offset it is.
+        self._window = window
         self._room = asyncio.Semaphore(window)
+        self._answered = asyncio.Event()
         self._begin_session()
 
     async def append(
@@ -43,22 +45,28 @@ class ClientSequence:
     ) -> range:
         """Append a group once, with the number of its conditions or the next."""
         append = functools.partial(self._append_group, list(values), **options)
-        async with self._room:
-            if conditions.sequence is not None:
-                return await append(conditions)
+        if conditions.sequence is None:
             return await self._append_next(append)
+        async with self._room:
+            return await append(conditions)
 
     # -- inside ------------------------------------------------------------------------------
 
     def _begin_session(self) -> None:
         self._name = f"{self._id[:_NAME_CHARS]}~{self._make_tag().hex()}"
         self._last = 0
+        self._waited: dict[int, None] = {}
+        """Numbers of this session that somebody waits for, in order. A cancelled call waits for none."""
 
     async def _append_next(self, append: Callable[[AppendConditions], Awaitable[range]]) -> range:
         """Append with a number that no other append of this session has, or ever had and got in with."""
         while True:
-            name = self._name
+            while self._waited and self._last + 1 - next(iter(self._waited)) >= self._window:
+                self._answered.clear()
+                await self._answered.wait()
+            name, waited = self._name, self._waited
             self._last = number = self._last + 1
+            waited[number] = None
             try:
                 return await append(AppendConditions(producer=name, sequence=number))
             except SequenceMismatchError as error:
@@ -72,3 +80,6 @@ class ClientSequence:
                 if error.outcome == "not_written" and (name, number) == (self._name, self._last):
                     self._last = number - 1
                 raise
+            finally:
+                del waited[number]
+                self._answered.set()

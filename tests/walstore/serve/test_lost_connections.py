@@ -92,6 +92,28 @@ async def test_appends_of_a_producer_side_by_side_survive_losses_in_order(
     assert await read_values(served.wal) == [b"%d" % n for n in range(200)]
 
 
+async def test_an_append_of_a_producer_has_its_offset_however_many_later_ones_are_cancelled(
+    served: Served, proxy: Proxy, remote: RemoteWal
+) -> None:
+    """They are in the log nevertheless, so the number of the first must not be forgotten there."""
+    producer = remote.producer("p")
+    assert await producer.append(b"1") == 1
+    proxy.holds_answers = True
+    waiting = asyncio.ensure_future(producer.append(b"2"))
+    await proxy.held.wait()
+    for number in range(100):
+        later = asyncio.ensure_future(producer.append(b"later %d" % number))
+        await asyncio.sleep(0)
+        later.cancel()
+        await asyncio.wait([later])
+    await until(lambda: served.wal.tail > 60)
+    proxy.holds_answers = False
+    proxy.lose()
+    assert await waiting == 2
+    assert (await read_values(served.wal)).count(b"2") == 1
+    assert await producer.append(b"3") == served.wal.tail - 1
+
+
 async def test_a_refused_append_of_a_producer_leaves_no_gap(
     remote: RemoteWal, served: Served
 ) -> None:
