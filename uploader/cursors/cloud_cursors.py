@@ -161,6 +161,8 @@ class CloudCursors(CursorObjects):
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
+        if seen is not None and not isinstance(seen, CloudCursor):
+            raise TypeError(f"seen must be a CloudCursor, not {type(seen).__name__}")
         offsets = await self.offsets(position)
 
         def make(found: CloudCursor | None) -> CloudCursor:

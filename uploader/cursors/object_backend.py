@@ -143,4 +143,4 @@ def hold_us(seconds: float) -> int:
         raise InvalidSettingsError(
             f"a pin holds for more than 0 seconds and 100 years at most, not {seconds!r} seconds"
         )
-    return round(held * _MICROSECONDS)
+    return max(1, round(held * _MICROSECONDS))
