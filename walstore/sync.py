@@ -393,7 +393,10 @@ class BlockingCursor:
 
 
 class BlockingTransaction:
-    """Records that enter the log together or not at all. Made by :meth:`BlockingLog.transaction`."""
+    """Records that enter the log together or not at all. Made by :meth:`BlockingLog.transaction`.
+
+    One thread at a time; once the end of the block has begun to commit, calls of others are refused.
+    """
 
     def __init__(self, loop: _LoopThread, transaction: Transaction) -> None:
         """Not for callers; see :meth:`BlockingLog.transaction`."""

@@ -128,7 +128,8 @@ async def test_going_back_to_what_is_being_collected_is_undone(two: Two) -> None
 
 async def test_the_shortest_lease_is_one(two) -> None:
     """A pin of less than a microsecond is none that holds for good."""
-    cursor = await two.cursors.open("short", lease_seconds=4e-7)
+    under_a_microsecond = 4e-7
+    cursor = await two.cursors.open("short", lease_seconds=under_a_microsecond)
     assert cursor.lease_seconds == 1e-6
     with pytest.raises(TypeError, match="seen must be a CloudCursor"):
         await two.cursors.commit("short", 2, seen="x")
