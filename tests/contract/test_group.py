@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -149,6 +150,30 @@ async def test_a_settled_job_of_a_deleted_group_says_that_it_is_gone(face: Face)
                 assert await log.delete_group(verb)
             with case(verb), pytest.raises(WalClosedError, match="deleted"):
                 await getattr(job, verb)()
+
+
+@on(*WITH_GROUPS)
+async def test_a_member_of_a_deleted_group_does_nothing_in_the_next_of_that_name(
+    face: Face,
+) -> None:
+    await face.writer.append_many([b"1", b"2", b"3"])
+    await find(face.log)
+    async with face.log.group("g", **LONG) as before:
+        (old,) = await fetched(before, 1)
+        assert await face.log.delete_group("g")
+        async with face.log.group("g", **LONG) as after:
+            (job,) = await fetched(after, 1)
+            assert (job.value, job.deliveries) == (old.value, 1)
+            calls = {"fetch": partial(before.fetch, max_wait=0)}
+            if not face.is_blocking:
+                calls |= {"all": partial(before.ack, [old]), "statistics": before.statistics}
+            calls |= {verb: getattr(old, verb) for verb in ("ack", "nak", "in_progress", "term")}
+            for verb, does in calls.items():
+                with case(verb), pytest.raises(WalClosedError, match="deleted"):
+                    await does()
+            await job.in_progress()
+        async with face.log.group("g", **LONG) as after:
+            assert [job.value for job in await fetched(after, 3)] == [b"1", b"2", b"3"]
 
 
 @on("opened", "replicated", "served", "stored", "blocking", "distant")

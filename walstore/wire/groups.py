@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ _NAMES: Final = (
 """The settings behind the start, in their order."""
 _PARTS: Final = 3
 """Of a job in the payload: its value, its key, its headers."""
+_EPOCH_BYTES: Final = 8
+_BOUND: Final = struct.Struct("<QQ")
+"""An epoch of the log, and the number of a group in it."""
 
 
 def pack_settings(settings: GroupSettings) -> list[Any]:
@@ -33,6 +37,20 @@ def unpack_settings(packed: Any) -> GroupSettings:
             if isinstance(options["is_ordered"], bool):
                 return GroupSettings(start=unpack_start(start), **options)
     raise ProtocolViolationError("settings of a group that are none")
+
+
+def pack_bound(epoch: int, number: int) -> bytes:
+    """Return which group a member entered: by its number among those of one opening of the log."""
+    return _BOUND.pack(epoch, number)
+
+
+def is_bound_elsewhere(bound: bytes, epoch: int, number: int) -> bool:
+    """Return whether a member entered another group than this one, of the same opening of the log.
+
+    Of another opening it is not known, nor if ``bound`` is empty, as that of an older client.
+    """
+    here = pack_bound(epoch, number)
+    return len(bound) == len(here) and bound[:_EPOCH_BYTES] == here[:_EPOCH_BYTES] and bound != here
 
 
 def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> tuple[list[Any], list[bytes]]:
