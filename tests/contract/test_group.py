@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.neighbour import beside
-from walstore import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore import CorruptionError, InvalidSettingsError, OffsetNotWrittenError, WalClosedError
 
 WITH_GROUPS = ("opened", "replicated", "served", "stored", "partitioned", "blocking", "distant")
 LONG: dict[str, Any] = {"ack_wait_seconds": 3600}
@@ -246,6 +247,20 @@ async def test_groups_are_listed_in_use_or_not(face: Face) -> None:
     assert (one.name, one.floor, one.behind, one.problem) == ("g", 2, 1, None)
     async with face.again() as log:
         assert [(found.name, found.floor) for found in await log.groups()] == [("g", 2)]
+
+
+@on("opened", "served", "blocking", "distant")
+async def test_a_damaged_group_is_listed_with_what_is_wrong(face: Face, tmp_path: Path) -> None:
+    async with face.log.group("good", **LONG):
+        pass
+    (tmp_path / "log/groups/torn").write_bytes(b"not a group")
+    good, torn = await face.log.groups()
+    assert (good.problem, torn.statistics) == (None, None)
+    assert isinstance(torn.problem, CorruptionError)
+    assert str(torn.problem.path) == str(tmp_path / "log/groups/torn")
+    assert "torn" in str(torn.problem)
+    assert await face.log.delete_group("torn")
+    assert [one.name for one in await face.log.groups()] == ["good"]
 
 
 async def enter(group: Any) -> None:
