@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from tests.cases import case
 from tests.contract.faces import Face, on
 from tests.contract.neighbour import beside
-from walstore import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore import CorruptionError, InvalidSettingsError, OffsetNotWrittenError, WalClosedError
 
 WITH_GROUPS = ("opened", "replicated", "served", "stored", "partitioned", "blocking", "distant")
 LONG: dict[str, Any] = {"ack_wait_seconds": 3600}
@@ -151,6 +153,30 @@ async def test_a_settled_job_of_a_deleted_group_says_that_it_is_gone(face: Face)
                 await getattr(job, verb)()
 
 
+@on(*WITH_GROUPS)
+async def test_a_member_of_a_deleted_group_does_nothing_in_the_next_of_that_name(
+    face: Face,
+) -> None:
+    await face.writer.append_many([b"1", b"2", b"3"])
+    await find(face.log)
+    async with face.log.group("g", **LONG) as before:
+        (old,) = await fetched(before, 1)
+        assert await face.log.delete_group("g")
+        async with face.log.group("g", **LONG) as after:
+            (job,) = await fetched(after, 1)
+            assert (job.value, job.deliveries) == (old.value, 1)
+            calls = {"fetch": partial(before.fetch, max_wait=0)}
+            if not face.is_blocking:
+                calls |= {"all": partial(before.ack, [old]), "statistics": before.statistics}
+            calls |= {verb: getattr(old, verb) for verb in ("ack", "nak", "in_progress", "term")}
+            for verb, does in calls.items():
+                with case(verb), pytest.raises(WalClosedError, match="deleted"):
+                    await does()
+            await job.in_progress()
+        async with face.log.group("g", **LONG) as after:
+            assert [job.value for job in await fetched(after, 3)] == [b"1", b"2", b"3"]
+
+
 @on("opened", "replicated", "served", "stored", "blocking", "distant")
 async def test_options_change_once_nobody_is_there(face: Face) -> None:
     """Until then the refusal says who is there; what was acknowledged before stays so."""
@@ -221,6 +247,20 @@ async def test_groups_are_listed_in_use_or_not(face: Face) -> None:
     assert (one.name, one.floor, one.behind, one.problem) == ("g", 2, 1, None)
     async with face.again() as log:
         assert [(found.name, found.floor) for found in await log.groups()] == [("g", 2)]
+
+
+@on("opened", "served", "blocking", "distant")
+async def test_a_damaged_group_is_listed_with_what_is_wrong(face: Face, tmp_path: Path) -> None:
+    async with face.log.group("good", **LONG):
+        pass
+    (tmp_path / "log/groups/torn").write_bytes(b"not a group")
+    good, torn = await face.log.groups()
+    assert (good.problem, torn.statistics) == (None, None)
+    assert isinstance(torn.problem, CorruptionError)
+    assert str(torn.problem.path) == str(tmp_path / "log/groups/torn")
+    assert "torn" in str(torn.problem)
+    assert await face.log.delete_group("torn")
+    assert [one.name for one in await face.log.groups()] == ["good"]
 
 
 async def enter(group: Any) -> None:

@@ -100,10 +100,13 @@ class GroupCoordinator(SharedGroup):
         *,
         clock: Clock,
         journal: Journal,
+        number: int,
         before: GroupCoordinator | None = None,
     ) -> None:
         """:meth:`open` makes the group usable, once ``before``, with other options, has ended."""
         super().__init__(name, settings, clock)
+        self.number = number
+        """Of the groups that were in use since the log was opened; another one after it was deleted."""
         self._before = None if before is None else before.retire()
         self._is_replaced = False
         self._log = log

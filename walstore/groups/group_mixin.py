@@ -103,6 +103,8 @@ class OwnedGroups(GroupMixin):
     """The groups of a log that this process has open for writing."""
 
     _groups: dict[str, GroupCoordinator] | None = None
+    _last_number = 0
+    """That of the group that came into use last."""
     _doomed: frozenset[str] = frozenset()
     """Names of groups that are being deleted."""
 
@@ -129,8 +131,11 @@ class OwnedGroups(GroupMixin):
             if parts.keeping is None
             else KeptJournal(parts.keeping, name)
         )
+        if found is None:
+            self._last_number += 1
+        number = self._last_number if found is None else found.number
         made = GroupCoordinator(
-            log, name, settings, clock=parts.clock, journal=journal, before=found
+            log, name, settings, clock=parts.clock, journal=journal, number=number, before=found
         )
         self._groups[name] = made
         return made
@@ -143,6 +148,12 @@ class OwnedGroups(GroupMixin):
         if parts.keeping is not None:
             return any(one.name == CURSOR_PREFIX + name for one in await log.cursors())
         return name in await _blocking(parts, list_journals, parts.fs, log.path)
+
+    def group_number(self, name: str) -> int:
+        """Not for callers: that of the group with this name; 0 if none is in use."""
+        self._group_parts()  # raises where the log refuses to be used
+        found = (self._groups or {}).get(name)
+        return 0 if found is None else found.number
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name, also those that are not in use. Raises as :meth:`cursors`."""

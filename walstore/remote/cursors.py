@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 
-from walstore.errors import OutcomeUnknownError, WalError
 from walstore.positions.change import CursorChange
 from walstore.positions.cursor import Cursor, CursorBackend
 from walstore.positions.queue import TaskQueue
@@ -19,7 +18,7 @@ from walstore.positions.state import CursorInfo, CursorState, check_name
 from walstore.records import Start
 from walstore.remote.client import Client, Fate
 from walstore.wire.cursors import pack_cursor, pack_start, unpack_cursor
-from walstore.wire.errors import unpack_error
+from walstore.wire.errors import unpack_problem
 
 
 class RemoteCursors(CursorBackend):
@@ -55,7 +54,7 @@ class RemoteCursors(CursorBackend):
                 position,
                 is_expired,
                 None if state is None else unpack_cursor(state),
-                None if problem is None else _problem(problem),
+                None if problem is None else unpack_problem(problem),
             )
             for name, position, is_expired, state, problem in await self._client.call("cursors")
         ]
@@ -86,8 +85,3 @@ def __getattr__(name: str) -> type[Cursor]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn("RemoteCursor is walstore.Cursor now", DeprecationWarning, stacklevel=2)
     return Cursor
-
-
-def _problem(packed: object) -> WalError:
-    error = unpack_error(packed)
-    return error if isinstance(error, WalError) else OutcomeUnknownError(str(error))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from walstore.errors import StorageUnavailableError, WalError
 from walstore.groups.settings import GroupSettings
 from walstore.records import Record
-from walstore.remote.client import Answer, Client, Fate
+from walstore.remote.client import Answer, Client, Fate, PendingRequest
 from walstore.runtime.statistics import GroupStatistics
 from walstore.wire.groups import pack_settings, unpack_jobs
 from walstore.wire.message import Kind, ProtocolViolationError
@@ -35,6 +35,8 @@ class RemoteGroup:
         self._client = client
         self._group = [name, pack_settings(settings)]
         self._member = b""
+        self._bound = b""
+        """Which group the member entered, as the server says; empty if that is an older one."""
         self._is_there = False
         """Whether the member has entered, and not left."""
         self._most_held = settings.max_ack_pending
@@ -52,14 +54,14 @@ class RemoteGroup:
     async def open(self, member: bytes) -> None:
         """Make the group usable, and let a member in; raises as the server's."""
         self._member = member
-        await self._call("open", member)
+        self._bind(await self._call("open", member))
         self._is_there = True
 
     def stay(self) -> None:
         """Let the server know on a new connection that the member is there, if it is; without waiting."""
         if self._is_there and not self._client.is_closing:
-            asked = ["group", ["stay", *self._group, self._member]]
-            self._client.send(Kind.CALL, asked, fate=Fate.DROPPED)
+            request = self._send("stay", self._member, fate=Fate.DROPPED)
+            request.future.add_done_callback(self._stayed)
 
     async def take(
         self, member: bytes, most: int, max_wait: float | None
@@ -111,8 +113,7 @@ class RemoteGroup:
         return GroupStatistics(**await self._call("statistics"))
 
     async def _take(self, member: bytes, most: int, seconds: float) -> list[tuple[Record, int]]:
-        asked = ["group", ["fetch", *self._group, member, most, seconds]]
-        request = self._client.send(Kind.CALL, asked)
+        request = self._send("fetch", member, most, seconds)
         try:
             await asyncio.wait(
                 (request.future,)
@@ -138,8 +139,7 @@ class RemoteGroup:
         for offset, _ in held:
             self._held.pop(offset, None)
         if not self._client.is_closing:
-            asked = ["group", ["take_back", *self._group, self._member, held]]
-            self._client.send(Kind.CALL, asked, fate=Fate.DROPPED, is_write=True)
+            self._send("take_back", self._member, held, fate=Fate.DROPPED, is_write=True)
 
     def _hold(self, offset: int, deliveries: int) -> None:
         """Note a lease that begins now. A group has a limited number; of more, the oldest have ended."""
@@ -149,7 +149,26 @@ class RemoteGroup:
             del self._held[next(iter(self._held))]
 
     async def _call(self, verb: str, *arguments: object, is_write: bool = False) -> Any:
-        return await self._client.call("group", verb, *self._group, *arguments, is_write=is_write)
+        asked = [verb, *self._group, *arguments]
+        return await self._client.call("group", *asked, payload=(self._bound,), is_write=is_write)
+
+    def _send(
+        self,
+        verb: str,
+        *arguments: object,
+        fate: Fate = Fate.REPEATED,
+        is_write: bool = False,
+    ) -> PendingRequest:
+        asked = ["group", [verb, *self._group, *arguments]]
+        return self._client.send(Kind.CALL, asked, (self._bound,), fate=fate, is_write=is_write)
+
+    def _stayed(self, answer: asyncio.Future[Answer]) -> None:
+        """Take over what a server that was started anew calls the group."""
+        if not answer.cancelled() and answer.exception() is None:
+            self._bind(answer.result()[0])
+
+    def _bind(self, bound: object) -> None:
+        self._bound = bound if isinstance(bound, bytes) else b""
 
 
 class KeptJobs:

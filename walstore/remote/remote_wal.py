@@ -27,9 +27,11 @@ from walstore.remote.server_search import epoch_of
 from walstore.remote.source import RemoteSource
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics, unpack_statistics
+from walstore.runtime.statistics import GroupInfo, Statistics, unpack_statistics
 from walstore.tier_port import Extent, LogExtents
 from walstore.wire.address import Address
+from walstore.wire.groups import unpack_groups
+from walstore.wire.message import Kind
 
 _READ_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 1 << 20
@@ -125,10 +127,8 @@ class RemoteWal(RemoteReads, Log):
 
     async def groups(self) -> list[GroupInfo]:
         """Return all groups of the log by name; as :meth:`walstore.Wal.groups`."""
-        return [
-            GroupInfo(name, floor, behind, None if now is None else GroupStatistics(**now))
-            for name, floor, behind, now in await self.client.call("groups")
-        ]
+        answer = await self.client.wait(self.client.send(Kind.CALL, ["groups", []]))
+        return unpack_groups(*answer)
 
     async def delete_group(self, name: str) -> bool:
         """Remove a group and all that it remembers; as :meth:`walstore.Wal.delete_group`."""

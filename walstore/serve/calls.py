@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.serve.answer import PackedAnswer
 from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
 from walstore.wire.errors import pack_error
+from walstore.wire.groups import pack_groups
 from walstore.wire.message import ProtocolViolationError
 
 if TYPE_CHECKING:
@@ -182,16 +184,8 @@ async def _delete_cursor(wal: Wal, name: str) -> bool:
 # -- groups ----------------------------------------------------------------------------------
 
 
-async def _groups(wal: Wal) -> list[Any]:
-    return [
-        [
-            one.name,
-            one.floor,
-            one.behind,
-            None if one.statistics is None else dataclasses.asdict(one.statistics),
-        ]
-        for one in await wal.groups()
-    ]
+async def _groups(wal: Wal) -> PackedAnswer:
+    return PackedAnswer(*pack_groups(await wal.groups()))
 
 
 async def _delete_group(wal: Wal, name: str) -> bool:

@@ -13,7 +13,13 @@ from walstore.groups.settings import check_group_name
 from walstore.log.wal import Wal
 from walstore.serve.answer import PackedAnswer
 from walstore.validation.arguments import as_int
-from walstore.wire.groups import pack_jobs, unpack_held, unpack_settings
+from walstore.wire.groups import (
+    is_bound_elsewhere,
+    pack_bound,
+    pack_jobs,
+    unpack_held,
+    unpack_settings,
+)
 from walstore.wire.message import ProtocolViolationError
 
 _MOST_WAIT_SECONDS: Final = 60.0
@@ -43,16 +49,26 @@ class ServedMembers:
             if not is_told:
                 await group.lose(self)
 
-    async def _group(self, verb: str, name: str, options: Any, *arguments: Any) -> Any:
-        """Do something in a group, which is made and opened for the first client that names it."""
-        if verb != "open" and not await self._wal.has_group(check_group_name(name)):
-            raise WalClosedError(f"the group {name!r} was deleted")
+    async def _group(
+        self, bound: memoryview, verb: str, name: str, options: Any, *arguments: Any
+    ) -> Any:
+        """Do something in a group, which is made and opened for the first client that names it.
+
+        ``bound``, the payload, is what the answer of "open" or "stay" said, or empty: a member of a group
+        that was deleted does nothing in the next one of that name.
+        """
+        if verb != "open":
+            is_there = await self._wal.has_group(check_group_name(name))
+            wal, number = self._wal, self._wal.group_number(name)
+            if not is_there or is_bound_elsewhere(bytes(bound), wal.epoch, number):
+                raise WalClosedError(f"the group {name!r} was deleted")
         group = self._wal.coordinator(check_group_name(name), unpack_settings(options))
         await group.load()
         match verb, arguments:
             case "open" | "stay", (bytes(member),):
                 self._groups[name] = group
-                return await group.open(member, via=self)
+                await group.open(member, via=self)
+                return pack_bound(self._wal.epoch, group.number)
             case "fetch", (bytes(member), int(most), int() | float() as seconds) if (
                 0 < most <= _MOST_JOBS and math.isfinite(seconds)
             ):

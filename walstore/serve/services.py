@@ -139,8 +139,8 @@ class LogService:
             check_arguments(name, change, arguments, after=1)
             return Asked(partial(change, message.payload, *arguments), name, is_kept=True)
         if name in self._members.calls:
-            check_arguments(name, self._members.calls[name], arguments, after=0)
-            return Asked(partial(self._members.calls[name], *arguments), name)
+            check_arguments(name, self._members.calls[name], arguments, after=1)
+            return Asked(partial(self._members.calls[name], message.payload, *arguments), name)
         if name == "registers":
             check_arguments(name, self._more_registers, arguments, after=0)
             return Asked(self._more_registers, name)

@@ -56,6 +56,12 @@ def unpack_error(packed: object) -> Exception:
     return OutcomeUnknownError(f"the server sent an error that is none: {packed!r:.200}")
 
 
+def unpack_problem(packed: object) -> WalError:
+    """Return what is wrong with a part of a log, as :func:`unpack_error`."""
+    error = unpack_error(packed)
+    return error if isinstance(error, WalError) else OutcomeUnknownError(str(error))
+
+
 def _cause(error: WalError) -> str:
     return "" if error.__cause__ is None else str(error.__cause__) or repr(error.__cause__)
 

@@ -1,14 +1,20 @@
-"""Groups over a connection: their settings, and jobs. Pure."""
+"""Groups over a connection: their settings, what they are at a moment, and jobs. Pure."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
+
+import msgpack
 
 from walstore.batches.append_request import pack_headers
 from walstore.groups.settings import GroupSettings
 from walstore.records import NO_HEADERS, Record
+from walstore.runtime.statistics import GroupInfo, GroupStatistics
 from walstore.wire.cursors import pack_start, unpack_start
+from walstore.wire.errors import pack_error, unpack_problem
 from walstore.wire.message import ProtocolViolationError
 from walstore.wire.records import unpack_header
 
@@ -18,6 +24,9 @@ _NAMES: Final = (
 """The settings behind the start, in their order."""
 _PARTS: Final = 3
 """Of a job in the payload: its value, its key, its headers."""
+_EPOCH_BYTES: Final = 8
+_BOUND: Final = struct.Struct("<QQ")
+"""An epoch of the log, and the number of a group in it."""
 
 
 def pack_settings(settings: GroupSettings) -> list[Any]:
@@ -33,6 +42,49 @@ def unpack_settings(packed: Any) -> GroupSettings:
             if isinstance(options["is_ordered"], bool):
                 return GroupSettings(start=unpack_start(start), **options)
     raise ProtocolViolationError("settings of a group that are none")
+
+
+def pack_groups(groups: Sequence[GroupInfo]) -> tuple[list[Any], list[bytes]]:
+    """Return groups as values of msgpack, and what is wrong with them for the payload.
+
+    Older clients do not look at that.
+    """
+    rows: list[Any] = []
+    problems: list[Any] = []
+    for one in groups:
+        now = None if one.statistics is None else asdict(one.statistics)
+        rows.append([one.name, one.floor, one.behind, now])
+        problems.append(None if one.problem is None else pack_error(one.problem))
+    return rows, [msgpack.packb(problems)] if any(problems) else []
+
+
+def unpack_groups(packed: Sequence[Any], payload: memoryview) -> list[GroupInfo]:
+    """Return the groups that were packed; an old server says of none what is wrong."""
+    problems = msgpack.unpackb(payload) if payload else [None] * len(packed)
+    return [
+        GroupInfo(
+            name,
+            floor,
+            behind,
+            None if now is None else GroupStatistics(**now),
+            None if problem is None else unpack_problem(problem),
+        )
+        for (name, floor, behind, now), problem in zip(packed, problems, strict=True)
+    ]
+
+
+def pack_bound(epoch: int, number: int) -> bytes:
+    """Return which group a member entered: by its number among those of one opening of the log."""
+    return _BOUND.pack(epoch, number)
+
+
+def is_bound_elsewhere(bound: bytes, epoch: int, number: int) -> bool:
+    """Return whether a member entered another group than this one, of the same opening of the log.
+
+    Of another opening it is not known, nor if ``bound`` is empty, as that of an older client.
+    """
+    here = pack_bound(epoch, number)
+    return len(bound) == len(here) and bound[:_EPOCH_BYTES] == here[:_EPOCH_BYTES] and bound != here
 
 
 def pack_jobs(jobs: Sequence[tuple[Record, int]]) -> tuple[list[Any], list[bytes]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.walstore.cli.conftest import Cli
 from tests.walstore.replication.cluster import Cluster
+from tests.walstore.serve.served import serving
 from uploader import CloudLog, CloudWriter
 from walstore import Wal
 from walstore.serve import Server
@@ -61,6 +62,16 @@ async def test_a_log_in_a_store(cli: Cli, tmp_path: Path) -> None:
     assert (done.code, "there are no groups" in done.err) == (0, True)
     missing = await asyncio.to_thread(cli, "group", url, "--delete", "workers", "--confirm")
     assert (missing.code, "there is no group 'workers'" in missing.error) == (3, True)
+
+
+async def test_a_damaged_group_at_an_address(cli: Cli, tmp_path: Path) -> None:
+    async with serving(tmp_path / "log") as served:
+        async with served.wal.group("good"):
+            (tmp_path / "log/groups/torn").write_bytes(b"not a group")
+        listed = await asyncio.to_thread(cli, "group", served.address, "--json")
+    _, torn = listed.json["groups"]
+    assert (listed.code, "torn" in torn["problem"]) == (0, True)
+    assert f"group torn: {torn['problem']}" in listed.err
 
 
 async def test_a_group_whose_object_is_damaged(cli: Cli, tmp_path: Path) -> None:

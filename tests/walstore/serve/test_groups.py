@@ -253,6 +253,39 @@ async def test_who_leaves_after_the_owner_was_restarted_gives_its_jobs_back(tmp_
             await remote.aclose()
 
 
+async def test_a_member_outlives_a_restart_and_no_deletion_after_it(tmp_path: Path) -> None:
+    """The server that was started anew does not know which group it was, and the member goes on in it."""
+    socket = tmp_path / "s.sock"
+    async with contextlib.AsyncExitStack() as stack:
+        async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
+            await append(wal, b"0", b"1", b"2")
+            async with wal.group("first"):
+                remote = await stack.enter_async_context(connect(f"unix://{socket}"))
+                group = await stack.enter_async_context(remote.group("g"))
+            jobs = [*await group.fetch(), *await group.fetch()]
+        async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
+            await jobs[0].ack()
+            assert (await group.statistics()).floor == 2
+            await wal.delete_group("g")
+            async with wal.group("g") as after:
+                (job,) = await after.fetch()
+                for call in (jobs[1].ack, jobs[0].nak, group.fetch):
+                    with pytest.raises(WalClosedError, match="deleted"):
+                        await call()
+                assert (job.offset, (await after.statistics()).floor) == (1, 1)
+
+
+async def test_a_member_at_an_older_server_is_bound_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("walstore.serve.members.pack_bound", lambda *_: None)
+    async with serving(tmp_path / "log") as served, served.connect() as remote:
+        await append(served.wal, b"a")
+        async with remote.group("g") as group:
+            await (await group.fetch())[0].ack()
+            assert (await group.statistics()).floor == 2
+
+
 async def test_what_a_member_has_is_remembered_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
