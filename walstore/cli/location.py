@@ -75,10 +75,11 @@ async def connect_to(location: str, *, create: bool = False) -> RemoteWal:
             f"the server at {location} refused the token; put its token into {TOKEN_VARIABLE}"
         ) from error
     except InvalidSettingsError as error:
-        if "log=NAME" not in str(error) or parse_address(location).log is not None:
+        address = parse_address(location)
+        if "log=NAME" not in str(error) or address.log is not None:
             raise
         raise UsageError(
-            f"the server at {location} has many logs; name one: {location}?log=NAME"
+            f"the server at {address} has many logs; name one: {address}?log=NAME"
         ) from None
 
 

@@ -197,6 +197,8 @@ class ServerConnection(asyncio.Protocol):
     def _take(self, message: Message) -> None:
         if self._welcome.done():
             self._on_message(message)
+        elif message.id != _GREETING:
+            raise ProtocolViolationError(f"an answer of request {message.id} instead of a greeting")
         elif message.kind == Kind.DONE:
             self._welcome.set_result(message.head)
         elif message.kind == Kind.FAILED and message.head is not None:

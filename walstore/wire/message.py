@@ -147,7 +147,7 @@ class Decoder:
 
         For a server ``is_greeted`` is False: up to :meth:`admit` a message is short. With ``skips``, for
         a client, an answer that is too large becomes the error of its request; the bytes are dropped as they
-        come, and the connection goes on.
+        come, and the connection goes on. What answers no request, as a greeting, ends the connection.
         """
         self.most_bytes = most_bytes
         self._most_head_bytes = most_head_bytes
@@ -322,7 +322,9 @@ class Decoder:
             return None
         length, number, head_bytes, kind = HEADER.unpack_from(self._data, self._position)
         problem = self._problem(length, head_bytes)
-        if problem is not None and (not self._skips or head_bytes > length - _REST_BYTES):
+        if problem is not None and (
+            not self._skips or number == NO_REQUEST or head_bytes > length - _REST_BYTES
+        ):
             raise ProtocolViolationError(problem)
         self._header = _Header(_LENGTH.size + length, number, head_bytes, kind, problem)
         return self._header

@@ -255,8 +255,10 @@ async def test_bytes_are_those_that_were_written(cli: Cli, tmp_path: Path) -> No
 async def test_a_server_of_many_logs_says_what_to_give(cli: Cli, tmp_path: Path) -> None:
     async with WalStore.open(tmp_path / "store") as store, Server.open(store, unix=tmp_path / "s"):
         address = f"unix://{tmp_path}/s"
-        for verb in (("top", "--count", "1"), ("tail",), ("append",), ("group",)):
-            done = await asyncio.to_thread(cli, *verb, address)
+        for verb, end in (
+            (("top", "--count", "1"), ""), (("tail",), "?log="), (("append",), ""), (("group",), ""),
+        ):  # fmt: skip
+            done = await asyncio.to_thread(cli, *verb, f"{address}{end}")
             assert done.code == 1
             assert done.error == (
                 f"the server at {address} has many logs; name one: {address}?log=NAME"

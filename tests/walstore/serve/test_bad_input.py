@@ -568,6 +568,25 @@ async def test_a_server_of_another_version(tmp_path: Path) -> None:
             await connect(address, connect_seconds=RUNS_OUT_SECONDS)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_greeting_above_the_limit_did_nothing(tmp_path: Path, number: int) -> None:
+    """It answers nothing that was asked: what waits was not sent."""
+    huge = PREAMBLE + HEADER.pack((1 << 31) - 1, number, 0, Kind.DONE)
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(tmp_path / "log") as served:
+            remote = await stack.enter_async_context(served.connect())
+            assert await remote.append(b"v") == 1
+        async with stranger(tmp_path / "s.sock", huge):
+            with pytest.raises(StorageUnavailableError, match="no walstore server") as refused:
+                await remote.append(b"never sent")
+        assert (refused.value.outcome, refused.value.retriable) == ("not_written", False)
+        async with serving(tmp_path / "log"):
+            assert await remote.append(b"w") == 2
+    async with stranger(tmp_path / "s", huge) as address:
+        with pytest.raises(StorageUnavailableError, match="no walstore server"):
+            await connect(address)
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_messages_never_harm_the_server(tmp_path: Path, seed: int) -> None:
     """Whole messages with random heads, and bytes with random changes."""
