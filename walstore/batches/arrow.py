@@ -83,6 +83,11 @@ def values_array(blob: memoryview, lengths: Sequence[int]) -> pa.BinaryArray:
     )
 
 
+def take_values(values: pa.BinaryArray, rows: Sequence[int]) -> pa.BinaryArray:
+    """Return some of the values, copied."""
+    return values.take(pa.array(rows, pa.int32()))
+
+
 def _bounds(lengths: Sequence[int]) -> pa.Buffer:
     """Return where each value begins and the last one ends, in Arrow's 32-bit integers."""
     if isinstance(lengths, array):

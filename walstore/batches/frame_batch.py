@@ -193,7 +193,7 @@ class FrameBatch(Batch):
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
-        return self.records_to_arrow(self, self.values_array()) if len(self) else _no_rows()
+        return self.records_to_arrow(self)
 
     def values_array(self) -> pa.BinaryArray:
         """Return the values as an Arrow array over the frame's own bytes."""
@@ -202,10 +202,15 @@ class FrameBatch(Batch):
         low, high = self.rows()
         return values_array(*self.value_buffer()).slice(low, high - low)
 
-    def records_to_arrow(self, records: Batch, values: pa.BinaryArray) -> pa.RecordBatch:
-        """Return records of this frame, with their values; what the frame does not have is cheap."""
-        from walstore.batches.arrow import of_columns
+    def records_to_arrow(self, records: Batch, rows: Sequence[int] | None = None) -> pa.RecordBatch:
+        """Return records of this frame, those at ``rows`` or all; what the frame does not have is cheap."""
+        from walstore.batches.arrow import empty, of_columns, take_values
 
+        if not len(records):
+            return empty()
+        values = self.values_array()
+        if rows is not None:
+            values = take_values(values, rows)
         has_times = self.has(ColumnKind.TIMESTAMP_DELTAS)
         return of_columns(
             records.offsets,
@@ -470,10 +475,7 @@ class FrameSelection(SelectedBatch):
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; the values are copied. See :meth:`Batch.to_arrow`."""
-        if not self._rows:
-            return _no_rows()
-        values = self._source.values_array().take(list(self._rows))
-        return self._source.records_to_arrow(self, values)
+        return self._source.records_to_arrow(self, self._rows)
 
     def _pick_values(self) -> Sequence[bytes]:
         source = self._source
@@ -494,9 +496,3 @@ class FrameSelection(SelectedBatch):
         return column_select.pick_optional_blobs(
             data, self._source.sizes(lengths, blob), self._rows
         )
-
-
-def _no_rows() -> pa.RecordBatch:
-    from walstore.batches.arrow import empty
-
-    return empty()
