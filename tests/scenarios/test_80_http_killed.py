@@ -94,12 +94,13 @@ class Follower(threading.Thread):
         try:
             offset = "-1"
             while True:
+                is_last = self.is_ending  # an answer of before may be older than the last message
                 found = self._poll(offset)
                 if found is None:
                     continue
                 offset, messages, is_up_to_date = found
                 self.messages += messages
-                if self.is_ending and is_up_to_date:
+                if is_last and is_up_to_date:
                     return
         except BaseException as error:  # noqa: BLE001 - shown by the test
             self.error = error
