@@ -187,7 +187,8 @@ class Streams:
                 stream.end()
                 with suppress(LogNotFoundError):
                     await self._logs.delete(stream.name)
-                del self._open[stream.name]
+                if self._open.get(stream.name) is stream:  # nobody who looked for it has noticed
+                    del self._open[stream.name]
             if stream.source is None or not stream.source.is_usable:
                 return
             await stream.source.forget_fork(stream.name)

@@ -98,6 +98,25 @@ async def test_everything_is_the_same_after_a_restart(tmp_path: Path) -> None:
         assert headers["Stream-Closed"] == "true"
 
 
+async def test_who_looks_for_a_stream_while_it_is_deleted_finds_none(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the server does with all streams when it begins."""
+    await served.send("PUT", "s", **TEXT)
+    streams = Streams(served.store, ManualClock())
+    await streams.find("s")
+    delete = served.store.delete
+
+    async def looked_at(name: str) -> None:
+        await delete(name)
+        with pytest.raises(RefusedError, match="no such stream"):
+            await streams.find(name)
+
+    monkeypatch.setattr(served.store, "delete", looked_at)
+    await streams.delete("s")
+    assert await served.store.logs() == []
+
+
 async def test_an_append_whose_answer_was_lost_is_in_the_stream_once(served: Served) -> None:
     await served.send("PUT", "s", **TEXT)
     stream = await Streams(served.store, ManualClock()).find("s")
