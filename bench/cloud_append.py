@@ -35,7 +35,7 @@ from uploader.write.cloud_tier import CloudTier
 from uploader.write.cloud_writer import CloudWriter
 from uploader.write.publish_pipeline import TIMER_SECONDS
 from walstore import Wal, WalError
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 T = TypeVar("T")
 Append = Callable[[bytes], Awaitable[int]]

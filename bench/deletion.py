@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 from bench.report.figures import percentile
 from walstore import Settings, Wal
-from walstore.files import unlinked_file
-from walstore.settings import MIB
+from walstore.core.files import unlinked_file
+from walstore.core.settings import MIB
 
 GROUP: Final = [bytes(1024)] * 256
 SEGMENT_BYTES: Final = 64 * MIB

@@ -26,7 +26,7 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject, StoredObject
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 RECORDS = 1000
 FRAGMENT_BYTES = 1 << 20

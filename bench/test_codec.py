@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from walstore.format import codec
+from walstore.core.format import codec
 
 CHANCE = Random(1)
 

@@ -20,9 +20,9 @@ import pytest
 
 from bench.conftest import Run
 from walstore import Wal
-from walstore.files.posix import PosixFile, PosixFileSystem
-from walstore.ports import File, FileSystem
-from walstore.runtime.threads import Worker
+from walstore.core.files.posix import PosixFile, PosixFileSystem
+from walstore.core.ports import File, FileSystem
+from walstore.core.runtime.threads import Worker
 
 ROUNDS = 20
 APPENDS = 200

@@ -19,7 +19,7 @@ from bench.conftest import Run
 from tests.local import UnsyncedFileSystem
 from tests.observed import NumbersLog
 from walstore import Settings, Wal
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.metrics import PrometheusMetrics
 
 FILE_SYSTEMS = {"synced": PosixFileSystem, "unsynced": UnsyncedFileSystem}

@@ -11,7 +11,7 @@ import pytest
 from bench.conftest import Run
 from bench.test_append import percentiles
 from walstore import Settings, Wal
-from walstore.format.segment import SUFFIX
+from walstore.core.format.segment import SUFFIX
 
 RECORDS = 500_000
 VALUE = bytes(100)

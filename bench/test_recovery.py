@@ -11,7 +11,7 @@ import pytest
 
 from bench.conftest import Run
 from walstore import Settings, Wal
-from walstore.settings import MIB
+from walstore.core.settings import MIB
 
 VALUE = os.urandom(1024)
 SETTINGS = Settings(durability="memory", channel_bytes=64 * MIB)

@@ -13,7 +13,7 @@ from tests.frames import batch_of, build, values_only
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
 
 TIME_US = 1_760_000_000_000_000
 COUNTS = {100: 20_000, 1024: 8_000}

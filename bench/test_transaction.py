@@ -12,7 +12,7 @@ import pytest
 
 from bench.conftest import Run
 from walstore import Settings, Wal
-from walstore.settings import GIB, MIB
+from walstore.core.settings import GIB, MIB
 
 VALUE = os.urandom(64 * 1024)
 

@@ -19,7 +19,7 @@ from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from walstore import Wal
-from walstore.format.segment import SUFFIX
+from walstore.core.format.segment import SUFFIX
 
 RECORDS = 64 * 1024
 VALUE_BYTES = 1024

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from walstore import Wal
-from walstore.append import channel as channels
+from walstore.core.append import channel as channels
 
 
 class Channel(channels.Channel):

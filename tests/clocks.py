@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 
 class SkippingClock(SystemClock):

@@ -24,10 +24,10 @@ from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import hang
 from walstore import Settings
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import OffsetTrimmedError, WalError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 
 URL = "memory://ignored"
 LOG_ID = "0123456789abcdef0123456789abcdef"
@@ -172,7 +172,7 @@ async def put_fragment(
 
 
 class MemorySource:
-    """A :class:`walstore.tier_port.TierSource` over records in memory."""
+    """A :class:`walstore.core.tier_port.TierSource` over records in memory."""
 
     def __init__(self, *, head: int = 1, uploaded_limit: int = 1, log_id: str = LOG_ID) -> None:
         self.log_id = log_id

@@ -19,7 +19,7 @@ from hypothesis import settings
 from tests import guard, missing_extras
 from tests.effort import EFFORT, SEED, again
 from tests.spark_classes import java_options, python_path
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
 
 if TYPE_CHECKING:

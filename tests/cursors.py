@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from walstore import Wal
-from walstore.cursors.consumer import Consumer
-from walstore.cursors.directory import (
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.read.reader import Reader
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import LoopGuard
+from walstore.positions.cursors.consumer import Consumer
+from walstore.positions.cursors.directory import (
     DIRECTORY_NAME,
     HeldCursors,
     decode_cursor,
@@ -21,14 +27,8 @@ from walstore.cursors.directory import (
     list_cursors,
     lowest_pin,
 )
-from walstore.cursors.store import CursorStore
-from walstore.files.posix import PosixFileSystem
-from walstore.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
-from walstore.ports import Clock, FileSystem
+from walstore.positions.cursors.store import CursorStore
 from walstore.positions.state import CursorState
-from walstore.read.reader import Reader
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import LoopGuard
 from walstore.testing import ManualClock
 
 FS = PosixFileSystem()

@@ -20,8 +20,8 @@ from tests.local import (
     segments,
 )
 from walstore import CorruptionError, Settings, Wal
-from walstore.format import checkpoint, frame, segment
-from walstore.verify.verifying import verify_directory
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.format import checkpoint, frame, segment
 
 FS = UnsyncedFileSystem()
 CHECKPOINT, DURABLE = checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME

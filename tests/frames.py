@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgpack
 from hypothesis import strategies as st
 
-from walstore.batches.frame_batch import FrameBatch
-from walstore.format import frame
-from walstore.format.frame import Column, ColumnKind, FrameHeader
+from walstore.core.batches.frame_batch import FrameBatch
+from walstore.core.format import frame
+from walstore.core.format.frame import Column, ColumnKind, FrameHeader
 from walstore.records import NO_HEADERS, Record
 
 

@@ -28,7 +28,7 @@ PACKAGES: Final = [module_from_spec(find_spec(name)) for name in ("walstore", "u
 They are found, not imported, for the second one needs an extra.
 """
 HELPERS: Final = ["walstore.testing"]
-WAKING: Final = ("walstore/runtime/tasks.py", "wake")
+WAKING: Final = ("walstore/core/runtime/tasks.py", "wake")
 """What runs tasks as the event loop does: what is below it has not called them."""
 
 WATCHED_EVERYWHERE: Final = (
@@ -173,9 +173,9 @@ def watched_event_loop() -> Iterator[BlockBuster]:
             owner, name, scanned_modules=PACKAGES, excluded_modules=HELPERS
         )
     # With a flag that makes it refuse to wait: a look at the cell of another process.
-    guard.functions["os.preadv"].can_block_in("walstore/files/posix.py", "load")
+    guard.functions["os.preadv"].can_block_in("walstore/core/files/posix.py", "load")
     # A lock that was forgotten is given back, which waits for nobody.
-    guard.functions["fcntl.flock"].can_block_in("walstore/files/posix.py", "__del__")
+    guard.functions["fcntl.flock"].can_block_in("walstore/core/files/posix.py", "__del__")
     for function in guard.functions.values():
         # Where log lines go is the application's choice, here pytest's.
         function.can_block_in("logging/__init__.py", "callHandlers")

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from walstore import Record, Settings, Wal
-from walstore.batches.append_request import make_group
-from walstore.batches.batch import Batch
-from walstore.batches.batch_builder import BatchBuilder
-from walstore.files.log_files import LogSnapshot
-from walstore.files.posix import PosixFile, PosixFileSystem
-from walstore.files.segment_file import CHUNK_BYTES, read_batches
+from walstore.core.batches.append_request import make_group
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.batch_builder import BatchBuilder
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.posix import PosixFile, PosixFileSystem
+from walstore.core.files.segment_file import CHUNK_BYTES, read_batches
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.settings import KIB
 from walstore.log.opening import Opened, enter_log, recover_log
-from walstore.ports import Clock, FileSystem
-from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, ManualClock, PowerLossFileSystem
 
 _T = TypeVar("_T")

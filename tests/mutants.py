@@ -35,53 +35,53 @@ class Mutant(NamedTuple):
     new: str
 
 
-FRAME = "walstore/format/frame.py"
-SEGMENT = "walstore/format/segment.py"
-CHECKPOINT = "walstore/format/checkpoint.py"
-RECOVERY = "walstore/format/recovery.py"
-STATE = "walstore/append/state.py"
-ACTIVE = "walstore/append/active_segment.py"
-TAIL = "walstore/append/tail.py"
-WRITER = "walstore/append/writer.py"
+FRAME = "walstore/core/format/frame.py"
+SEGMENT = "walstore/core/format/segment.py"
+CHECKPOINT = "walstore/core/format/checkpoint.py"
+RECOVERY = "walstore/core/format/recovery.py"
+STATE = "walstore/core/append/state.py"
+ACTIVE = "walstore/core/append/active_segment.py"
+TAIL = "walstore/core/append/tail.py"
+WRITER = "walstore/core/append/writer.py"
 CAS = "uploader/root/cas.py"
-CUTOFF = "uploader/gc/planner.py"
+CUTOFF = "uploader/care/gc/planner.py"
 HOLDS = "uploader/root/holds.py"
-GARBAGE_PLAN = "uploader/gc/garbage_plan.py"
-HEADS = "uploader/gc/observed_heads.py"
-APPLY = "uploader/gc/apply.py"
-DELETER = "uploader/gc/deleter.py"
+GARBAGE_PLAN = "uploader/care/gc/garbage_plan.py"
+HEADS = "uploader/care/gc/observed_heads.py"
+APPLY = "uploader/care/gc/apply.py"
+DELETER = "uploader/care/gc/deleter.py"
 
 TESTS: Final = {
-    FRAME: ("tests/walstore/format", "tests/golden/test_golden_frames.py"),
-    SEGMENT: ("tests/walstore/format", "tests/walstore/files/test_segment_file.py"),
-    CHECKPOINT: ("tests/walstore/format",),
+    FRAME: ("tests/walstore/core/format", "tests/golden/test_golden_frames.py"),
+    SEGMENT: ("tests/walstore/core/format", "tests/walstore/core/files/test_segment_file.py"),
+    CHECKPOINT: ("tests/walstore/core/format",),
     RECOVERY: (
-        "tests/walstore/format/test_recovery.py",
+        "tests/walstore/core/format/test_recovery.py",
         "tests/scenarios/test_03_local_recovery.py",
     ),
-    STATE: ("tests/walstore/append", "tests/scenarios/test_15_what_became_of_it.py"),
+    STATE: ("tests/walstore/core/append", "tests/scenarios/test_15_what_became_of_it.py"),
     TAIL: (
-        "tests/walstore/append/test_tail.py",
-        "tests/walstore/append/test_writer.py",
+        "tests/walstore/core/append/test_tail.py",
+        "tests/walstore/core/append/test_writer.py",
         "tests/walstore/log/test_opening.py",
         "tests/walstore/log/test_retention.py",
         "tests/scenarios/test_15_what_became_of_it.py",
         "tests/scenarios/test_18_building_on_what_was_found.py",
         "tests/scenarios/test_10_a_full_disk.py",
     ),
-    ACTIVE: ("tests/walstore/append", "tests/walstore/log/test_opening.py"),
+    ACTIVE: ("tests/walstore/core/append", "tests/walstore/log/test_opening.py"),
     WRITER: (
-        "tests/walstore/append/test_writer.py",
+        "tests/walstore/core/append/test_writer.py",
         "tests/walstore/log",
         "tests/scenarios/test_15_what_became_of_it.py",
     ),
     CAS: ("tests/uploader/root/test_cas.py",),
-    CUTOFF: ("tests/uploader/gc",),
-    HOLDS: ("tests/uploader/gc",),
-    GARBAGE_PLAN: ("tests/uploader/gc",),
-    HEADS: ("tests/uploader/gc",),
-    APPLY: ("tests/uploader/gc",),
-    DELETER: ("tests/uploader/gc",),
+    CUTOFF: ("tests/uploader/care/gc",),
+    HOLDS: ("tests/uploader/care/gc",),
+    GARBAGE_PLAN: ("tests/uploader/care/gc",),
+    HEADS: ("tests/uploader/care/gc",),
+    APPLY: ("tests/uploader/care/gc",),
+    DELETER: ("tests/uploader/care/gc",),
 }
 """Which tests should catch the mutants of a file; the quick ones among them are run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from walstore import CopyStatistics, GroupStatistics, Statistics
-from walstore.runtime.statistics import CopyScrub, ScrubRound, UploadStatistics
+from walstore.core.runtime.statistics import CopyScrub, ScrubRound, UploadStatistics
 
 _NOTHING: dict[str, Any] = {
     "head": 1,

@@ -131,20 +131,20 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
 
 TASKS_WITHOUT_A_GROUP = {
     # Owners. The object keeps the task, ends it and waits for its end.
-    "uploader/groups/job_records.py DeadLetters.begin": "aclose() ends it",
+    "uploader/positions/groups/job_records.py DeadLetters.begin": "aclose() ends it",
     "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
     "uploader/runtime/task_groups.py BackgroundTask.start": "aclose() ends it",
-    "walstore/cursors/consumer.py CursorKeeper.start": "stop() ends it",
-    "walstore/groups/coordinator.py GroupCoordinator.load": "aclose() ends it",
-    "walstore/groups/coordinator.py GroupCoordinator.retire": "the next one with its name waits for it",
-    "walstore/groups/coordinator.py GroupCoordinator._take_in_time": "aclose() waits for it",
-    "walstore/groups/coordinator.py GroupCoordinator._write": "aclose() waits for it",
-    "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
-    "walstore/replication/confirmations.py Confirmations.wait": "aclose() ends it",
-    "walstore/replication/healing.py Healer.heal": "it repairs once for all that ask; aclose() ends it",
-    "walstore/replication/primary.py Primary._confirm": "it waits for them",
-    "walstore/replication/node.py ReplicaNode._look_soon": "it looks once; aclose() waits for it",
-    "walstore/replication/primary.py Primary._spawn": "aclose() ends it",
+    "walstore/positions/cursors/consumer.py CursorKeeper.start": "stop() ends it",
+    "walstore/positions/groups/coordinator.py GroupCoordinator.load": "aclose() ends it",
+    "walstore/positions/groups/coordinator.py GroupCoordinator.retire": "the next one of its name waits",
+    "walstore/positions/groups/coordinator.py GroupCoordinator._take_in_time": "aclose() waits for it",
+    "walstore/positions/groups/coordinator.py GroupCoordinator._write": "aclose() waits for it",
+    "walstore/core/read/log_watch.py LogWatch.wait": "the last waiter ends it",
+    "walstore/cluster/replication/confirmations.py Confirmations.wait": "aclose() ends it",
+    "walstore/cluster/replication/healing.py Healer.heal": "it repairs once for all; aclose() ends it",
+    "walstore/cluster/replication/primary.py Primary._confirm": "it waits for them",
+    "walstore/cluster/replication/node.py ReplicaNode._look_soon": "it looks once; aclose() waits for it",
+    "walstore/cluster/replication/primary.py Primary._spawn": "aclose() ends it",
     # Work that goes on when the caller that began it is cancelled, so no block can hold it.
     "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",
     "walstore/positions/queue.py RequestQueue._spawn": "ends with the change; aclose() waits for it",
@@ -154,17 +154,17 @@ TASKS_WITHOUT_A_GROUP = {
     "walstore/http/proxy.py Proxy._while": "its block ends it",
     "walstore/http/http_server.py HttpServer.aclose": "the closing itself; aclose() waits for it",
     "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",
-    "walstore/remote/client.py Client._reconnect": "aclose() ends it",
-    "walstore/remote/client.py Client.connect": "aclose() ends it",
-    "walstore/remote/server_search.py find_server": "ended in place",
+    "walstore/net/remote/client.py Client._reconnect": "aclose() ends it",
+    "walstore/net/remote/client.py Client.connect": "aclose() ends it",
+    "walstore/net/remote/server_search.py find_server": "ended in place",
     "walstore/cluster/member.py ClusterMember.join": "aclose() waits for it",
-    "walstore/replication/claim.py LeaderClaim.take": "aclose() ends it",
-    "walstore/replication/primary.py Primary.drain": "ended in place",
+    "walstore/cluster/replication/claim.py LeaderClaim.take": "aclose() ends it",
+    "walstore/cluster/replication/primary.py Primary.drain": "ended in place",
     "walstore/http/answers.py Answers._large": "its last client cancels it",
     "walstore/http/sending.py Sending._is_taken": "it ends with the connection",
-    "walstore/runtime/tasks.py run_to_end": "it waits for it",
-    "walstore/runtime/time_limit.py within": "it waits for both",
-    "walstore/runtime/tasks.py start_task": "its callers have it",
+    "walstore/core/runtime/tasks.py run_to_end": "it waits for it",
+    "walstore/core/runtime/time_limit.py within": "it waits for both",
+    "walstore/core/runtime/tasks.py start_task": "its callers have it",
     "walstore/topology/session.py Session.__init__": "aclose() ends it",
     "walstore/serve/client_connection.py ClientConnection._lead_to": "connection_lost() ends it",
     "walstore/serve/client_connection.py ClientConnection._spawn": "the server waits for it when it stops",
@@ -209,7 +209,7 @@ def test_every_task_has_an_owner() -> None:
 
 
 def test_a_task_that_is_kept_begins_after_it_is_kept() -> None:
-    """Also on a loop whose tasks begin at once; see ``walstore/runtime/tasks.py``. Groups of tasks keep
+    """Also on a loop whose tasks begin at once; see ``walstore/core/runtime/tasks.py``. Groups of tasks keep
     theirs themselves."""
     kept = re.compile(r"self\.\w+ = [\w.()]*\bcreate_task\(")
     found = {

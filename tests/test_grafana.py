@@ -12,8 +12,8 @@ import yaml
 from tools import grafana
 from tools.metric_tables import OBJECTS
 from uploader.versioned.collection_metrics import METRICS as COLLECTION_METRICS
+from walstore.core.runtime.metric import Metric, MetricKind
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
-from walstore.runtime.metric import Metric, MetricKind
 
 ALERTS = grafana.BOARD.with_name("alerts.yml")
 SELECTOR = re.compile(r"\b(walstore_[a-z_]+)")

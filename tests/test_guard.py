@@ -16,7 +16,7 @@ from blockbuster import BlockingError
 
 import walstore
 from tests import guard
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 
 
 @pytest.fixture

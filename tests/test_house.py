@@ -59,13 +59,13 @@ def test_every_package_says_what_is_in_it() -> None:
 
 
 FOUND_REMOVED = {
-    "uploader/cursors/cursor_objects.py": 1,
-    "uploader/groups/group_place.py": 1,
+    "uploader/positions/cursors/cursor_objects.py": 1,
+    "uploader/positions/groups/group_place.py": 1,
     "uploader/read/fragment_reader.py": 1,
     "uploader/root/tree.py": 1,
-    "walstore/files/log_files.py": 2,
+    "walstore/core/files/log_files.py": 2,
     "walstore/log/readonly.py": 1,
-    "walstore/read/tiered.py": 1,
+    "walstore/core/read/tiered.py": 1,
     "walstore/spark/task.py": 1,
 }
 """Where records are found removed by other means than a check, such as a missing file; it does not grow."""
@@ -74,7 +74,9 @@ MADE = re.compile(r"(?<!class )Offset(Trimmed|NotWritten)Error\(|\brequested(=(?
 
 def test_errors_of_offsets_are_made_in_one_place() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
-    assert [place for place in texts if MADE.search(texts[place])] == ["walstore/offset_range.py"]
+    assert [place for place in texts if MADE.search(texts[place])] == [
+        "walstore/core/offset_range.py"
+    ]
     calls = {place: len(re.findall(r"(?<!self)\.trimmed\(", texts[place])) for place in texts}
     assert {place: count for place, count in calls.items() if count} == FOUND_REMOVED
 
@@ -87,7 +89,7 @@ GROWING = re.compile(
 
 
 def test_pauses_grow_in_one_place() -> None:
-    """They come from a Backoff; see ``walstore/runtime/backoff.py``."""
+    """They come from a Backoff; see ``walstore/core/runtime/backoff.py``."""
     grown = {
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in SOURCES

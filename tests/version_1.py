@@ -14,8 +14,8 @@ from pathlib import Path
 import msgpack
 from crc32c import crc32c
 
-from walstore.format import checkpoint, frame, segment
-from walstore.format.frame import Body, FrameHeader
+from walstore.core.format import checkpoint, frame, segment
+from walstore.core.format.frame import Body, FrameHeader
 
 _NEW_KEYS = ("tail_salt", "own_epoch", "is_closed")
 

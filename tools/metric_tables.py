@@ -10,9 +10,9 @@ from typing import Final
 
 from uploader.stores.metering import METRICS as STORE_METRICS
 from uploader.write.writer_settings import WRITER_METRICS
+from walstore.core.runtime.metric import Metric, MetricKind, Scope
 from walstore.http.http_server import HTTP_METRICS
 from walstore.metrics.definitions import HISTOGRAMS, METRICS, HistogramMetric
-from walstore.runtime.metric import Metric, MetricKind, Scope
 from walstore.serve.figures import SERVER_METRICS
 
 Row = tuple[str, str, str, str]

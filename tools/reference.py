@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uploader.stores import ObjectStore
+from walstore.core.ports import FileSystem
 from walstore.errors import WalError
-from walstore.ports import FileSystem
 
 DOCS = Path(__file__).parent.parent / "docs"
 MARK = "<!-- Made by python -m tools.reference; do not edit. -->"

@@ -1,33 +1,33 @@
 """uploader: the cloud tier of walstore, in wal3's formats. ``walstore.cloud`` is its other name."""
 
-from walstore.runtime.extras import needs_extra
+from walstore.core.runtime.extras import needs_extra
 
 with needs_extra("cloud", "the cloud tier"):
-    from uploader.admin.bootstrap import bootstrap
-    from uploader.admin.destroy import Destroyed, destroy
-    from uploader.admin.fork import Forked, fork
-    from uploader.admin.scrubber import Scrubber, ScrubReport, ScrubTally
-    from uploader.admin.seal import seal
+    from uploader.care.admin.bootstrap import bootstrap
+    from uploader.care.admin.destroy import Destroyed, destroy
+    from uploader.care.admin.fork import Forked, fork
+    from uploader.care.admin.scrubber import Scrubber, ScrubReport, ScrubTally
+    from uploader.care.admin.seal import seal
+    from uploader.care.dirty.dirty_log import Dirty, DirtyLog, RolledUp
+    from uploader.care.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
+    from uploader.care.gc.collector import GarbageCollector
+    from uploader.care.rebuilding.plan import RebuildPlan
+    from uploader.care.rebuilding.rebuilding import apply_rebuild, plan_rebuild
+    from uploader.care.restoring.restore import Restored, RestoreProgress, restore
+    from uploader.care.restoring.stored_copy import StoredCopy
     from uploader.chain import ChainSettings, Rebuilt, rebuild
-    from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.dirty.dirty_log import Dirty, DirtyLog, RolledUp
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.findings import Finding, Severity
     from uploader.format.rollup import RollUpSettings
-    from uploader.gc.collection import Collected, CollectorSettings, Deleted, Plan, Progress
-    from uploader.gc.collector import GarbageCollector
     from uploader.iceberg.content_table import Exported
     from uploader.iceberg.iceberg_target import IcebergTarget
     from uploader.iceberg.json_columns import JsonColumn
     from uploader.iceberg.log_table import LogTable, Registered, Released
     from uploader.layouts.log_session import Layout
     from uploader.partitioned.partitioned_log import PartitionedGroup, PartitionedLog
+    from uploader.positions.cursors.cloud_cursors import CloudCursors
     from uploader.read.cloud_log import CloudLog, Verified
     from uploader.read.fragment_cache import FragmentCache
-    from uploader.rebuilding.plan import RebuildPlan
-    from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
-    from uploader.restoring.restore import Restored, RestoreProgress, restore
-    from uploader.restoring.stored_copy import StoredCopy
     from uploader.stores import open_store
     from uploader.versioned.collection import Collection, CollectionStatus
     from uploader.versioned.collection_metrics import CollectionMetrics

@@ -5,9 +5,24 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from walstore.batches.batch import Batch
-from walstore.batches.conditions import NoneOf, OneOf
-from walstore.cursors.consumer import Consumer
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.conditions import NoneOf, OneOf
+from walstore.core.faces.fence import Fence
+from walstore.core.faces.producer import Producer
+from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.faces.transaction import Transaction
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.read.reader import Reader
+from walstore.core.runtime.extras import MissingExtraError
+from walstore.core.runtime.statistics import (
+    CopyScrub,
+    CopyStatistics,
+    GroupInfo,
+    GroupStatistics,
+    ScrubRound,
+    Statistics,
+)
+from walstore.core.settings import Settings
 from walstore.errors import (
     AccessDeniedError,
     CollectionNotFoundError,
@@ -45,37 +60,22 @@ from walstore.errors import (
     WouldBlock,
     WrongLoopError,
 )
-from walstore.faces.fence import Fence
-from walstore.faces.producer import Producer
-from walstore.faces.readable_log import ReadableLog
-from walstore.faces.transaction import Transaction
-from walstore.format.ledger import StreamInfo
-from walstore.groups.group import Group, Job
+from walstore.log.log import Log
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.wal import Wal
-from walstore.logs import Log
+from walstore.net.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
+from walstore.net.remote.remote_wal import RemoteWal, connect
+from walstore.net.remote.served_logs import ServedLog, list_logs
 from walstore.positions.cursor import Cursor
+from walstore.positions.cursors.consumer import Consumer
+from walstore.positions.groups.group import Group, Job
 from walstore.positions.state import CursorInfo
-from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
-from walstore.remote.remote_readonly_wal import RemoteReadonlyWal, connect_readonly
-from walstore.remote.remote_wal import RemoteWal, connect
-from walstore.remote.served_logs import ServedLog, list_logs
-from walstore.runtime.extras import MissingExtraError
-from walstore.runtime.statistics import (
-    CopyScrub,
-    CopyStatistics,
-    GroupInfo,
-    GroupStatistics,
-    ScrubRound,
-    Statistics,
-)
-from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
 from walstore.store.wal_store import StoreStatistics, WalStore
 
 if TYPE_CHECKING:
-    from walstore.replication.replication import Replication
+    from walstore.cluster.replication.replication import Replication
 
 __version__ = "0.1.0"
 
@@ -163,7 +163,7 @@ def __getattr__(name: str) -> Any:
     """Return Replication, with all that replicates: programs without copies need none of it."""
     if name != "Replication":
         raise AttributeError(f"module 'walstore' has no attribute {name!r}")
-    from walstore.replication.replication import Replication
+    from walstore.cluster.replication.replication import Replication
 
     globals()[name] = Replication
     return Replication

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from walstore.runtime.extras import MissingExtraError
+from walstore.core.runtime.extras import MissingExtraError
 
 
 def main() -> None:

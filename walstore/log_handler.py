@@ -22,15 +22,15 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from walstore import sync
-from walstore.batches.conditions import check_name
+from walstore.core.batches.conditions import check_name
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import Opening
+from walstore.core.settings import parse_durability
+from walstore.core.validation.arguments import as_count, as_seconds
 from walstore.errors import LimitExceededError, RecordTooLargeError, WalClosedError, WalError
 from walstore.log.wal import Wal
+from walstore.net.remote.remote_wal import connect
 from walstore.records import AnyDurability
-from walstore.remote.remote_wal import connect
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import Opening
-from walstore.settings import parse_durability
-from walstore.validation.arguments import as_count, as_seconds
 
 _GROUP_RECORDS: Final = 500
 _GROUP_BYTES: Final = 1 << 20

@@ -18,20 +18,20 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.faces.transaction import Transaction
+from walstore.core.read.reader import MIB, Reader
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.resource import Opening
+from walstore.core.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 from walstore.errors import WalClosedError, WalError, WrongLoopError
-from walstore.faces.transaction import Transaction
-from walstore.groups.group import Group, Job
 from walstore.log.wal import Wal
+from walstore.net.remote.remote_wal import RemoteWal
+from walstore.net.remote.remote_wal import connect as connect_remote
 from walstore.positions.cursor import Cursor
+from walstore.positions.groups.group import Group, Job
 from walstore.positions.state import CursorInfo
-from walstore.read.reader import MIB, Reader
 from walstore.records import AnyDurability, Record, Start
-from walstore.remote.remote_wal import RemoteWal
-from walstore.remote.remote_wal import connect as connect_remote
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import GroupInfo, GroupStatistics, Statistics
 
 __all__ = [
     "BlockingCursor",

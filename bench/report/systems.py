@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.bare import BareLog
 from walstore import Settings, Wal
-from walstore.settings import MIB
+from walstore.core.settings import MIB
 
 Append = Callable[[Sequence[bytes]], Any]
 AppendSoon = Callable[[Sequence[bytes]], Awaitable[Any]]

@@ -157,17 +157,20 @@ def own() -> selection.Graph:
 @pytest.mark.parametrize(
     ("changed", "test"),
     [
-        ("walstore/format/frame.py", "tests/walstore/format/test_frame.py"),
+        ("walstore/core/format/frame.py", "tests/walstore/core/format/test_frame.py"),
         ("walstore/log/engine.py", "tests/scenarios/test_12_local_kill.py"),
         ("tests/scenarios/kill_child.py", "tests/scenarios/test_12_local_kill.py"),
         ("walstore/cli/app.py", "tests/scenarios/test_78_served_and_killed.py"),
         ("walstore/spark/source.py", "tests/scenarios/test_70_spark_exactly_once.py"),
         ("walstore/spark/versioned/source.py", "tests/scenarios/test_75_spark_compaction.py"),
         ("tests/spark_path/sitecustomize.py", "tests/walstore/spark/sink/test_sink_spark.py"),
-        ("walstore/runtime/extras.py", "tests/walstore/runtime/test_extras.py"),
+        ("walstore/core/runtime/extras.py", "tests/walstore/core/runtime/test_extras.py"),
         ("tests/golden/log_v1/CHECKPOINT", "tests/golden/test_golden_log.py"),
-        ("tests/golden/wal3_garbage/cursor.json", "tests/uploader/cursors/test_cloud_cursors.py"),
-        ("docs/format.md", "tests/walstore/format/test_frame.py"),
+        (
+            "tests/golden/wal3_garbage/cursor.json",
+            "tests/uploader/positions/cursors/test_cloud_cursors.py",
+        ),
+        ("docs/format.md", "tests/walstore/core/format/test_frame.py"),
         ("docs/cli.md", "tests/walstore/cli/test_docs.py"),
         ("examples/order_book.py", "tests/examples/test_examples.py"),
         ("bench/report/figures.py", "tests/bench/test_report.py"),
@@ -185,7 +188,7 @@ def test_tests_that_a_change_of_this_repository_reaches(
 def test_a_change_of_the_command_line_leaves_most_tests_out(own: selection.Graph) -> None:
     found = select(["walstore/cli/append.py"], own)
     assert len(found.reached) < len(found.left_out)
-    assert "tests/walstore/format/test_frame.py" in found.left_out
+    assert "tests/walstore/core/format/test_frame.py" in found.left_out
 
 
 # What git knows.

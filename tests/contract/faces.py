@@ -27,7 +27,7 @@ from tests.clocks import SkippingClock
 from tests.cloud import FAST
 from tests.contract.from_threads import FromThreads, in_thread
 from tests.local import SMALL
-from tests.walstore.replication.cluster import Cluster
+from tests.walstore.cluster.replication.cluster import Cluster
 from tests.walstore.serve.served import Served, serving
 from uploader import CloudLog, CloudWriter, PartitionedLog, WriterSettings
 from uploader.partitioned import create_partitions

@@ -285,7 +285,7 @@ async def test_a_lease_belongs_to_the_cursor_and_renewing_it_disturbs_nobody(log
 
 
 def test_a_served_one_has_its_old_name_for_a_while() -> None:
-    module = importlib.import_module("walstore.remote.cursors")
+    module = importlib.import_module("walstore.net.remote.cursors")
     with pytest.warns(DeprecationWarning, match=r"walstore\.Cursor"):
         assert module.RemoteCursor is Cursor
     with pytest.raises(AttributeError):

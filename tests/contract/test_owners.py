@@ -29,7 +29,7 @@ from tests.contract.handles import (
 )
 from tests.walstore.serve.served import serving_from_a_thread
 from walstore import WalClosedError, WrongLoopError
-from walstore.runtime.owned import Owned
+from walstore.core.runtime.owned import Owned
 
 WITH_LOOPS: Final = [name for name in FACES if name not in ("blocking", "distant")]
 _SECONDS: Final = 60

@@ -103,7 +103,7 @@ def main(kind: str, *arguments: str) -> None:
     """Live, and report the cell before each sync."""
     place = [Path()]
     from tests.crash.workload import live, live_again, reporter
-    from walstore.files import unlinked_file
+    from walstore.core.files import unlinked_file
 
     unlinked_file.PART_BYTES = 8192  # so that these small segments are freed in parts, too
     say = reporter(REPORTS, _watch_cell(place))

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from walstore import OffsetTrimmedError, ReadonlyWal, Settings, Wal
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 
 SIZES = (20, 60, 200, 700, 1500, 3000, 9000, 20_000)
 Row = tuple[int, bytes, bytes | None, str | None]

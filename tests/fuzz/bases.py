@@ -10,10 +10,10 @@ from typing import Final
 
 from tests.local import copy_log
 from walstore import Record, Settings, Wal
-from walstore.files.directory import REPAIR_NAME, RESTORE_NAME
-from walstore.files.posix import PosixFile, PosixFileSystem
-from walstore.repair.plan import encode_plan
-from walstore.repair.repairing import plan_repair
+from walstore.care.repair.plan import encode_plan
+from walstore.care.repair.repairing import plan_repair
+from walstore.core.files.directory import REPAIR_NAME, RESTORE_NAME
+from walstore.core.files.posix import PosixFile, PosixFileSystem
 from walstore.testing import ManualClock
 
 TIME_US: Final = 1_760_000_000_000_000

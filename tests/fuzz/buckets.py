@@ -32,7 +32,7 @@ from uploader.partitioned.commit_record import CommitRecord
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from walstore import Record, Wal
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 WRITER: Final = WriterSettings(
     roll_up=RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2),

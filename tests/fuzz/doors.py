@@ -23,8 +23,8 @@ from tests.local import stored_batches
 from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
-from walstore.cursors.directory import list_cursors
-from walstore.files.log_files import LogSnapshot
+from walstore.core.files.log_files import LogSnapshot
+from walstore.positions.cursors.directory import list_cursors
 from walstore.testing import ManualClock
 
 # Typer makes the commands out of functions again for each command line, which takes most of the time.

@@ -14,10 +14,10 @@ from crc32c import crc32c
 
 from tests.fuzz import model, values
 from tests.fuzz.model import Column, Frame, Segment
-from walstore.cursors import directory as cursor_directory
-from walstore.files.directory import REPAIR_NAME
-from walstore.format import checkpoint, codec, frame, segment
-from walstore.format.frame import ColumnKind
+from walstore.core.files.directory import REPAIR_NAME
+from walstore.core.format import checkpoint, codec, frame, segment
+from walstore.core.format.frame import ColumnKind
+from walstore.positions.cursors import directory as cursor_directory
 
 Files = dict[str, bytes]
 Forgery = Callable[[Random, list[Segment], Files], str | None]

@@ -31,11 +31,11 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from walstore import Settings, Wal
+from walstore.net.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, encode
+from walstore.net.wire.records import pack_values
 from walstore.serve import Server, ServeSettings
 from walstore.serve.calls import CALLS
 from walstore.serve.client_connection import ClientConnection
-from walstore.wire.message import HEADER, PREAMBLE, VERSION, Decoder, Kind, encode
-from walstore.wire.records import pack_values
 
 FRAMES: Final = 1_000_000
 FRAMES_EACH: Final = 100

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from walstore.format import codec, frame, segment
+from walstore.core.format import codec, frame, segment
 
 FRAME_FIELDS: Final = (
     *("magic", "crc", "length", "previous_crc", "start", "count", "column_count", "version"),

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.frames import build, header_of, values_only
-from walstore.format import frame
-from walstore.format.frame import BLOB, Column
-from walstore.format.segment import HEADER_BYTES
+from walstore.core.format import frame
+from walstore.core.format.frame import BLOB, Column
+from walstore.core.format.segment import HEADER_BYTES
 from walstore.records import Record
 
 DIRECTORIES: Final = {version: Path(__file__).parent / f"frame_v{version}" for version in (1, 2)}

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from walstore.cursors.directory import encode_cursor
+from walstore.positions.cursors.directory import encode_cursor
 from walstore.positions.state import CursorState
 
 DIRECTORY: Final = Path(__file__).parent / "cursor_v1"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore import Record, Settings, Wal
-from walstore.files.directory import LOCK_NAME
+from walstore.core.files.directory import LOCK_NAME
 from walstore.testing import ManualClock
 
 DIRECTORIES: Final = {version: Path(__file__).parent / f"log_v{version}" for version in (1, 2)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.golden.regenerate_cursor import DIRECTORY, EXPECTED
-from walstore.cursors.directory import decode_cursor, encode_cursor
+from walstore.positions.cursors.directory import decode_cursor, encode_cursor
 
 
 def test_the_files_are_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.frames import batch_of, header_of
 from tests.golden.regenerate import DIRECTORIES, describe, frames, place_of
-from walstore.format import frame, segment
+from walstore.core.format import frame, segment
 
 FILES = [
     pytest.param(version, *item, id=f"v{version}-{item[0]}")

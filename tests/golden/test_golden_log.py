@@ -15,10 +15,10 @@ from tests.local import copy_log, segments, stored_batches
 from tests.version_1 import make_version_1, seal, versions_of
 from tests.walstore.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from walstore import ReadonlyWal, Record, StreamClosedError, Wal
-from walstore.files.log_files import LogSnapshot
-from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
-from walstore.repair.repairing import apply_repair, plan_repair
-from walstore.verify.verifying import verify_directory
+from walstore.care.repair.repairing import apply_repair, plan_repair
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 
 HINTS = [(), (FILE_NAME,), (CELL_FILE_NAME,), (FILE_NAME, CELL_FILE_NAME)]
 LIMITS = {1: 8, 2: 14}

@@ -13,7 +13,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, plan
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 SNAPSHOTS = sorted(DIRECTORY.glob("snapshot-*.json"))
 TREE = sorted(DIRECTORY.glob("snapshot-tree-*.json"))

@@ -11,16 +11,16 @@ from tests.cloud import FAST, URL, put_fragment, snapshot
 from tests.effort import first_seed, some
 from tests.uploader.logs import numbers, replace, roll_up
 from uploader import CloudLog, CloudWriter
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
+from uploader.care.rebuilding.plan import RebuildPlan
+from uploader.care.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import inspect_fragment
 from uploader.layouts.swapped_root import SwappedRoot
-from uploader.rebuilding.plan import RebuildPlan
-from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.stores import MemoryStore
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.runtime.threads import Worker
 
 SEEDS = some(480)
 

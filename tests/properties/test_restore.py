@@ -16,7 +16,7 @@ from tests.scenarios.test_44_restore import again, collect
 from uploader import UploadSettings
 from uploader.stores import MemoryStore
 from walstore import Record, Wal
-from walstore.verify.verifying import verify_directory
+from walstore.care.verify.verifying import verify_directory
 
 APPENDS = st.lists(
     st.fixed_dictionaries(

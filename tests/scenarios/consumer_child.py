@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.cursors import OpenLog, consumers_of, cursors_of
 from tests.local import SMALL
 from walstore import Wal
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 
 def say(line: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.local import SMALL, check_contiguous, contents, segments
 from walstore import Wal
-from walstore.format import frame, segment
+from walstore.core.format import frame, segment
 
 WRITERS = 8
 EACH = 10_000

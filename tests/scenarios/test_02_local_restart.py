@@ -8,7 +8,7 @@ import pytest
 
 from tests.local import SMALL, check_contiguous, contents, read_all, segments
 from walstore import OffsetTrimmedError, Settings, Wal
-from walstore.format import frame, segment
+from walstore.core.format import frame, segment
 
 
 async def test_L1_a_clean_restart_continues_at_the_next_offset(log_directory: Path) -> None:

@@ -23,7 +23,7 @@ from tests.local import (
     stored_batches,
 )
 from walstore import Record, Wal, WalError
-from walstore.format import checkpoint, segment
+from walstore.core.format import checkpoint, segment
 
 FS = UnsyncedFileSystem()
 _UNSEEN_BYTES = 8

@@ -10,7 +10,8 @@ come. Afterwards
   * the log works.
 
 ``Wal.open`` and ``Wal.aclose`` are in tests/walstore/log/test_wal_cancellation.py (L14), the commit of a
-cursor in tests/walstore/cursors/test_cursor.py, many callers at once in test_06_local_cancellation.py.
+cursor in tests/walstore/positions/cursors/test_cursor.py, many callers at once in
+test_06_local_cancellation.py.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WouldBlock
-from walstore.faces.fence import Fence
-from walstore.faces.producer import Producer
-from walstore.faces.transaction import Transaction
-from walstore.read.reader import Reader
+from walstore.core.faces.fence import Fence
+from walstore.core.faces.producer import Producer
+from walstore.core.faces.transaction import Transaction
+from walstore.core.read.reader import Reader
+from walstore.core.settings import KIB
 from walstore.records import from_timestamp_us
-from walstore.settings import KIB
 from walstore.testing import ManualClock
 
 SETTINGS = SMALL.replace(
@@ -423,8 +424,10 @@ def test_every_public_coroutine_is_here() -> None:
     # Not for callers.
     elsewhere |= {"Wal.append_letter", "Wal.has_group", "Reader.coming_bytes"}
     elsewhere |= {"Transaction.write_out"}
-    elsewhere |= {"Wal.wait_closing"}  # ends with its log: walstore/replication/test_clients.py
-    elsewhere |= {"Wal.refresh"}  # waits for copies: walstore/replication/test_current.py
+    elsewhere |= {
+        "Wal.wait_closing"
+    }  # ends with its log: walstore/cluster/replication/test_clients.py
+    elsewhere |= {"Wal.refresh"}  # waits for copies: walstore/cluster/replication/test_current.py
     for owner in (Wal, Transaction, Producer, Fence, Reader):
         for name, _ in inspect.getmembers(owner, inspect.iscoroutinefunction):
             if not name.startswith("_") or name.startswith("__a"):

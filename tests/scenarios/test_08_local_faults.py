@@ -26,8 +26,8 @@ from tests.local import (
     segments,
 )
 from walstore import DiskFullError, Wal, WalClosedError, WalError
-from walstore.format import frame, segment
-from walstore.settings import KIB
+from walstore.core.format import frame, segment
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem
 
 FS = UnsyncedFileSystem()

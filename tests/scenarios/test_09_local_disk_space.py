@@ -13,9 +13,9 @@ import pytest
 from tests.local import SMALL, check_contiguous, gather_outcomes, read_all, read_values
 from tests.waiting import until
 from walstore import DiskFullError, Settings, Wal, WalError
-from walstore.append.disk_watch import RECHECK_SECONDS
-from walstore.files.posix import PosixFileSystem
-from walstore.settings import KIB, MIB
+from walstore.core.append.disk_watch import RECHECK_SECONDS
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.settings import KIB, MIB
 
 WATCHED = SMALL.replace(min_free_bytes=400 * KIB)
 PLENTY = 1 << 40

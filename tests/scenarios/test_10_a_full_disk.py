@@ -15,14 +15,14 @@ import pytest
 
 from tests.local import SMALL, copy_log, gather_outcomes, open_descriptors, read_all, segments
 from walstore import DiskFullError, Wal, WalError
-from walstore.cursors.directory import hold_cursors
-from walstore.files.posix import PosixFileSystem
-from walstore.format.checkpoint import decode_cell
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format.checkpoint import decode_cell
+from walstore.core.settings import KIB
+from walstore.positions.cursors.directory import hold_cursors
 from walstore.positions.state import CursorState
-from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call
-from walstore.verify.verifying import verify_directory
 
 SETTINGS = SMALL.replace(min_free_bytes=0)
 ACTIVE = "next.tmp"

@@ -20,10 +20,10 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
-from walstore.append.state import TailError
+from walstore.core.append.state import TailError
+from walstore.core.settings import KIB
 from walstore.errors import StorageUnavailableError
 from walstore.log.opening import Opened
-from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -17,9 +17,9 @@ import pytest
 from tests.effort import every
 from tests.local import PowerCut, crashes
 from walstore import Settings, Wal
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import FileSystem
 from walstore.errors import WalError
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -16,9 +16,9 @@ import pytest
 from tests.effort import every
 from tests.local import SMALL, PowerCut, UnsyncedFileSystem, crashes
 from walstore import Wal
+from walstore.core.ports import FileSystem
+from walstore.core.settings import KIB
 from walstore.errors import WalError
-from walstore.ports import FileSystem
-from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -24,7 +24,7 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import OutcomeUnknownError, Settings, Wal, WalError
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -26,9 +26,9 @@ from tests.evidence import (
 )
 from tests.local import copy_log, segments
 from walstore import CorruptionError, Wal, WalError
-from walstore.format import checkpoint, frame, segment
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.format import checkpoint, frame, segment
 from walstore.testing import FaultyFileSystem
-from walstore.verify.verifying import verify_directory
 
 # -- S2: frames without records --------------------------------------------------------------------
 

@@ -38,11 +38,11 @@ from tests.local import (
     stored_batches,
 )
 from walstore import Settings, Wal
-from walstore.files.log_bounds import find_missing
-from walstore.files.log_files import LogSnapshot
-from walstore.format import segment
-from walstore.settings import MIB
-from walstore.verify.verifying import verify_directory
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.log_bounds import find_missing
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.format import segment
+from walstore.core.settings import MIB
 
 ALIGNED = bytes(4)
 """What follows it in a value begins at a multiple of 8, as frames do."""

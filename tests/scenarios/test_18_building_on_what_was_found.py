@@ -31,14 +31,14 @@ from tests.local import (
     stored_batches,
 )
 from walstore import Wal, WalError
-from walstore.batches.batch_builder import BatchBuilder
-from walstore.files.log_bounds import find_missing
-from walstore.format import segment
-from walstore.format.ledger import Marks
-from walstore.settings import KIB
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.batches.batch_builder import BatchBuilder
+from walstore.core.files.log_bounds import find_missing
+from walstore.core.format import segment
+from walstore.core.format.ledger import Marks
+from walstore.core.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
-from walstore.verify.verifying import verify_directory
 
 FS = UnsyncedFileSystem()
 ROOT = Path(__file__).parents[2]

@@ -11,14 +11,14 @@ import pytest
 
 from tests.local import SMALL, check_contiguous, stored_batches
 from walstore import Wal
-from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch
-from walstore.batches.cost import FRAME_COST_BYTES
-from walstore.batches.derived import ConcatBatch
-from walstore.batches.frame_batch import FrameBatch
-from walstore.files.log_files import LogSnapshot
-from walstore.files.segment_file import iter_chunks
-from walstore.format import segment
+from walstore.core.batches.arrow import SCHEMA
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.cost import FRAME_COST_BYTES
+from walstore.core.batches.derived import ConcatBatch
+from walstore.core.batches.frame_batch import FrameBatch
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.segment_file import iter_chunks
+from walstore.core.format import segment
 from walstore.log.readonly import ReadonlyWal
 
 RECORDS = 120

@@ -14,7 +14,7 @@ import pytest
 
 from tests.local import SMALL, contents, segments
 from walstore import StorageUnavailableError, Wal, WalStore
-from walstore.format.checkpoint import CELL_FILE_NAME, decode_cell
+from walstore.core.format.checkpoint import CELL_FILE_NAME, decode_cell
 from walstore.log.readonly import ReadonlyWal
 from walstore.store.settings import StoreSettings
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.local import SMALL, contents
 from walstore import Wal, WalStore
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import LOSE_ALL
 

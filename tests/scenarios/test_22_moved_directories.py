@@ -32,14 +32,14 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
-from walstore.files.log_files import LogSnapshot
-from walstore.files.posix import PosixFileSystem
+from walstore.care.repair.repairing import apply_repair, plan_repair
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import FileSystem
 from walstore.log.readonly import ReadonlyWal
-from walstore.ports import FileSystem
-from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.store.settings import StoreSettings
 from walstore.testing import Call, FaultyFileSystem
-from walstore.verify.verifying import verify_directory
 
 GROUP = [bytes([number]) * 3000 for number in range(30)]
 """More than a segment."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud import FAST, URL, cloud_values
-from uploader.admin.destroy import destroy
+from uploader.care.admin.destroy import destroy
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.format import layout
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.stores import ListedObject, MemoryStore, StoreWrapper
 from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER
 from uploader.write.cloud_writer import CloudWriter

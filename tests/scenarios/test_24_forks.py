@@ -23,7 +23,7 @@ from tests.walstore.serve.served import serving
 from uploader import CloudWriter, DirtyLog, WriterSettings
 from uploader.stores import MemoryStore
 from walstore import Wal, WalClosedError, WalLockedError, WalStore
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 
 QUICK = WriterSettings(interval_seconds=0)
 

@@ -33,7 +33,7 @@ from walstore import (
     WalStore,
     WrongLoopError,
 )
-from walstore.read.reader import Reader
+from walstore.core.read.reader import Reader
 
 _SPILLING = replace(SMALL, transaction_memory_bytes=16 * KIB)
 

@@ -24,8 +24,8 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WalError, WalLockedError, WalStore
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import FileSystem
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import FileSystem
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call
 

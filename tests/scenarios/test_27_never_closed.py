@@ -26,7 +26,7 @@ import asyncio, gc, os, sys, time, warnings
 from pathlib import Path
 from walstore import Wal, WalStore
 from walstore.testing import FaultyFileSystem
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 
 kind, path = sys.argv[1], Path(sys.argv[2])
 warnings.simplefilter("always", ResourceWarning)

@@ -16,7 +16,7 @@ from tests.local import SMALL, check_contiguous, read_all
 from tests.scenarios.readonly_child import settings
 from tests.waiting import until
 from walstore import LogNotFoundError, OffsetTrimmedError, Record, Wal
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.log.readonly import ReadonlyWal
 from walstore.testing import PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL

@@ -23,9 +23,9 @@ from walstore import (
     WalLockedError,
     WalStore,
 )
+from walstore.care.repair.repairing import apply_repair, plan_repair
 from walstore.cli.holder import find_holder
-from walstore.files.posix import PosixFileSystem
-from walstore.repair.repairing import apply_repair, plan_repair
+from walstore.core.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem
 
 # -- logs by name ------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from walstore import (
     WalStore,
     WouldBlock,
 )
-from walstore.files.posix import PosixFileSystem
-from walstore.settings import KIB, MIB
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.settings import KIB, MIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -19,7 +19,7 @@ from tests.local import SMALL, UnsyncedFileSystem, check_contiguous, read_all, s
 from tests.named import is_there
 from tests.waiting import until
 from walstore import CorruptionError, Wal, WalClosedError, WalError
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import LOSE_ALL
 

@@ -29,7 +29,7 @@ from walstore import (
     WalClosedError,
     WalError,
 )
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, ManualClock
 
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 NO_REPLICAS = "not applicable: one log has no replicas, routes or assignments"
 TRANSACTION = "walstore/log/test_transaction.py"
-CHANNEL = "walstore/append/test_channel.py"
+CHANNEL = "walstore/core/append/test_channel.py"
 CASES = {
     # append_fsm_test.go
     "append_fsm: Resolve": Case(NO_REPLICAS),
@@ -125,7 +125,7 @@ CASES = {
         "a disk that fails: every waiter is told what became of its records, and nobody appends",
         (
             "test_when_the_disk_fails_all_that_are_under_way_are_told",
-            "walstore/append/test_writer.py::test_W3_every_waiter_is_told_what_became_of_its_record",
+            "walstore/core/append/test_writer.py::test_W3_every_waiter_is_told_what_became_of_its_record",
         ),
     ),
     "append_fsm: RunBasicCases, slow client": Case(
@@ -149,7 +149,7 @@ CASES = {
     # append_api_test.go
     "append_api: single append": Case(
         "an append returns its offset once it is durable",
-        ("walstore/append/test_writer.py::test_W1_an_append_returns_only_after_its_sync_has",),
+        ("walstore/core/append/test_writer.py::test_W1_an_append_returns_only_after_its_sync_has",),
     ),
     "append_api: register sequence": Case(
         "the sequence of Gazette's test, with the results of our rules",
@@ -214,7 +214,7 @@ CASES = {
         "segments are sealed by size, by age and when asked",
         (
             "scenarios/test_02_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
-            "walstore/append/test_writer.py::test_a_small_segment_is_sealed_at_its_age",
+            "walstore/core/append/test_writer.py::test_a_small_segment_is_sealed_at_its_age",
         ),
     ),
     "replicate_api": Case(NO_REPLICAS),

@@ -25,13 +25,13 @@ from tests.local import (
     open_blocking,
     read_opened,
 )
-from tests.walstore.repair.test_from_copy import LogCopy
+from tests.walstore.care.repair.test_from_copy import LogCopy
 from walstore import Wal
+from walstore.care.repair.plan import STAGED_NAME, RepairPlan
+from walstore.care.repair.repairing import apply_repair, plan_repair
+from walstore.care.repair.runs import Keep
+from walstore.core.ports import FileSystem
 from walstore.errors import CorruptionError, WalError
-from walstore.ports import FileSystem
-from walstore.repair.plan import STAGED_NAME, RepairPlan
-from walstore.repair.repairing import apply_repair, plan_repair
-from walstore.repair.runs import Keep
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -21,7 +21,7 @@ from tests.cloud import FAST, SEGMENTS, SMALL, URL, cloud_log, tier, unreference
 from tests.effort import first_seed
 from tests.local import UnsyncedFileSystem, check_contiguous
 from tests.scenarios.test_50_cloud_writer import Ledger
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
 from uploader.format.findings import Severity
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
@@ -32,8 +32,8 @@ from uploader.write import publish_pipeline
 from uploader.write.cloud_writer import CloudWriter
 from uploader.write.writer_settings import WriterSettings
 from walstore import Wal
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import OffsetMismatchError, WalError
-from walstore.runtime.clock import SystemClock
 
 _T = TypeVar("_T")
 

@@ -19,9 +19,9 @@ from uploader.stores.wrapper import Request
 from uploader.testing import FaultyStore
 from uploader.testing.faults import timeout
 from walstore import Settings, Wal
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format import segment
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
-from walstore.files.posix import PosixFileSystem
-from walstore.format import segment
 from walstore.testing import FaultyFileSystem
 
 SETTINGS = Settings(segment_bytes=64 << 10, batch_bytes=4096, cache_bytes=0)

@@ -25,17 +25,22 @@ from tests.local import SMALL, read_all, segments
 from tests.uploader.documents import rolled_up
 from tests.uploader.parquet import by_arrow_rs, wal3_table
 from uploader import CloudLog, CloudTier
-from uploader.admin.seal import seal
+from uploader.care.admin.seal import seal
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
+from uploader.care.restoring.restore import Restored, RestoreProgress, restore
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import inspect_fragment
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
-from uploader.restoring.restore import Restored, RestoreProgress, restore
 from uploader.stores import MemoryStore
 from uploader.write.cloud_writer import CloudWriter
 from walstore import Record, Wal
+from walstore.care.verify import VerifyReport
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.directory import RESTORE_NAME
+from walstore.core.format.checkpoint import FILE_NAME
+from walstore.core.settings import Settings
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -45,12 +50,7 @@ from walstore.errors import (
     OffsetTrimmedError,
     WalLockedError,
 )
-from walstore.files.directory import RESTORE_NAME
-from walstore.format.checkpoint import FILE_NAME
 from walstore.records import from_timestamp_us
-from walstore.settings import Settings
-from walstore.verify import VerifyReport
-from walstore.verify.verifying import verify_directory
 
 
 async def fill(path: Path, store: MemoryStore, count: int = 400) -> list[Record]:
@@ -321,7 +321,7 @@ async def test_only_into_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_directory_in_use(tmp_path: Path) -> None:
-    from walstore.files.posix import PosixFileSystem
+    from walstore.core.files.posix import PosixFileSystem
 
     store = MemoryStore()
     await fill(tmp_path / "old", store, 10)

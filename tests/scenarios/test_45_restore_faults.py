@@ -22,6 +22,8 @@ from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill, timeout
 from walstore import Wal
+from walstore.core.files.directory import list_segments
+from walstore.core.files.posix import PosixFileSystem
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -29,8 +31,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.files.directory import list_segments
-from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.calls import Call
 from walstore.testing.power import KEEP_ALL, LOSE_ALL

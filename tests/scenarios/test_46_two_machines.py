@@ -27,13 +27,13 @@ from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore import ContentionError, FencedError, LogSealedError, Wal, WalClosedError
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     CorruptionError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalError,
 )
-from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
 
 LAYOUTS: list[Layout] = ["swap", "chain"]

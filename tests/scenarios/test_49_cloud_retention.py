@@ -20,8 +20,8 @@ from uploader import UploadSettings
 from uploader.stores.memory import MemoryStore
 from uploader.testing import faults
 from walstore import OffsetTrimmedError, Wal, WalClosedError
+from walstore.core.files.spare_segment import NAME as SPARE_NAME
 from walstore.errors import WalError
-from walstore.files.spare_segment import NAME as SPARE_NAME
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -14,12 +14,12 @@ import pytest
 from tests.cloud import FAST, URL, cloud_log
 from tests.effort import first_seed
 from tests.waiting import until
-from uploader.admin.seal import seal
+from uploader.care.admin.seal import seal
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
@@ -38,6 +38,7 @@ from uploader.testing.faults import (
 )
 from uploader.write.cloud_writer import CloudWriter
 from uploader.write.writer_settings import WriterSettings
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     ContentionError,
     LogSealedError,
@@ -46,7 +47,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
 
 LAYOUTS = ["swap", "chain"]

@@ -18,7 +18,7 @@ from tests.cloud import FAST, URL, cloud_log, put_fragment
 from tests.effort import first_seed
 from tests.local import turns
 from uploader import CloudWriter, fork, seal
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
 from uploader.format import layout
 from uploader.format.findings import Severity
 from uploader.format.manifest import Manifest

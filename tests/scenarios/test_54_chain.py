@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from uploader import CloudLog, CloudTier
-from uploader.admin.destroy import destroy
-from uploader.admin.fork import fork
-from uploader.admin.scrubber import Scrubber
-from uploader.admin.seal import seal
+from uploader.care.admin.destroy import destroy
+from uploader.care.admin.fork import fork
+from uploader.care.admin.scrubber import Scrubber
+from uploader.care.admin.seal import seal
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
+from uploader.care.restoring.restore import restore
 from uploader.chain import ChainRoot, ChainSettings, rebuild
 from uploader.format.layout import MANIFEST_PREFIX
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
-from uploader.restoring.restore import restore
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill

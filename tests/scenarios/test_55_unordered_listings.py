@@ -10,7 +10,7 @@ import pytest
 from tests.cloud import FAST, URL, RecordingStore, cloud_values, put_fragment, values
 from tests.effort import first_seed
 from uploader import CloudLog
-from uploader.admin.destroy import destroy
+from uploader.care.admin.destroy import destroy
 from uploader.chain import ChainSettings
 from uploader.format import layout
 from uploader.stores import MemoryStore, RetryingStore, RetryPolicy

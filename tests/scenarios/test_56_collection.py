@@ -15,11 +15,11 @@ from tests.cloud import FAST, SMALL, URL, cloud_log, copy_store, tier
 from tests.local import SMALL as SMALL_LOG
 from tests.uploader.places import INTERVAL_SECONDS, LeapClock
 from tests.waiting import until
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled

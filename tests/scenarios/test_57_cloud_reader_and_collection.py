@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log, copy_objects, put_fragment, values
-from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.format.rollup import RollUpSettings
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.layouts.swapped_root import SwappedRoot
+from uploader.positions.cursors.cloud_cursors import CloudCursors
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import OffsetTrimmedError
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 
 FRAGMENTS = 60
 RECORDS = 10

@@ -17,14 +17,14 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_server,
     s3_url,
 )
-from uploader.admin.destroy import destroy
-from uploader.admin.fork import fork
-from uploader.admin.scrubber import Scrubber
-from uploader.admin.seal import seal
+from uploader.care.admin.destroy import destroy
+from uploader.care.admin.fork import fork
+from uploader.care.admin.scrubber import Scrubber
+from uploader.care.admin.seal import seal
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.layouts.log_session import Layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore

@@ -9,15 +9,15 @@ import pytest
 from tests.cloud import FAST, SEGMENTS, SMALL, URL, cloud_values, fragment_keys, snapshot, tier
 from tests.uploader.logs import begin, numbers, roll_up
 from uploader import CloudTier, CloudWriter
+from uploader.care.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, faults
 from walstore import Wal
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, FencedError, WalError
-from walstore.runtime.threads import Worker
 
 pytestmark = pytest.mark.slow
 

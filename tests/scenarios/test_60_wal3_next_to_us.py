@@ -16,7 +16,7 @@ from tests.cloud import FAST, URL, cloud_values, fragment_keys, put_fragment, ti
 from tests.uploader.logs import replace
 from tests.waiting import until
 from uploader import UploadSettings
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
 from uploader.format import layout
 from uploader.format.findings import Severity
 from uploader.format.manifest import Manifest

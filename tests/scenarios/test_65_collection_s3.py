@@ -14,7 +14,7 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_server,
     s3_url,
 )
-from uploader.gc.collector import GarbageCollector
+from uploader.care.gc.collector import GarbageCollector
 from uploader.stores import open_store
 from uploader.write.cloud_writer import CloudWriter
 from walstore import ContentionError

@@ -15,11 +15,11 @@ import pytest
 from tests.cloud import URL
 from tests.effort import first_seed
 from tests.scenarios.test_50_cloud_writer import Jittery, Ledger, open_writer
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
 from uploader.read.cloud_log import CloudLog
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy

@@ -18,7 +18,7 @@ import pytest
 
 from tests.spark_jvm import SparkJvm
 from uploader import Collection, Controller
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 from walstore.spark import problem
 
 pytestmark = [

@@ -17,7 +17,7 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_url,
 )
 from walstore import spark
-from walstore.verify import verify_directory
+from walstore.care.verify import verify_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 

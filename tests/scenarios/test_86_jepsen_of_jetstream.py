@@ -36,12 +36,12 @@ import pytest
 
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machines
-from tests.walstore.replication.cluster import SMALL, Cluster, Machine
-from tests.walstore.replication.test_replication import caught_up, forget
+from tests.walstore.cluster.replication.cluster import SMALL, Cluster, Machine
+from tests.walstore.cluster.replication.test_replication import caught_up, forget
 from walstore import CorruptionError, StorageUnavailableError, Wal, WalClosedError, WalError
-from walstore.files.directory import PROMISE_NAME
-from walstore.format import checkpoint
-from walstore.format.segment import HEADER_BYTES
+from walstore.core.files.directory import PROMISE_NAME
+from walstore.core.format import checkpoint
+from walstore.core.format.segment import HEADER_BYTES
 from walstore.testing import FaultyFileSystem, Hold, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

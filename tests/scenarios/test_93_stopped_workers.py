@@ -11,7 +11,7 @@ import pytest
 
 from tests.effort import first_seed, some
 from walstore import Wal
-from walstore.groups.group import Group, Job
+from walstore.positions.groups.group import Group, Job
 
 pytestmark = pytest.mark.slow
 

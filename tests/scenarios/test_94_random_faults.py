@@ -42,8 +42,8 @@ from tests.partitions import (
     proxies,
 )
 from tests.waiting import until
-from walstore.files.directory import PROMISE_NAME
-from walstore.format.segment import HEADER_BYTES
+from walstore.core.files.directory import PROMISE_NAME
+from walstore.core.format.segment import HEADER_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(1800)]
 

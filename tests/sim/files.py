@@ -33,7 +33,7 @@ class Watcher(Protocol):
 
 
 class SimFileSystem:
-    """See :class:`walstore.ports.FileSystem`."""
+    """See :class:`walstore.core.ports.FileSystem`."""
 
     def __init__(
         self, disk: Disk, weather: Weather, process: Process, watcher: Watcher, free_bytes: int

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tests.sim.disk import Inode
 from tests.sim.loop import Killed
 from tests.sim.threads import current
-from walstore.ports import Buffer
+from walstore.core.ports import Buffer
 from walstore.testing.calls import failure
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class SimFile:
-    """See :class:`walstore.ports.File`."""
+    """See :class:`walstore.core.ports.File`."""
 
     def __init__(self, system: SimFileSystem, inode: Inode, path: Path, descriptor: int) -> None:
         self._system = system
@@ -85,7 +85,7 @@ class SimFile:
 
 
 class SimCell:
-    """See :class:`walstore.ports.Cell`."""
+    """See :class:`walstore.core.ports.Cell`."""
 
     def __init__(self, system: SimFileSystem, inode: Inode, path: Path, size: int) -> None:
         self._system = system
@@ -117,7 +117,7 @@ class SimCell:
 
 
 class SimCellView:
-    """See :class:`walstore.ports.CellView`."""
+    """See :class:`walstore.core.ports.CellView`."""
 
     def __init__(self, system: SimFileSystem, inode: Inode, path: Path) -> None:
         self._system = system
@@ -140,7 +140,7 @@ class SimCellView:
 
 
 class SimLockFile:
-    """See :class:`walstore.ports.Lock`."""
+    """See :class:`walstore.core.ports.Lock`."""
 
     def __init__(self, system: SimFileSystem, inode: Inode, path: Path, descriptor: int) -> None:
         self.process = system.process

@@ -22,10 +22,10 @@ from tests.sim.rules import Book, Entry, ViolationError
 from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files import unlinked_file
+from walstore.core.files.spill import Spill
 from walstore.errors import LogNotFoundError, WalError
-from walstore.files import unlinked_file
-from walstore.files.spill import Spill
-from walstore.verify.verifying import verify_directory
 
 _PATIENCE_SECONDS = 3000.0
 """More than all stalls of a session together."""

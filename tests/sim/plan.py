@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Final
 
-from walstore.settings import KIB, Settings
+from walstore.core.settings import KIB, Settings
 
 ACTS: Final = (
     "append",

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import Process, SimLoop
+from walstore.core.runtime import resource
 from walstore.errors import WalClosedError
-from walstore.runtime import resource
 
 
 class SimClock:

@@ -12,9 +12,9 @@ from tests.sim.cloud.ledger import CLOUD_RULES, CloudViolationError, Ledger
 from tests.sim.cloud.plan import draw
 from tests.sim.rules import ViolationError
 from tests.sim.shrink import shrink
-from uploader.admin import seal as sealing_module
+from uploader.care.admin import seal as sealing_module
+from uploader.care.gc import apply, planner
 from uploader.format.cloud_cursor import CloudCursor
-from uploader.gc import apply, planner
 from uploader.root import garbage_file
 from walstore.errors import StorageUnavailableError
 

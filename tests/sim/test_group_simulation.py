@@ -13,8 +13,8 @@ from tests.sim.groups.history import GroupHistory, simulate
 from tests.sim.groups.plan import draw
 from tests.sim.groups.truth import GROUP_RULES
 from tests.sim.rules import ViolationError
-from uploader.groups.group_turn import GroupTurn, Sight
-from uploader.groups.known_group import KnownGroup
+from uploader.positions.groups.group_turn import GroupTurn, Sight
+from uploader.positions.groups.known_group import KnownGroup
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])

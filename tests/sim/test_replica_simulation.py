@@ -14,9 +14,9 @@ from tests.sim.replicas.plan import draw
 from tests.sim.replicas.rules import REPLICA_RULES
 from tests.sim.rules import ViolationError
 from walstore import Replication
-from walstore.replication import healing, primary, takeover
-from walstore.replication.promise import Promise
-from walstore.replication.replica import Replica
+from walstore.cluster.replication import healing, primary, takeover
+from walstore.cluster.replication.promise import Promise
+from walstore.cluster.replication.replica import Replica
 from walstore.topology import session
 
 pytestmark = pytest.mark.timeout(400)

@@ -69,7 +69,7 @@ def test_a_log_that_verify_refuses_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_process_that_does_not_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from walstore.files.open_files import ActiveFile
+    from walstore.core.files.open_files import ActiveFile
 
     def sync(self: ActiveFile) -> None:
         self._durable_position = self.position

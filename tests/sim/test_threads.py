@@ -9,9 +9,9 @@ import pytest
 
 from tests.sim import threads
 from tests.sim.loop import SimLoop
-from walstore.cursors import kept
-from walstore.files import anchor, open_files, unlinked_file
+from walstore.core.files import anchor, open_files, unlinked_file
 from walstore.log import retention
+from walstore.positions.cursors import kept
 
 
 def test_a_thread_that_waits_for_a_real_lock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import walstore.core.runtime.threads
 import walstore.log.log_resources
-import walstore.runtime.threads
 import walstore.store.wal_store
 from tests.sim.loop import PROCESS, Killed, Process, SimLoop
 
@@ -139,7 +139,7 @@ class SimThread:
             self._done()
 
 
-class SimPool(walstore.runtime.threads.Pool):
+class SimPool(walstore.core.runtime.threads.Pool):
     """A pool whose threads are simulated. Lanes are the real ones."""
 
     def __init__(self, name: str, threads: int) -> None:
@@ -222,7 +222,7 @@ def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
     STAGE.random, STAGE.loop = random, loop
     with ExitStack() as patches:
         for module in (
-            walstore.runtime.threads,
+            walstore.core.runtime.threads,
             walstore.log.log_resources,
             walstore.store.wal_store,
         ):

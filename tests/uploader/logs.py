@@ -12,7 +12,7 @@ from uploader.format.rollup import Replacement, RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import PreconditionFailedError
 from uploader.stores.port import ObjectStore
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 TINY = RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2)
 """A deep tree over few fragments."""

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.uploader.trees import Tree, grown, resolve
-from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.care.gc.collection import CollectorSettings
+from uploader.care.gc.collector import GarbageCollector
 from uploader.format import layout
 from uploader.format.entries import Fragment, Snapshot
 from uploader.format.garbage import Garbage
 from uploader.format.manifest import Manifest
-from uploader.gc.collection import CollectorSettings
-from uploader.gc.collector import GarbageCollector
+from uploader.positions.cursors.cloud_cursors import CloudCursors
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -10,10 +10,10 @@ import pytest
 
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from uploader import CloudTier
+from uploader.care.restoring.restore import restore
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
-from uploader.restoring.restore import restore
 from uploader.stores.memory import MemoryStore
 from walstore import CorruptionError, Wal
 

@@ -9,7 +9,7 @@ from walstore import (
     Record,
     Wal,
 )
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.log.readonly import ReadonlyWal
 
 FS = PosixFileSystem()

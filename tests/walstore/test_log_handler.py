@@ -19,8 +19,8 @@ from tests.cases import case
 from tests.waiting import RUNS_OUT_SECONDS
 from tests.walstore.serve.served import serving_from_a_thread
 from walstore import sync
+from walstore.core.settings import Settings
 from walstore.log_handler import LogHandler
-from walstore.settings import Settings
 
 
 @pytest.fixture

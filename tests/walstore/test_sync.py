@@ -24,7 +24,7 @@ from walstore import (
     WalLockedError,
     WrongLoopError,
 )
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.sync import BlockingLog
 from walstore.testing import FaultyFileSystem
 

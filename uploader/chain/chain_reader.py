@@ -23,9 +23,9 @@ from uploader.root.stored_document import find_stored
 from uploader.runtime.task_groups import gather_all
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
+from walstore.core.ports import Clock
+from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, StorageUnavailableError
-from walstore.ports import Clock
-from walstore.runtime.threads import Lane
 
 WINDOW_SLOTS: Final = 2 * MOST_ALPHA
 """How far below the newest name its base is, at most."""

@@ -41,6 +41,9 @@ from uploader.runtime.task_groups import task_group
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.core.runtime.threads import Worker
+from walstore.core.validation.arguments import as_settings
+from walstore.core.validation.fields import MIB, check_fields, described, whole
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -49,9 +52,6 @@ from walstore.errors import (
     OutcomeUnknownError,
     WalError,
 )
-from walstore.runtime.threads import Worker
-from walstore.validation.arguments import as_settings
-from walstore.validation.fields import MIB, check_fields, described, whole
 
 
 @described

@@ -35,11 +35,11 @@ from uploader.runtime.task_groups import BackgroundTask, settle_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject, check_length
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, FormatVersionError, OutcomeUnknownError, WalError
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
 

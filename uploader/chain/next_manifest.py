@@ -17,8 +17,8 @@ from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import next_writer
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ObjectStore
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError
-from walstore.runtime.threads import Worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from uploader.root.write_guard import writer_after_rebuild
 from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.core.validation.arguments import as_texts
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
-from walstore.validation.arguments import as_texts
 
 
 async def list_behind(

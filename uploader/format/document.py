@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from uploader.format.layout import MAX_U64
 from uploader.format.setsum import Setsum
+from walstore.core.validation.arguments import as_int
 from walstore.errors import CorruptionError, FormatVersionError
-from walstore.validation.arguments import as_int
 
 MOST_BYTES: Final = 64 << 20
 """Longest manifest, snapshot, announced collection or commit record that is read: some 250 000 entries. One

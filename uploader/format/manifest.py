@@ -43,8 +43,8 @@ from uploader.format.entries import (
 )
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
 from uploader.format.setsum import Setsum
+from walstore.core.offset_range import OffsetRange
 from walstore.errors import CorruptionError, LogSealedError
-from walstore.offset_range import OffsetRange
 
 __all__ = ["Fragment", "Manifest", "Snapshot", "SnapshotPointer"]
 

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from uploader.format.entries import MAX_DEPTH, Entry, Fragment, Snapshot, SnapshotPointer
 from uploader.format.manifest import Manifest
-from walstore.validation.fields import check_fields, described, whole
+from walstore.core.validation.fields import check_fields, described, whole
 
 _Entry = TypeVar("_Entry", bound=Entry)
 

@@ -27,9 +27,9 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.document import Fields, join_list, position, read_document, serialise
 from uploader.format.manifest import Manifest
-from walstore.batches.conditions import MAX_LEDGER_BYTES, check_stream_count
+from walstore.core.batches.conditions import MAX_LEDGER_BYTES, check_stream_count
+from walstore.core.format.ledger import StreamInfo
 from walstore.errors import ContentionError, CorruptionError, LimitExceededError, StreamClosedError
-from walstore.format.ledger import StreamInfo
 
 _VERSION: Final = 1
 _MOST_CHANGES: Final = 10**18

@@ -25,9 +25,9 @@ import msgpack
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_builder import EncodedFragment, FragmentBuilder
 from uploader.fragments.fragment_file import FORMAT_VERSION
-from walstore.batches.batch import Batch
-from walstore.batches.frame_batch import FrameBatch
-from walstore.format.frame import FRAME_VERSION, FrameHeader
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.frame_batch import FrameBatch
+from walstore.core.format.frame import FRAME_VERSION, FrameHeader
 
 GREETING: Final = b"walstore encoder, frames %d, fragments %s\n" % (FRAME_VERSION, FORMAT_VERSION)
 """Its first bytes, once it can be used. Another program may have been installed since its parent began."""

@@ -24,12 +24,12 @@ from weakref import WeakValueDictionary
 
 from uploader.fragments import encoder
 from uploader.fragments.fragment_builder import EncodedFragment
-from walstore.batches.batch import Batch
-from walstore.batches.frame_batch import FrameBatch
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.frame_batch import FrameBatch
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import abandon_in_children
+from walstore.core.runtime.threads import Lane, Pool
 from walstore.errors import WalClosedError
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import abandon_in_children
-from walstore.runtime.threads import Lane, Pool
 
 logger = logging.getLogger("walstore")
 

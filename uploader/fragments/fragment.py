@@ -27,8 +27,8 @@ from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_file
 from uploader.fragments.fragment_builder import setsum_of_column
 from uploader.fragments.fragment_file import Content
-from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch, SelectedBatch
+from walstore.core.batches.arrow import SCHEMA
+from walstore.core.batches.batch import Batch, SelectedBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import NO_HEADERS
 
@@ -262,7 +262,7 @@ class FragmentBatch(Batch):
         """
         if table.schema != SCHEMA:
             raise ValueError(
-                f"the columns must be those of walstore.batches.arrow.SCHEMA, not {table.schema}"
+                f"the columns must be those of walstore.core.batches.arrow.SCHEMA, not {table.schema}"
             )
         self.start = start
         self.limit = start + int(table.num_rows)
@@ -362,7 +362,7 @@ class FragmentSelection(SelectedBatch):
     _source: FragmentBatch
 
     def __init__(self, source: FragmentBatch, rows: Sequence[int], start: int, limit: int) -> None:
-        """As :class:`walstore.batches.derived.SelectedBatch`."""
+        """As :class:`walstore.core.batches.derived.SelectedBatch`."""
         super().__init__(source, rows, start, limit)
         self._taken: FragmentBatch | None = None
 

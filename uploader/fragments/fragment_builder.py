@@ -31,12 +31,12 @@ from uploader.format.document import check_u64
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_file import FileWriter
-from walstore.batches.arrow import SCHEMA, offsets_array
-from walstore.batches.batch import Batch
-from walstore.batches.frame_batch import FrameBatch
+from walstore.core.batches.arrow import SCHEMA, offsets_array
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.frame_batch import FrameBatch
+from walstore.core.format.frame import ColumnKind
+from walstore.core.runtime.threads import Lane, Worker
 from walstore.errors import StorageUnavailableError
-from walstore.format.frame import ColumnKind
-from walstore.runtime.threads import Lane, Worker
 
 _APART_BYTES: Final = 256 * 1024
 """From this size on a fragment is hashed while another thread makes the file, which takes about half as
@@ -350,9 +350,9 @@ and making columns of many batches together takes less."""
 
 
 def to_table(batches: Sequence[Batch]) -> pa.Table:
-    """Return the records in the columns of ``walstore.batches.arrow.SCHEMA``; the values' bytes are shared.
+    """Return the records in the columns of ``walstore.core.batches.arrow.SCHEMA``.
 
-    The batches have a record each, and follow each other.
+    The values' bytes are shared. The batches have a record each, and follow each other.
     """
     parts = [_part(run[0]) if len(run) == 1 else _together(run) for run in _grouped(batches)]
     columns = [offsets_array(batches[0].start, batches[-1].limit)]

@@ -33,7 +33,7 @@ from uploader.fragments.parquet_metadata import (
     read_metadata,
     read_table,
 )
-from walstore.batches.arrow import HEADERS_TYPE, SCHEMA
+from walstore.core.batches.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
 
 FORMAT_KEY: Final = b"walstore.fragment"

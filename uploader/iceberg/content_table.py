@@ -17,13 +17,13 @@ import pyarrow as pa
 from uploader.iceberg.iceberg_columns import iceberg_schema, to_iceberg
 from uploader.iceberg.iceberg_table import SOURCE, CommitLostError, IcebergTable, Marks
 from uploader.iceberg.iceberg_target import IcebergTarget
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
     OutcomeUnknownError,
     WalError,
 )
-from walstore.runtime.threads import Worker
 
 _AS_OF: Final = "walstore.as-of"
 _SCHEMA: Final = "walstore.schema"

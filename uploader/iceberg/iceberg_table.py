@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uploader.iceberg.iceberg_target import IcebergTarget
+from walstore.core.runtime.extras import needs_extra
 from walstore.errors import (
     InvalidSettingsError,
     OutcomeUnknownError,
     StorageUnavailableError,
     WalError,
 )
-from walstore.runtime.extras import needs_extra
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

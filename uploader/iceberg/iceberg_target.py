@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from walstore.core.validation.arguments import as_text
 from walstore.errors import InvalidSettingsError
-from walstore.validation.arguments import as_text
 
 SCHEME: Final = "iceberg:"
 _PART: Final = re.compile(r"[^\s./:]+")

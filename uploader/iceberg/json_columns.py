@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from walstore.batches.arrow import HEADERS_TYPE
+from walstore.core.batches.arrow import HEADERS_TYPE
+from walstore.core.validation.arguments import as_text
+from walstore.core.validation.exact import decimal_reader, read_json, to_float, with_digits
 from walstore.errors import InvalidSettingsError
-from walstore.validation.arguments import as_text
-from walstore.validation.exact import decimal_reader, read_json, to_float, with_digits
 
 RECORD_COLUMNS: Final = pa.schema(
     [

@@ -30,7 +30,12 @@ from uploader.iceberg.record_copy import copy_records
 from uploader.read.cloud_log import CloudLog
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
-from walstore.batches.arrow import HEADERS_TYPE
+from walstore.core.batches.arrow import HEADERS_TYPE
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import Opening
+from walstore.core.validation.arguments import as_int, as_seconds
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -39,11 +44,6 @@ from walstore.errors import (
     OutcomeUnknownError,
     StorageUnavailableError,
 )
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import Opening
-from walstore.validation.arguments import as_int, as_seconds
 
 if TYPE_CHECKING:
     from pyiceberg.table import Transaction

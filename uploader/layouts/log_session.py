@@ -24,10 +24,10 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import InvalidSettingsError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 
 Layout: TypeAlias = Literal["swap", "chain"]
 """``swap``: one manifest that is replaced, wal3's. ``chain``: immutable manifests, docs/chain.md."""

@@ -40,8 +40,8 @@ from uploader.root.write_guard import (
 )
 from uploader.stores.port import ListedObject, ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, InvalidSettingsError, LogNotFoundError
-from walstore.runtime.threads import Worker
 
 _LONG_BYTES: Final = 16 << 10
 """Reading a shorter manifest is as cheap as a HEAD."""

@@ -42,9 +42,9 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
+from walstore.core.ports import Clock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 

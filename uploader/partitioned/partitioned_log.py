@@ -16,16 +16,16 @@ from uploader.runtime.task_groups import gather_all, settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.owned import Owned
+from walstore.core.runtime.resource import LoopGuard, Opening
+from walstore.core.runtime.statistics import GroupStatistics
+from walstore.core.runtime.time_limit import within
+from walstore.core.validation.arguments import as_count, as_seconds
 from walstore.errors import LogNotFoundError, WalClosedError
-from walstore.groups.group import Group, Job, check_jobs
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.owned import Owned
-from walstore.runtime.resource import LoopGuard, Opening
-from walstore.runtime.statistics import GroupStatistics
-from walstore.runtime.time_limit import within
-from walstore.validation.arguments import as_count, as_seconds
+from walstore.positions.groups.group import Group, Job, check_jobs
 
 
 class PartitionedLog(Owned):
@@ -135,7 +135,7 @@ class PartitionedLog(Owned):
             return None
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._home.check()
 
     def _check(self) -> None:
@@ -227,7 +227,7 @@ class PartitionedGroup(Owned):
             await self._leave()
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._log.check_owner()
 
     def __repr__(self) -> str:

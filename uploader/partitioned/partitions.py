@@ -18,8 +18,8 @@ from uploader.root.stored_document import find_stored
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
 from uploader.stores.probe import Proof, proof_behind, require_conditional_puts
 from uploader.stores.retry import RetryPolicy
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, InvalidSettingsError
-from walstore.runtime.threads import Worker
 
 PARTITIONS: Final = "partitioned/PARTITIONS"
 """Key of the object, relative to the common prefix: ``{"partitions":4}``."""

@@ -43,8 +43,8 @@ from uploader.write.pending_fragment import PendingFragment
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamGuard
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
-from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.layouts.log_session import Layout
-from walstore.validation.fields import (
+from walstore.core.validation.fields import (
     MIB,
     Rule,
     check_fields,

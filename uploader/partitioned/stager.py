@@ -36,10 +36,10 @@ from uploader.root import cas
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
-from walstore.batches.arrow import SCHEMA, offsets_array
+from walstore.core.batches.arrow import SCHEMA, offsets_array
+from walstore.core.ports import Clock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, RecordTooLargeError, WalError
-from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 
 RECORDS: Final = pa.schema([SCHEMA.field(at) for at in range(1, len(SCHEMA))])
 """Columns of records that have no offsets yet: those of ``arrow.SCHEMA`` without the first."""

@@ -8,14 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.stream_table import closings_in, finished_closings
 from uploader.fragments.fragment import FragmentBatch, check_fragment
-from uploader.groups.cloud_groups import CloudGroups
-from uploader.groups.group_place import GroupPlace
 from uploader.layouts.log_session import LogSession
+from uploader.positions.cursors.cloud_cursors import CloudCursors
+from uploader.positions.groups.cloud_groups import CloudGroups
+from uploader.positions.groups.group_place import GroupPlace
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadAhead
@@ -24,17 +24,17 @@ from uploader.root.stream_file import StreamFile
 from uploader.root.write_guard import missing
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.ports import Clock
+from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
+from walstore.core.validation.arguments import as_count
 from walstore.errors import CorruptionError, WalClosedError
-from walstore.faces.readable_log import ReadableLog
-from walstore.format.ledger import StreamInfo
-from walstore.ports import Clock
 from walstore.positions.cursor import Cursor
-from walstore.read.reader import Reader, ReadGuard, timestamp_at
 from walstore.records import Start
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.validation.arguments import as_count
 
 __all__ = ["CloudLog", "Verified"]
 
@@ -380,7 +380,7 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
             raise WalClosedError(f"the log at {self.url} is closed")
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`. Once it is closed it is nobody's."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`. A closed log is nobody's."""
         if not self._closed:
             self._home.check()
 
@@ -432,7 +432,7 @@ def _verify(data: bytes, entry: Fragment) -> None:
 
 
 class CloudSource:
-    """Implements :class:`walstore.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
+    """Implements :class:`walstore.core.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
 
     def __init__(self, log: CloudLog, fragments: FragmentReader, ahead: ReadAhead) -> None:
         """Read ``log`` through ``ahead``, which this reader alone uses."""

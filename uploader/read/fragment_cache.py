@@ -24,12 +24,12 @@ from typing import Final
 
 from crc32c import crc32c
 
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
+from walstore.core.validation.arguments import as_int
 from walstore.errors import InvalidSettingsError
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock, FileSystem
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
-from walstore.validation.arguments import as_int
 
 logger = logging.getLogger("walstore")
 

@@ -27,9 +27,9 @@ from uploader.fragments.fragment import FragmentBatch, decode_columns
 from uploader.fragments.fragment_file import Footer, column_ranges, read_footer
 from uploader.fragments.parquet_metadata import END_BYTES, footer_bytes
 from uploader.runtime.task_groups import gather_all
+from walstore.core.runtime.lru_cache import LruCache
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, WalError
-from walstore.runtime.lru_cache import LruCache
-from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 2 << 10
 """Memory of a footer beside the set of its streams, measured with 8000."""

@@ -30,10 +30,10 @@ from uploader.root.write_guard import check_not_destroyed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.runtime.lru_cache import LruCache
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, WalError
-from walstore.runtime.lru_cache import LruCache
-from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import suppress
 
 from uploader.format.entries import Fragment
+from walstore.core.ports import Clock
+from walstore.core.runtime.time_limit import within
+from walstore.core.validation.arguments import as_count, as_seconds
 from walstore.errors import InvalidSettingsError
-from walstore.ports import Clock
-from walstore.runtime.time_limit import within
-from walstore.validation.arguments import as_count, as_seconds
 
 
 async def within_limits(

@@ -29,9 +29,9 @@ from uploader.runtime.task_groups import BackgroundTask
 from uploader.runtime.two_clock_time import TwoClockTime
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.core.ports import Clock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, WalError
-from walstore.ports import Clock
-from walstore.runtime.threads import Worker
 
 
 async def announced_head(store: ObjectStore) -> int:

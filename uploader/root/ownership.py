@@ -30,8 +30,8 @@ from typing import Final
 
 from uploader.format import layout
 from uploader.format.manifest import Manifest
+from walstore.core.format.claims import Claims
 from walstore.errors import ContentionError, FencedError
-from walstore.format.claims import Claims
 
 _PREFIX: Final = "walstore "
 _DIRECT_PREFIX: Final = "walstore-writer "

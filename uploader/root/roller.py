@@ -19,8 +19,8 @@ from uploader.root import cas
 from uploader.runtime.task_groups import BackgroundTask, settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, WalError
-from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
 

@@ -16,8 +16,8 @@ from uploader.format.document import MOST_BYTES
 from uploader.format.entries import Fragment
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, StoredObject, get_bounded
+from walstore.core.runtime.threads import Lane
 from walstore.errors import CorruptionError, WalError
-from walstore.runtime.threads import Lane
 
 MOST_FRAGMENT_BYTES: Final = 5 << 30
 """Longest object that one put can make in S3, and so the longest fragment."""

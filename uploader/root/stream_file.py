@@ -15,8 +15,8 @@ from uploader.root.stored_document import find_stored, find_stored_or_damaged
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from walstore.batches.conditions import MAX_LEDGER_BYTES
-from walstore.runtime.threads import Worker
+from walstore.core.batches.conditions import MAX_LEDGER_BYTES
+from walstore.core.runtime.threads import Worker
 
 Change = Callable[[StreamTable], StreamTable | None]
 """Makes the next table of the newest one; None if there is nothing to do. Pure: it may be called several

@@ -22,9 +22,9 @@ from uploader.format.setsum import Setsum
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from walstore.core.runtime.lru_cache import LruCache
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, CorruptionError
-from walstore.runtime.lru_cache import LruCache
-from walstore.runtime.threads import Worker
 
 MEMORY_FACTOR: Final = 4
 """Bytes that a snapshot takes in memory for each byte of its object, rounded up."""

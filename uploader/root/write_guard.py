@@ -20,8 +20,8 @@ from uploader.root.ownership import Claim, check_held, is_unwritten, next_claim
 from uploader.root.root import Root
 from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectStore
+from walstore.core.format.claims import Claims
 from walstore.errors import InvalidSettingsError, LogNotFoundError, LogSealedError
-from walstore.format.claims import Claims
 
 
 def check_unsealed(manifest: Manifest, *, url: str) -> None:

@@ -1,7 +1,7 @@
 """SharedWorker: a lane on threads that all logs and stores of the process share.
 
 A thousand logs need no more threads than one that is busy. Each has a lane of its own, and lanes take turns
-(``walstore/runtime/threads.py``), so none waits long for another. The threads end with the last worker.
+(``walstore/core/runtime/threads.py``), so none waits long for another. The threads end with the last worker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from typing import Final, Literal
 from weakref import WeakValueDictionary
 
-from walstore.runtime.threads import Lane, Pool, Worker
+from walstore.core.runtime.threads import Lane, Pool, Worker
 
 Purpose = Literal["cloud", "store", "lock"]
 """``cloud``: hashing, compressing and decoding, which take a processor. ``store``: waiting for a disk.

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
+from walstore.core.runtime.tasks import start_task
 from walstore.errors import WalError
-from walstore.runtime.tasks import start_task
 
 _E = TypeVar("_E", bound=BaseException)
 _S = TypeVar("_S")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 
 
 @dataclass(frozen=True, slots=True)

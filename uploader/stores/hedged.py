@@ -41,11 +41,11 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore, PreconditionFailedError, StoredObject, get_bounded
 from uploader.stores.retry import is_transient
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.validation.arguments import as_settings
+from walstore.core.validation.fields import check_fields, described, flag, number, seconds, whole
 from walstore.errors import CorruptionError, InvalidSettingsError, StorageUnavailableError, WalError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.validation.arguments import as_settings
-from walstore.validation.fields import check_fields, described, flag, number, seconds, whole
 
 
 class Latencies:

@@ -23,10 +23,10 @@ from uploader.stores.port import (
 )
 from uploader.stores.probe import Proof
 from uploader.stores.range_reads import RangeReads
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.tasks import shield
 from walstore.errors import InvalidSettingsError, WalClosedError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.tasks import shield
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -46,6 +46,9 @@ from uploader.stores.port import (
     check_length,
 )
 from uploader.stores.probe import Proof, proof_of
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
 from walstore.errors import (
     DiskFullError,
     InvalidSettingsError,
@@ -53,9 +56,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
 
 _TEMPORARY = ".tmp"
 _STALE_US = 3_600_000_000

@@ -17,8 +17,8 @@ from uploader.stores.port import (
     check_range,
 )
 from uploader.stores.probe import Proof
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
 
 
 @dataclass(slots=True)

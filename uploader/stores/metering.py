@@ -28,12 +28,12 @@ from uploader.stores.port import (
     PreconditionFailedError,
 )
 from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.metric import Histogram, Labels, Metric, MetricKind, figure
+from walstore.core.validation.arguments import as_texts
+from walstore.core.validation.fields import check_fields, described, number
 from walstore.errors import InvalidSettingsError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.metric import Histogram, Labels, Metric, MetricKind, figure
-from walstore.validation.arguments import as_texts
-from walstore.validation.fields import check_fields, described, number
 
 LATENCY_BOUNDS_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,

@@ -41,6 +41,7 @@ from uploader.stores.port import (
 )
 from uploader.stores.probe import Proof, proof_of
 from uploader.stores.retry import RetryingStore, RetryPolicy
+from walstore.core.runtime.extras import needs_extra
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -49,7 +50,6 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.runtime.extras import needs_extra
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from inspect import signature
 from typing import Final, Protocol, cast
 
+from walstore.core.validation.arguments import as_texts
 from walstore.errors import CollectionRefusedError, CorruptionError, InvalidSettingsError, WalError
-from walstore.validation.arguments import as_texts
 
 
 class ObjectNotFoundError(WalError):

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from uploader.stores.local_directory import Range
+from walstore.core.runtime.error_mapping import copy_error
 from walstore.errors import WalError
-from walstore.runtime.error_mapping import copy_error
 
 _MOST_READS: Final = 16
 """Reads in one call: few enough that readers of many objects use several threads."""

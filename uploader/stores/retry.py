@@ -15,11 +15,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from uploader.stores.port import ListedObject, ListingOrder, ObjectStore
 from uploader.stores.wrapper import Request, StoreWrapper
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.validation.fields import check_fields, described, seconds, whole
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.clock import SystemClock
-from walstore.validation.fields import check_fields, described, seconds, whole
 
 _T = TypeVar("_T")
 

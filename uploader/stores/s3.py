@@ -37,13 +37,13 @@ from uploader.stores.port import (
 )
 from uploader.stores.probe import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
+from walstore.core.runtime.extras import needs_extra
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     UnsupportedStoreError,
     WalClosedError,
 )
-from walstore.runtime.extras import needs_extra
 
 _DELETES_AT_ONCE = 16
 _LARGE_BYTES = 128 * 1024

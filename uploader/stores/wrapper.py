@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
-from walstore.validation.arguments import as_texts
+from walstore.core.validation.arguments import as_texts
 
 Kind = Literal["get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete"]
 KINDS: tuple[Kind, ...] = (

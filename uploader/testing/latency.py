@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.wrapper import Kind, Request, StoreWrapper, content_bytes
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import InvalidSettingsError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 
 _T = TypeVar("_T")
 

@@ -49,14 +49,14 @@ from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema, Kind
 from uploader.versioned.version import MergedBatch
+from walstore.core.ports import Clock
+from walstore.core.runtime.resource import Opening
 from walstore.errors import (
     CollectionNotFoundError,
     CorruptionError,
     FormatVersionError,
     InvalidSettingsError,
 )
-from walstore.ports import Clock
-from walstore.runtime.resource import Opening
 
 logger = logging.getLogger("walstore")
 

@@ -16,13 +16,13 @@ from uploader.versioned import transitions
 from uploader.versioned.head import MOST_COMMITS, MOST_HEAD_BYTES, Head, parse_head
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.version import MOST_VERSION_BYTES, Version
+from walstore.core.ports import Clock
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
     LimitExceededError,
     OutcomeUnknownError,
 )
-from walstore.ports import Clock
 
 MOST_ROUNDS: Final = 200
 """So many times a change is applied to a newer head before it gives up."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uploader.versioned.collection import Collection, CollectionStatus
 from uploader.versioned.controller import Compacted
 from uploader.versioned.sweep import Purged
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.extras import needs_extra
+from walstore.core.validation.arguments import as_seconds
 from walstore.errors import CollectionNotFoundError, InvalidSettingsError, WalClosedError, WalError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.extras import needs_extra
-from walstore.validation.arguments import as_seconds
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

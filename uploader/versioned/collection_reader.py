@@ -27,11 +27,11 @@ from uploader.versioned.pending_batch import PendingPart, check_schema
 from uploader.versioned.registration import Registration, check_lease
 from uploader.versioned.scan import CollectionScan, plan_scan
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from walstore.core.validation.arguments import as_int, as_seconds, as_text
 from walstore.errors import (
     InvalidSettingsError,
     SinceViolationError,
 )
-from walstore.validation.arguments import as_int, as_seconds, as_text
 
 LEASE_SECONDS: Final = 900.0
 POLL_SECONDS: Final = 0.25

@@ -21,11 +21,11 @@ from uploader.versioned.pending import PendingArea
 from uploader.versioned.pending_batch import check_schema
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
 from uploader.versioned.version import MergedBatch
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import LoopGuard, MustClose, Unclosed
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, WalClosedError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import LoopGuard, MustClose, Unclosed
-from walstore.runtime.threads import Worker
 
 _MICROSECONDS: Final = 1_000_000
 

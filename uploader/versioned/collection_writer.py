@@ -29,6 +29,7 @@ from uploader.versioned.names import pending_key
 from uploader.versioned.pending import cover
 from uploader.versioned.pending_batch import PendingBatch, StaleSchemaError
 from uploader.versioned.schema import MAX_TIME, CollectionSchema
+from walstore.core.validation.arguments import as_int
 from walstore.errors import (
     CollectionNotFoundError,
     IndefiniteError,
@@ -37,7 +38,6 @@ from walstore.errors import (
     UpperMismatchError,
     WalError,
 )
-from walstore.validation.arguments import as_int
 
 logger = logging.getLogger("walstore")
 

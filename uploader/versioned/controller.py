@@ -42,6 +42,11 @@ from uploader.versioned.pending import cover, disagreement
 from uploader.versioned.pending_batch import PendingBatch, StaleSchemaError, check_schema
 from uploader.versioned.sweep import Purged, SweepPlan, check_purge, plan_sweep, sweep
 from uploader.versioned.version import MergedBatch
+from walstore.core.files.locks import this_process
+from walstore.core.ports import Clock
+from walstore.core.runtime.resource import Opening
+from walstore.core.validation.arguments import as_text
+from walstore.core.validation.fields import check_fields, described, seconds, whole
 from walstore.errors import (
     CollectionNotFoundError,
     CollectionRefusedError,
@@ -53,11 +58,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
 )
-from walstore.files.locks import this_process
-from walstore.ports import Clock
-from walstore.runtime.resource import Opening
-from walstore.validation.arguments import as_text
-from walstore.validation.fields import check_fields, described, seconds, whole
 
 logger = logging.getLogger("walstore")
 

@@ -20,9 +20,9 @@ import pyarrow.types as kinds
 from uploader.versioned.schema import DELETED, DIFF, TIME, CollectionSchema
 from uploader.versioned.updates import check_storable
 from uploader.versioned.values import has_decimals, numbers, times
+from walstore.core.validation.exact import read_json
 from walstore.errors import InvalidSettingsError
 from walstore.records import Record
-from walstore.validation.exact import read_json
 
 Envelope: TypeAlias = Literal["append", "upsert", "debezium"]
 ENVELOPES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -18,12 +18,12 @@ from uploader.versioned.collection import Collection
 from uploader.versioned.collection_writer import CollectionWriter
 from uploader.versioned.envelope import ENVELOPES, Envelope, to_updates
 from uploader.versioned.schema import CollectionSchema
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.offset_range import OffsetRange
+from walstore.core.read.reader import Reader
+from walstore.core.validation.fields import check_fields, described, seconds, size, whole
 from walstore.errors import InvalidSettingsError, OutcomeUnknownError, UpperMismatchError
-from walstore.faces.readable_log import ReadableLog
-from walstore.offset_range import OffsetRange
-from walstore.read.reader import Reader
-from walstore.validation.fields import check_fields, described, seconds, size, whole
 
 WRITER: Final = "log"
 """The shard of a materializer, unless its caller names another."""

@@ -12,8 +12,8 @@ from secrets import token_hex
 from typing import Final
 
 from uploader.format.layout import COLLECTION_HEAD, MAX_U64
+from walstore.core.validation.arguments import as_text
 from walstore.errors import InvalidSettingsError
-from walstore.validation.arguments import as_text
 
 HEAD: Final = COLLECTION_HEAD
 VERSION_FOLDER: Final = "versions/"

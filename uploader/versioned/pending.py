@@ -31,8 +31,8 @@ from uploader.versioned.names import PENDING_FOLDER, parse_pending_key, pending_
 from uploader.versioned.pending_batch import PendingBatch, PendingPart, check_schema
 from uploader.versioned.pending_files import PLUG, PendingFiles
 from uploader.versioned.schema import CollectionSchema
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CollectionNotFoundError, CorruptionError
-from walstore.runtime.threads import Worker
 
 _MODULUS: Final = 1 << 64
 

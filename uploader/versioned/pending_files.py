@@ -21,8 +21,8 @@ from uploader.versioned import batch_file, updates
 from uploader.versioned.batch_file import TAIL_BYTES, BatchFooter
 from uploader.versioned.pending_batch import PendingPart, check_schema
 from uploader.versioned.schema import CollectionSchema
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError
-from walstore.runtime.threads import Worker
 
 PLUG: Final = b"the collection was deleted"
 """Put at the end of every shard of a deleted collection, where the next batch would be."""

@@ -19,6 +19,8 @@ from uploader.versioned.collection_session import CollectionSession
 from uploader.versioned.head import Head, ReaderHold
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.pending_batch import StaleSchemaError
+from walstore.core.validation.arguments import as_seconds
+from walstore.core.validation.fields import CENTURY_SECONDS
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
@@ -31,8 +33,6 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.validation.arguments import as_seconds
-from walstore.validation.fields import CENTURY_SECONDS
 
 logger = logging.getLogger("walstore")
 

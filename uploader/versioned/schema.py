@@ -16,8 +16,8 @@ import pyarrow.types as kinds
 
 from uploader.format.document import Fields, serialise
 from uploader.format.layout import MAX_U64
+from walstore.core.validation.arguments import as_texts
 from walstore.errors import InvalidSettingsError
-from walstore.validation.arguments import as_texts
 
 TIME: Final = "_t"
 DIFF: Final = "_d"

@@ -29,8 +29,8 @@ from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ObjectNotFoundError, ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.versioned.names import STAGING_FOLDER, is_collection_key, parse_staging_key
+from walstore.core.runtime.threads import Lane
 from walstore.errors import ContentionError, CorruptionError
-from walstore.runtime.threads import Lane
 
 MOST_ROWS: Final = 16 << 20
 """Most rows of one batch, which goes through the memory of one program."""

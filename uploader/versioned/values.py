@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from walstore.core.validation.exact import decimal_reader, to_float, with_digits
 from walstore.errors import InvalidSettingsError
-from walstore.validation.exact import decimal_reader, to_float, with_digits
 
 _DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 

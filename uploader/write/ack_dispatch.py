@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from uploader.write.pending_fragment import PendingFragment
-from walstore.tier_port import TierSource
+from walstore.core.tier_port import TierSource
 
 AT_ONCE: Final = 64
 """Appends acknowledged in one turn of the event loop."""

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from uploader.format.layout import MAX_U64
 from uploader.write.pending_fragment import PendingFragment, mismatch, used_up
 from uploader.write.writer_settings import WriterSettings
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
+from walstore.core.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
+from walstore.core.runtime.admissions import Admissions
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.resource import LoopGuard
 from walstore.errors import RecordTooLargeError, WalError
-from walstore.runtime.admissions import Admissions
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import LoopGuard
 
 EARLY_BYTES = 1 << 20
 """From this size on, building a fragment takes too long to wait until the last moment."""
@@ -104,7 +104,7 @@ class AppendQueue:
             self._guard.check()
 
     def abandon(self, error: WalError) -> None:
-        """Refuse everything in a child process, waking nobody; see :mod:`walstore.runtime.resource`."""
+        """Refuse everything in a child process, waking nobody; see :mod:`walstore.core.runtime.resource`."""
         self._closed = error
 
     # -- the other end -----------------------------------------------------------------------

@@ -23,13 +23,13 @@ from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.write.uploader import Uploader
 from uploader.write.writer_settings import UploadSettings
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.format.claims import Claims
+from walstore.core.ports import Clock
+from walstore.core.runtime.statistics import UploadStatistics
+from walstore.core.tier_port import Extent, LocalRecords, TierSource
+from walstore.core.validation.arguments import as_count, as_settings
 from walstore.errors import ContentionError, CorruptionError
-from walstore.format.claims import Claims
-from walstore.ports import Clock
-from walstore.runtime.statistics import UploadStatistics
-from walstore.tier_port import Extent, LocalRecords, TierSource
-from walstore.validation.arguments import as_count, as_settings
 
 
 class CloudTier:
@@ -162,8 +162,8 @@ class CloudTier:
     ) -> None:
         """Claim the prefix for the directory: any directory that shipped there before is fenced.
 
-        See :meth:`walstore.tier_port.Tier.claim`. FencedError if another directory took the prefix over and
-        ``take_over`` is not set, or this one holds other records than what is there.
+        See :meth:`walstore.core.tier_port.Tier.claim`. FencedError if another directory took the prefix over
+        and ``take_over`` is not set, or this one holds other records than what is there.
         """
         if is_replicated:
             await self._look_again(is_new=claims is None)

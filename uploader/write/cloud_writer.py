@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from uploader.chain.chain_root import ChainSettings
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import Layout, LogSession, needs_swaps
+from uploader.positions.cursors.cloud_cursors import CloudCursors
 from uploader.root.ownership import check_direct, direct_writer_name
 from uploader.root.root import Note
 from uploader.root.write_guard import check_exists, check_unsealed, has_records
@@ -27,16 +27,22 @@ from uploader.write.commit_loop import CommitLoop
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.stream_guard import StreamDoor, StreamGuard
 from uploader.write.writer_settings import WRITER_METRICS, WriterSettings, WriterStatistics
-from walstore.batches.append_request import check_records, make_group, make_record
-from walstore.batches.batch_builder import AppendRequest
+from walstore.core.batches.append_request import check_records, make_group, make_record
+from walstore.core.batches.batch_builder import AppendRequest
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.ports import Clock
+from walstore.core.runtime.metric import Metric
+from walstore.core.runtime.owned import Owned, checks_itself
+from walstore.core.runtime.resource import (
+    MustClose,
+    Opening,
+    Unclosed,
+    abandon_in_children,
+    wait_closed,
+)
+from walstore.core.runtime.tasks import start_task
+from walstore.core.validation.arguments import TimestampCheck, as_settings
 from walstore.errors import OffsetMismatchError, WalClosedError
-from walstore.format.ledger import StreamInfo
-from walstore.ports import Clock
-from walstore.runtime.metric import Metric
-from walstore.runtime.owned import Owned, checks_itself
-from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children, wait_closed
-from walstore.runtime.tasks import start_task
-from walstore.validation.arguments import TimestampCheck, as_settings
 
 
 class CloudWriter(Owned, MustClose):
@@ -318,7 +324,7 @@ class CloudWriter(Owned, MustClose):
         await wait_closed(self._supervisor)
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._queue.check_home()
 
     def abandon(self, error: WalClosedError) -> None:

@@ -37,14 +37,14 @@ from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import WriteContext
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.writer_settings import WriterSettings
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.time_limit import within
 from walstore.errors import (
     ContentionError,
     LogSealedError,
     OutcomeUnknownError,
     WalError,
 )
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.time_limit import within
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10

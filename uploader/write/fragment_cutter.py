@@ -27,9 +27,9 @@ from uploader.write.ack_dispatch import UploadAcks
 from uploader.write.fragment_puts import FragmentWriter, gather
 from uploader.write.publish_pipeline import CutSchedule, Make, PublishPipeline
 from uploader.write.stall_guard import WriteContext
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.tier_port import TierSource
 from walstore.errors import ContentionError, WalError
-from walstore.tier_port import TierSource
 
 logger = logging.getLogger("walstore")
 

@@ -38,9 +38,9 @@ from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError
 from uploader.write.stall_guard import PutWindow, WindowedStore, WriteContext
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.tier_port import LocalRecords
 from walstore.errors import ContentionError, FencedError, LogSealedError, OutcomeUnknownError
-from walstore.tier_port import LocalRecords
 
 logger = logging.getLogger("walstore")
 

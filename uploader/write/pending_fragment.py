@@ -20,11 +20,11 @@ from uploader.format.layout import MAX_U64
 from uploader.fragments.fragment import FragmentBatch
 from uploader.fragments.fragment_builder import Building, EncodedFragment, Records
 from uploader.write.fragment_puts import Taken
-from walstore.batches.arrow import SCHEMA, offsets_array
-from walstore.batches.batch_builder import AppendRequest, BatchBuilder
+from walstore.core.batches.arrow import SCHEMA, offsets_array
+from walstore.core.batches.batch_builder import AppendRequest, BatchBuilder
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.threads import Worker
 from walstore.errors import LimitExceededError, OffsetMismatchError, WalError
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.threads import Worker
 
 _T = TypeVar("_T")
 

@@ -29,11 +29,11 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.threads import Worker
+from walstore.core.tier_port import TierSource
 from walstore.errors import DiskFullError, OutcomeUnknownError, StorageUnavailableError, WalError
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.threads import Worker
-from walstore.tier_port import TierSource
 
 logger = logging.getLogger("walstore")
 

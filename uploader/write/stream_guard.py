@@ -45,7 +45,8 @@ from uploader.root.stream_file import Change, StreamFile
 from uploader.root.write_guard import check_unsealed, missing
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.write.stall_guard import WriteContext
-from walstore.batches.conditions import check_metadata, check_name
+from walstore.core.batches.conditions import check_metadata, check_name
+from walstore.core.validation.arguments import as_text
 from walstore.errors import (
     CorruptionError,
     LimitExceededError,
@@ -53,7 +54,6 @@ from walstore.errors import (
     StreamClosedError,
     UnsupportedStoreError,
 )
-from walstore.validation.arguments import as_text
 
 logger = logging.getLogger("walstore")
 

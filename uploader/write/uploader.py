@@ -33,6 +33,11 @@ from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragm
 from uploader.write.publish_pipeline import TIMER_SECONDS, CutSchedule
 from uploader.write.stall_guard import StallGuard, WriteContext
 from uploader.write.writer_settings import UploadSettings
+from walstore.core.format.claims import Claims
+from walstore.core.offset_range import OffsetRange
+from walstore.core.runtime.statistics import UploadStatistics
+from walstore.core.runtime.time_limit import within
+from walstore.core.tier_port import LocalRecords, TierSource
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -40,11 +45,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.format.claims import Claims
-from walstore.offset_range import OffsetRange
-from walstore.runtime.statistics import UploadStatistics
-from walstore.runtime.time_limit import within
-from walstore.tier_port import LocalRecords, TierSource
 
 logger = logging.getLogger("walstore")
 

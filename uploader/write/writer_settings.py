@@ -11,8 +11,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from uploader.format.rollup import RollUpSettings
-from walstore.runtime.metric import Labels, Metric, MetricKind, figure
-from walstore.validation.fields import (
+from walstore.core.runtime.metric import Labels, Metric, MetricKind, figure
+from walstore.core.validation.fields import (
     KIB,
     MIB,
     check_fields,

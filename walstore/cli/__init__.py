@@ -4,7 +4,7 @@ Nobody imports this package but the console script ``walstore`` and ``python -m 
 keeps to, and the exit codes, are written down in docs/cli.md.
 """
 
-from walstore.runtime.extras import needs_extra
+from walstore.core.runtime.extras import needs_extra
 
 with needs_extra("cli", "the command line"):
     import aiofiles  # noqa: F401

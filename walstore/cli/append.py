@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.appending import append_to_directory, append_to_server, append_to_store
 from walstore.cli.errors import UsageError
 from walstore.cli.input import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter, require_stdin
@@ -21,7 +20,8 @@ from walstore.cli.options import (
 )
 from walstore.cli.report import Report
 from walstore.cli.row import JsonParser, LineParser, Parser, plain_rows
-from walstore.settings import MIB
+from walstore.core.batches.conditions import MAX_NAME_CHARS
+from walstore.core.settings import MIB
 
 APPEND_EXAMPLES = """\
   printf 'one\\ntwo\\n' | walstore append data/orders

@@ -24,10 +24,10 @@ from walstore.cli.location import connect_to
 from walstore.cli.output import complain
 from walstore.cli.row import Parser, Row, RowCheck
 from walstore.cli.running import stop_on_signal
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.settings import parse_durability
+from walstore.core.tier_port import Tier
 from walstore.errors import WalError, WouldBlock
-from walstore.runtime.clock import SystemClock
-from walstore.settings import parse_durability
-from walstore.tier_port import Tier
 
 Options = Mapping[str, Any]
 """Key and stream of every record whose line does not say its own."""

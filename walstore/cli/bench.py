@@ -17,10 +17,10 @@ from walstore.cli.options import argument, option
 from walstore.cli.output import format_time, replaced_file, terminal
 from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
+from walstore.core.format.checkpoint import FILE_NAME
+from walstore.core.format.segment import SUFFIX
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import LogNotFoundError
-from walstore.format.checkpoint import FILE_NAME
-from walstore.format.segment import SUFFIX
-from walstore.runtime.clock import SystemClock
 
 BENCH_EXAMPLES = """\
   walstore bench .

@@ -16,9 +16,9 @@ from walstore.cli.location import is_store, open_location
 from walstore.cli.options import AsJson, Location, option
 from walstore.cli.output import format_bytes, format_count, print_verdict
 from walstore.cli.running import run_async
-from walstore.files.log_bounds import find_missing
-from walstore.files.log_files import LogSnapshot
-from walstore.runtime.clock import SystemClock
+from walstore.core.files.log_bounds import find_missing
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.runtime.clock import SystemClock
 
 CHECK_EXAMPLES = """\
   walstore check data/orders --max-lag 10000 --max-upload-lag 100000

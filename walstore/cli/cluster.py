@@ -25,8 +25,9 @@ from walstore.cli.output import complain
 from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import LogNotFoundError
-from walstore.runtime.clock import SystemClock
+from walstore.net.wire.address import parse_address
 from walstore.topology.documents import (
     LogSpec,
     check_log_name,
@@ -35,7 +36,6 @@ from walstore.topology.documents import (
 )
 from walstore.topology.etcd import EtcdKeyValues
 from walstore.topology.key_values import KeyValues
-from walstore.wire.address import parse_address
 
 CLUSTER_VARIABLE: Final = "WALSTORE_CLUSTER"
 

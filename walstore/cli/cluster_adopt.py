@@ -12,9 +12,9 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import TOKEN_VARIABLE
 from walstore.cli.report import Listing, Report
 from walstore.cluster.machine_looks import LogLooks, MachineQuestions
+from walstore.cluster.replication.replication import Replication
 from walstore.cluster.view import ClusterView
-from walstore.replication.replication import Replication
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 from walstore.topology.documents import LogSpec
 from walstore.topology.key_values import KeyValues
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from walstore.cli.cluster_change import log_row
 from walstore.cli.output import complain
+from walstore.cluster.replication.copy_marks import read_marks
 from walstore.cluster.view import ClusterView, removed_spec
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import ContentionError, LogNotFoundError, OutcomeUnknownError
-from walstore.replication.copy_marks import read_marks
-from walstore.runtime.clock import SystemClock
 from walstore.topology.documents import LEADERS, LOGS, REMOVED, SYNCED
 from walstore.topology.key_values import KeyValues
 

@@ -15,14 +15,14 @@ from walstore.cli.output import complain, format_bytes, format_time
 from walstore.cli.report import Listing, Report
 from walstore.cli.running import run_async
 from walstore.cluster.view import ClusterView
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.statistics import CopyScrub, ScrubRound, Statistics
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     LogSuspendedError,
     StorageUnavailableError,
 )
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.statistics import CopyScrub, ScrubRound, Statistics
 from walstore.topology.documents import check_log_name
 
 SCRUB_EXAMPLES = """\

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from walstore.cli.errors import UsageError
+from walstore.core.validation.arguments import as_count, as_mapping
+from walstore.net.wire.address import parse_address
 from walstore.topology.documents import LogSpec, check_log_name
-from walstore.validation.arguments import as_count, as_mapping
-from walstore.wire.address import parse_address
 
 Change = Callable[[LogSpec], LogSpec]
 """Returns what a spec becomes; UsageError."""

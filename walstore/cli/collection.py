@@ -13,8 +13,8 @@ from walstore.cli.options import CollectionAt, ColumnTypes, KeyColumns, LikeFile
 from walstore.cli.output import format_bytes, format_count
 from walstore.cli.report import Fields, Listing, Part, Report
 from walstore.cli.running import run_async
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CollectionNotFoundError
-from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from walstore.cli.location import is_url, open_collection, to_directory, to_url
 from walstore.cli.options import AsJson, ColumnTypes, KeyColumns, LikeFile, argument, option
 from walstore.cli.report import Report
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
 
 if TYPE_CHECKING:

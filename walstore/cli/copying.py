@@ -25,9 +25,9 @@ from walstore.cli.options import (
 )
 from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
 from walstore.cli.report import Fields, Report
-from walstore.files.log_files import LogSnapshot
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.runtime.clock import SystemClock
 from walstore.records import from_timestamp_us
-from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from uploader import Forked, RestoreProgress

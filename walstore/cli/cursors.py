@@ -15,15 +15,15 @@ from walstore.cli.location import is_store, to_directory
 from walstore.cli.options import Confirm, Location, option
 from walstore.cli.output import complain, format_time
 from walstore.cli.report import Listing, Report
-from walstore.cursors.directory import hold_cursors
-from walstore.cursors.kept import list_all_cursors, refuse_copy
-from walstore.cursors.queue import patiently
+from walstore.core.files.locks import this_process
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.offset_range import OffsetRange
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.locks import this_process
-from walstore.files.log_files import LogSnapshot
-from walstore.offset_range import OffsetRange
+from walstore.positions.cursors.directory import hold_cursors
+from walstore.positions.cursors.kept import list_all_cursors, refuse_copy
+from walstore.positions.cursors.queue import patiently
 from walstore.positions.state import TAG_BYTES, CursorState, check_name
-from walstore.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from uploader import CloudCursor

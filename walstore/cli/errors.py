@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from walstore import MissingExtraError
+from walstore.core.runtime.extras import extra_of, missing_extra
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
@@ -20,7 +21,6 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.runtime.extras import extra_of, missing_extra
 
 OK: Final = 0
 FAILED: Final = 1

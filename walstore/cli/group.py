@@ -13,14 +13,14 @@ from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.options import Confirm, argument, option
 from walstore.cli.output import complain, format_count
 from walstore.cli.report import Listing, Report
-from walstore.cursors.kept import list_all_cursors
+from walstore.core.files.directory import PROMISE_NAME
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import LogNotFoundError
-from walstore.files.directory import PROMISE_NAME
-from walstore.files.log_files import LogSnapshot
-from walstore.groups.group_mixin import list_groups
-from walstore.groups.journal import look_at_journals
-from walstore.groups.settings import check_group_name
-from walstore.runtime.clock import SystemClock
+from walstore.positions.cursors.kept import list_all_cursors
+from walstore.positions.groups.group_mixin import list_groups
+from walstore.positions.groups.journal import look_at_journals
+from walstore.positions.groups.settings import check_group_name
 
 GROUP_EXAMPLES = """\
   walstore group data/orders

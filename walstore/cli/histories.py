@@ -15,14 +15,14 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import Confirm, argument, option
 from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
+from walstore.cluster.replication.copy_marks import read_marks
+from walstore.core.files.directory import PROMISE_NAME, SYNCED_NAME, pick_segments
+from walstore.core.files.floor import NOTHING_NOTED, load_note
+from walstore.core.files.locks import this_process
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import FileSystem
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
-from walstore.files.directory import PROMISE_NAME, SYNCED_NAME, pick_segments
-from walstore.files.floor import NOTHING_NOTED, load_note
-from walstore.files.locks import this_process
-from walstore.files.posix import PosixFileSystem
 from walstore.log.opening import Entered, enter_log, recover_end
-from walstore.ports import FileSystem
-from walstore.replication.copy_marks import read_marks
 from walstore.topology.documents import PREFIX, SYNCED
 
 RESET_HEAD_EXAMPLES = """\

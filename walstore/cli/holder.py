@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore.files.directory import LOCK_NAME
-from walstore.files.locks import STORE_NAME
+from walstore.core.files.directory import LOCK_NAME
+from walstore.core.files.locks import STORE_NAME
 
 _LOCKS: Final = Path("/proc/locks")
 

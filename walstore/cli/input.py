@@ -12,8 +12,8 @@ import aiofiles
 
 from walstore.cli.errors import InputError, UsageError
 from walstore.cli.output import complain
+from walstore.core.settings import MIB
 from walstore.errors import RecordTooLargeError
-from walstore.settings import MIB
 
 CHUNK_BYTES = 1 << 20
 

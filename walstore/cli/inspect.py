@@ -15,12 +15,12 @@ from walstore.cli.running import run_async
 from walstore.cli.samples import find_logs
 from walstore.cli.stored import live_bytes
 from walstore.cli.top import ls
+from walstore.core.files.log_bounds import find_missing
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.segment_file import Segment
+from walstore.core.format import frame, segment
+from walstore.core.ports import File
 from walstore.errors import CorruptionError
-from walstore.files.log_bounds import find_missing
-from walstore.files.log_files import LogSnapshot
-from walstore.files.segment_file import Segment
-from walstore.format import frame, segment
-from walstore.ports import File
 
 INSPECT_EXAMPLES = """\
   walstore inspect data/orders

@@ -23,15 +23,15 @@ from walstore import (
     connect_readonly,
 )
 from walstore.cli.errors import UsageError
+from walstore.core.offset_range import OffsetRange
 from walstore.errors import (
     AccessDeniedError,
     CollectionNotFoundError,
     InvalidSettingsError,
     LogNotFoundError,
 )
-from walstore.offset_range import OffsetRange
+from walstore.net.wire.address import parse_address
 from walstore.records import to_timestamp_us
-from walstore.wire.address import parse_address
 
 if TYPE_CHECKING:
     from uploader import Collection

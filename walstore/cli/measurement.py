@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore import Wal
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import File
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import File
 
 GROUP_RECORDS: Final = 1000
 """Records of each ``append_many``."""

@@ -17,14 +17,14 @@ from walstore.cli.options import Confirm, Directory, StoredAt, argument, option
 from walstore.cli.output import format_bytes, format_count, format_time, progress_bar
 from walstore.cli.report import Fields, Report
 from walstore.cli.stored import live_bytes
-from walstore.cursors.kept import list_all_cursors
-from walstore.files.log_files import LogSnapshot
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.runtime.clock import SystemClock
 from walstore.log.retention_plan import Pin, plan_trim
-from walstore.runtime.clock import SystemClock
+from walstore.positions.cursors.kept import list_all_cursors
 
 if TYPE_CHECKING:
     from uploader import Collected, CollectorSettings, Plan
-    from uploader.gc.collection import AuditCallback
+    from uploader.care.gc.collection import AuditCallback
 
 TRIM_EXAMPLES = """\
   walstore trim data/orders --before 100000

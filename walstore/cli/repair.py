@@ -9,6 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from walstore.care.repair import (
+    KEPT_NAME,
+    Copy,
+    Interval,
+    Keep,
+    RepairPlan,
+    apply_repair,
+    plan_repair,
+)
 from walstore.cli.errors import CORRUPTION, OK, UsageError
 from walstore.cli.holder import find_holder
 from walstore.cli.location import to_directory, to_url
@@ -16,7 +25,6 @@ from walstore.cli.options import Confirm, Directory, StoredAt, option
 from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
 from walstore.cli.report import UNCHANGED, Fields, Report
 from walstore.errors import WalLockedError
-from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
 if TYPE_CHECKING:
     from uploader import RebuildPlan
@@ -255,7 +263,7 @@ async def _rebuild(
     is_confirmed: bool,
 ) -> dict[str, Any]:
     from uploader import apply_rebuild, open_store, plan_rebuild
-    from uploader.rebuilding.survey import is_chain
+    from uploader.care.rebuilding.survey import is_chain
 
     store = open_store(url)
     try:

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from itertools import repeat
 from typing import Any, Final
 
-from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES
 from walstore.cli.errors import UsageError
+from walstore.core.batches.append_request import make_record
+from walstore.core.batches.batch_builder import RECORD_OVERHEAD_BYTES
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.validation.arguments import as_text
+from walstore.core.validation.exact import read_json, with_digits
 from walstore.errors import RecordTooLargeError
 from walstore.records import to_timestamp_us
-from walstore.runtime.clock import SystemClock
-from walstore.validation.arguments import as_text
-from walstore.validation.exact import read_json, with_digits
 
 Row = tuple[bytes, Mapping[str, Any]]
 """A value, and what its line says of key, stream, headers and timestamp, as an append takes them."""

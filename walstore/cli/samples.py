@@ -16,15 +16,15 @@ from walstore.cli.errors import explain
 from walstore.cli.holder import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
 from walstore.cli.stored import live_bytes
-from walstore.cursors.kept import list_all_cursors
+from walstore.core.files.locks import STORE_NAME
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.files.segment_file import Segment, peek_frame
+from walstore.core.format import segment
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.statistics import CopyStatistics, GroupStatistics
 from walstore.errors import StorageUnavailableError, WalError
-from walstore.files.locks import STORE_NAME
-from walstore.files.log_files import LogSnapshot
-from walstore.files.posix import PosixFileSystem
-from walstore.files.segment_file import Segment, peek_frame
-from walstore.format import segment
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.statistics import CopyStatistics, GroupStatistics
+from walstore.positions.cursors.kept import list_all_cursors
 from walstore.store.directory import directory_of, list_logs
 
 
@@ -244,8 +244,8 @@ def _state_of(copy: CopyStatistics) -> str:
 
 @asynccontextmanager
 async def _open_stored(url: str) -> AsyncIterator[Look]:
-    from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.layouts.log_session import open_session
+    from uploader.positions.cursors.cloud_cursors import CloudCursors
 
     async with open_session(url) as session:
         session.check_found()

@@ -20,13 +20,13 @@ from walstore.cli.serving import (
     serve_logs,
 )
 from walstore.cluster.joining import check_host
-from walstore.files.locks import COPIES_NAME, STORE_NAME
+from walstore.core.files.locks import COPIES_NAME, STORE_NAME
+from walstore.core.runtime.memory import collect_rarely, return_large_blocks
+from walstore.core.validation.arguments import as_token
 from walstore.http import HttpSettings
-from walstore.runtime.memory import collect_rarely, return_large_blocks
+from walstore.net.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 from walstore.serve import ServeSettings
 from walstore.topology.session import LEASE_SECONDS
-from walstore.validation.arguments import as_token
-from walstore.wire.address import check_socket_path, is_loopback, parse_address, parse_listen
 
 SERVE_EXAMPLES = """\
   walstore serve data/orders

@@ -18,14 +18,14 @@ from walstore.cli.location import open_collection
 from walstore.cli.report import Report
 from walstore.cli.running import stop_on_signal
 from walstore.cluster.member import ClusterMember
+from walstore.cluster.replication.node import ReplicaNode
 from walstore.errors import FencedError, StorageUnavailableError
 from walstore.http import HttpServer
 from walstore.http.http_server import import_server
 from walstore.metrics import PrometheusMetrics
-from walstore.replication.node import ReplicaNode
+from walstore.net.wire.address import is_loopback, parse_address, parse_listen
 from walstore.serve import Server
 from walstore.serve.listening import Listening
-from walstore.wire.address import is_loopback, parse_address, parse_listen
 
 
 class Serving(NamedTuple):

@@ -17,7 +17,7 @@ from walstore.cli.options import AsJson, argument, option
 from walstore.cli.output import complain
 from walstore.cli.report import Report
 from walstore.cli.running import STOP_SIGNALS, run_async
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
     DEFAULT_MAX_RECORDS,
     DEFAULT_TRIGGER_SECONDS,

@@ -19,7 +19,7 @@ from walstore.cli.output import (
 )
 from walstore.cli.report import Listing, Part, Report
 from walstore.cli.running import run_async
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 if TYPE_CHECKING:
     from uploader.format.entries import Entry, Fragment

@@ -27,7 +27,7 @@ from walstore.cli.output import (
 from walstore.cli.report import Listing, Report
 from walstore.cli.running import stop_on_signal
 from walstore.cli.samples import Look, Sample, look_at, open_samples
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 TOP_EXAMPLES = """\
   walstore top data/orders

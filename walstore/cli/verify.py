@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from walstore.care.verify import VerifyReport, verify_directory
 from walstore.cli.errors import CORRUPTION, FAILED, OK
 from walstore.cli.location import is_store, to_directory, to_url
 from walstore.cli.options import Location, StoredAt, option
 from walstore.cli.output import format_bytes, format_count, progress_bar, terminal
 from walstore.cli.report import Fields, Report
 from walstore.cli.running import run_async
+from walstore.core.files.directory import PROMISE_NAME, REMAKE
+from walstore.core.format import checkpoint, segment
 from walstore.errors import CorruptionError, WalError
-from walstore.files.directory import PROMISE_NAME, REMAKE
-from walstore.format import checkpoint, segment
-from walstore.verify import VerifyReport, verify_directory
 
 if TYPE_CHECKING:
     from uploader import ScrubReport, ScrubTally

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walstore.cluster.member_state import MemberState
+from walstore.cluster.replication.copy_marks import CopyMarks
+from walstore.cluster.replication.copy_trouble import LoggedOnce
+from walstore.cluster.replication.primary import Primary
+from walstore.cluster.replication.replication import Replication
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
 from walstore.errors import WalError
 from walstore.log.wal import Wal
-from walstore.ports import Clock
-from walstore.replication.copy_marks import CopyMarks
-from walstore.replication.copy_trouble import LoggedOnce
-from walstore.replication.primary import Primary
-from walstore.replication.replication import Replication
-from walstore.runtime.backoff import Backoff
 from walstore.topology.documents import LEADERS, LOGS, SYNCED, Leader, LogSpec
 from walstore.topology.leadership import Leadership
 
@@ -415,7 +415,7 @@ class HostedLog:
 
 
 class _OpeningPlan:
-    """How one opening is replicated; implements :class:`walstore.replication_port.ReplicationPlan`."""
+    """How one opening is replicated; implements :class:`walstore.core.replication_port.ReplicationPlan`."""
 
     def __init__(
         self, replication: Replication, is_held: Callable[[], bool], marks: CopyMarks

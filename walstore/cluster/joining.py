@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.cluster.member_state import MemberState
+from walstore.cluster.replication.remote_copy import client_of
+from walstore.cluster.replication.replication import Replication
+from walstore.core.files.directory import write_durably
+from walstore.core.ports import FileSystem
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     InvalidSettingsError,
     StorageUnavailableError,
     WalError,
     WalLockedError,
 )
-from walstore.files.directory import write_durably
-from walstore.ports import FileSystem
-from walstore.replication.remote_copy import client_of
-from walstore.replication.replication import Replication
-from walstore.runtime.threads import Worker
+from walstore.net.wire.address import Address, is_unspecified
 from walstore.topology.documents import Member
-from walstore.wire.address import Address, is_unspecified
 
 logger = logging.getLogger("walstore")
 

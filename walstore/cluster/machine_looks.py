@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from walstore.cluster.replication.copy_look import LOOK, CopyLook
+from walstore.cluster.replication.copy_marks import read_marks
+from walstore.cluster.replication.remote_copy import client_of
+from walstore.cluster.replication.replication import Replication
 from walstore.cluster.view import ClusterView
+from walstore.core.ports import Clock
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.ports import Clock
-from walstore.remote.client import Fate
-from walstore.replication.copy_look import LOOK, CopyLook
-from walstore.replication.copy_marks import read_marks
-from walstore.replication.remote_copy import client_of
-from walstore.replication.replication import Replication
+from walstore.net.remote.client import Fate
+from walstore.net.wire.address import parse_address
 from walstore.topology.documents import SYNCED, LogSpec, Synced
 from walstore.topology.key_values import KeyValues
-from walstore.wire.address import parse_address
 
 _MOST_SECONDS: Final = 5.0
 """How long a machine may take to be reached, and then to answer: all are asked at the same time."""

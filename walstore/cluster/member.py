@@ -21,8 +21,17 @@ from walstore.cluster.hosted_log import HostedLog, has_copy
 from walstore.cluster.joining import check_directory, check_reached
 from walstore.cluster.machine_looks import MachineQuestions
 from walstore.cluster.member_state import MemberState
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.cluster.replication.replication import Replication
 from walstore.cluster.stored_logs import SourceLog, StoredLog, StoredLogs
 from walstore.cluster.view import ClusterView, removed_spec
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
+from walstore.core.runtime.statistics import Metrics
+from walstore.core.runtime.tasks import start_task
+from walstore.core.settings import Settings
+from walstore.core.tier_port import Tier
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -32,15 +41,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.ports import Clock, FileSystem
-from walstore.replication.node import ReplicaNode
-from walstore.replication.replication import Replication
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed
-from walstore.runtime.statistics import Metrics
-from walstore.runtime.tasks import start_task
-from walstore.settings import Settings
-from walstore.tier_port import Tier
+from walstore.net.wire.address import Address, parse_address
 from walstore.topology.documents import (
     LOGS,
     MEMBERS,
@@ -52,7 +53,6 @@ from walstore.topology.documents import (
 )
 from walstore.topology.key_values import KeyValue, KeyValues
 from walstore.topology.session import LEASE_SECONDS, Session
-from walstore.wire.address import Address, parse_address
 
 logger = logging.getLogger("walstore")
 

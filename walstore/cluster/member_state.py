@@ -8,14 +8,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.cluster.replication.replication import Replication
 from walstore.cluster.view import ClusterView
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.settings import Settings
+from walstore.core.tier_port import Tier
 from walstore.errors import InvalidSettingsError
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock, FileSystem
-from walstore.replication.node import ReplicaNode
-from walstore.replication.replication import Replication
-from walstore.settings import Settings
-from walstore.tier_port import Tier
 from walstore.topology.documents import LogSpec
 from walstore.topology.key_values import KeyValues
 from walstore.topology.session import Session

@@ -13,12 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from walstore.batches.batch import Batch
 from walstore.cluster.view import ClusterView
+from walstore.core.batches.batch import Batch
+from walstore.core.read.reader import Reader, ReadSource, timestamp_at
+from walstore.core.runtime.keyed_locks import KeyedLocks
+from walstore.core.validation.arguments import as_int
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
-from walstore.read.reader import Reader, ReadSource, timestamp_at
-from walstore.runtime.keyed_locks import KeyedLocks
-from walstore.validation.arguments import as_int
 
 logger = logging.getLogger("walstore")
 

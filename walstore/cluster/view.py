@@ -14,19 +14,19 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
 
+from walstore.cluster.replication.copy_trouble import printable
+from walstore.core.ports import Clock
+from walstore.core.runtime.time_limit import within
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
     InvalidSettingsError,
     WalError,
 )
-from walstore.ports import Clock
-from walstore.replication.copy_trouble import printable
-from walstore.runtime.time_limit import within
+from walstore.net.wire.address import parse_address
 from walstore.topology import documents
 from walstore.topology.documents import PREFIX, Leader, LogSpec, Member, Synced, check_log_name
 from walstore.topology.key_values import HistoryCompactedError, KeyValue, KeyValues
-from walstore.wire.address import parse_address
 
 logger = logging.getLogger("walstore")
 

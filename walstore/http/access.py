@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from walstore.http.protocol import PREFIX, TICKET, RefusedError
 from walstore.http.tickets import Tickets
-from walstore.wire.address import is_loopback
+from walstore.net.wire.address import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -15,18 +15,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
+from walstore.core.runtime.tasks import start_task
 from walstore.http.beginnings import Beginnings, Key, MadeAnswer, Make
 from walstore.http.sending import Sending
 from walstore.http.stream import Stream, StreamChunk
-from walstore.runtime.tasks import start_task
 from walstore.serve.outgoing import SHORT_BYTES, TAKER_BYTES
 from walstore.serve.room import Room
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from walstore.ports import Clock
+    from walstore.core.ports import Clock
 
 logger = logging.getLogger("walstore")
 

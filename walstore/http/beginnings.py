@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 from walstore.http.stream import Stream, StreamChunk
 from walstore.serve.room import Room
 

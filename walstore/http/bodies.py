@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
 
-from walstore.append.budgets import ChannelBudget
-from walstore.batches.cost import RECORD_COST_BYTES
+from walstore.core.append.budgets import ChannelBudget
+from walstore.core.batches.cost import RECORD_COST_BYTES
 from walstore.http.content import JSON, MOST_MESSAGES, decode_body, split_body
 from walstore.http.json_text import SHORT_CHARS
 from walstore.http.protocol import RefusedError

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.serve.outgoing import limit_ahead
 
 _SWEEP_SECONDS: Final = 1.0

@@ -34,8 +34,8 @@ from walstore.http.stream import Appended, Stream, StreamChunk, StreamConfig
 from walstore.http.streams import Streams
 
 if TYPE_CHECKING:
+    from walstore.core.ports import Clock
     from walstore.http.settings import HttpSettings
-    from walstore.ports import Clock
 
 _T = TypeVar("_T")
 _BEGINNING: Final = "-1"

@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
+from walstore.core.append.budgets import ChannelBudget, answer_budget
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.extras import needs_extra
+from walstore.core.runtime.metric import Metric, MetricKind, figure
+from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
+from walstore.core.runtime.tasks import start_task
+from walstore.core.validation.arguments import as_texts, as_token
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.http.access import Access
 from walstore.http.connections import Connections
@@ -23,18 +30,11 @@ from walstore.http.settings import HttpSettings
 from walstore.http.streams import Streams
 from walstore.http.tickets import Tickets
 from walstore.log.wal import Wal
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.extras import needs_extra
-from walstore.runtime.metric import Metric, MetricKind, figure
-from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
-from walstore.runtime.tasks import start_task
+from walstore.net.wire.address import is_loopback
 from walstore.serve.fetching import Fetching
 from walstore.serve.listening import BACKLOG, Listening, check_listen
 from walstore.store.log_catalog import LogCatalog, catalog_of
 from walstore.store.wal_store import WalStore
-from walstore.validation.arguments import as_texts, as_token
-from walstore.wire.address import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

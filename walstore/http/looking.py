@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from walstore.core.ports import Clock
 from walstore.errors import LogNotFoundError, StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
-from walstore.ports import Clock
 from walstore.records import Record, to_timestamp_us
 from walstore.store.log_catalog import LogCatalog
 

@@ -10,9 +10,9 @@ from walstore.cluster.member import ClusterMember
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.http.protocol import RefusedError
 from walstore.log.wal import Wal
+from walstore.net.wire.address import Address
 from walstore.store.log_catalog import LogCatalog
 from walstore.topology.documents import check_log_name
-from walstore.wire.address import Address
 
 _LATER: Final = {"Retry-After": "1"}
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.runtime.tasks import start_task
+from walstore.core.runtime.tasks import start_task
 from walstore.serve.outgoing import SHORT_BYTES, TAKER_BYTES
 from walstore.serve.stalls import SPARING_NEED_SECONDS, Taking
 

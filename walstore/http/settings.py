@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from walstore.core.validation.arguments import as_count, as_seconds
 from walstore.errors import InvalidSettingsError
-from walstore.validation.arguments import as_count, as_seconds
 
 MIB: Final = 1 << 20
 

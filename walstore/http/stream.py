@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from walstore.batches.append_request import pack_headers
-from walstore.faces.transaction import Transaction
+from walstore.core.batches.append_request import pack_headers
+from walstore.core.faces.transaction import Transaction
+from walstore.core.offset_range import OffsetRange
 from walstore.http.accepted import CLOSED_REGISTER, Accepted, closing
 from walstore.http.content import MOST_MESSAGES
 from walstore.http.protocol import (
@@ -26,7 +27,6 @@ from walstore.http.protocol import (
     format_offset,
 )
 from walstore.log.wal import Wal
-from walstore.offset_range import OffsetRange
 from walstore.records import Durability
 from walstore.serve.fetching import Fetching
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.keyed_locks import KeyedLocks
 from walstore.errors import InvalidSettingsError, LogNotFoundError, WalError
 from walstore.http.content import JSON
 from walstore.http.protocol import RefusedError, parse_expiry, parse_offset
 from walstore.http.stream import Stream, StreamConfig
 from walstore.log.wal import Wal
-from walstore.ports import Clock
-from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.serve.fetching import Fetching
 from walstore.store.log_catalog import LogCatalog
 

@@ -10,8 +10,8 @@ import hmac
 import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from walstore.core.ports import Clock
 from walstore.http.protocol import NAME_PATTERN, RefusedError
-from walstore.ports import Clock
 
 if TYPE_CHECKING:
     from aiohttp import web

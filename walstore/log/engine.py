@@ -15,15 +15,25 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from walstore.append.append_rate import make_rate
-from walstore.append.channel import Channel
-from walstore.append.disk_watch import DiskWatch
-from walstore.append.state import LogState
-from walstore.append.writer import Writer
-from walstore.batches.batch_builder import AppendRequest
-from walstore.batches.conditions import AppendConditions
-from walstore.cursors.kept import KeptCursors, kept_cursors
-from walstore.cursors.store import CursorStore
+from walstore.core.append.append_rate import make_rate
+from walstore.core.append.channel import Channel
+from walstore.core.append.disk_watch import DiskWatch
+from walstore.core.append.state import LogState
+from walstore.core.append.writer import Writer
+from walstore.core.batches.batch_builder import AppendRequest
+from walstore.core.batches.conditions import AppendConditions
+from walstore.core.files.locks import this_process
+from walstore.core.files.spill import Spill
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.read.tiered import TieredSource
+from walstore.core.replication_port import Replicator
+from walstore.core.runtime.error_mapping import copy_error, describe_open
+from walstore.core.runtime.resource import MustClose, Unclosed, abandon_in_children, wait_closed
+from walstore.core.runtime.tasks import start_task, wait_ended
+from walstore.core.runtime.threads import Lane
+from walstore.core.settings import Settings, parse_durability
+from walstore.core.tier_port import Tier
+from walstore.core.validation.arguments import TimestampCheck
 from walstore.errors import (
     ExpectationError,
     FencedError,
@@ -33,23 +43,13 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.files.locks import this_process
-from walstore.files.spill import Spill
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import Opened
 from walstore.log.retention import LogPins, ReaderPins, Retention
 from walstore.log.tier_source import Shipping, local_uploaded_limit
-from walstore.ports import Clock, FileSystem
-from walstore.read.tiered import TieredSource
+from walstore.positions.cursors.kept import KeptCursors, kept_cursors
+from walstore.positions.cursors.store import CursorStore
 from walstore.records import Durability
-from walstore.replication_port import Replicator
-from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.resource import MustClose, Unclosed, abandon_in_children, wait_closed
-from walstore.runtime.tasks import start_task, wait_ended
-from walstore.runtime.threads import Lane
-from walstore.settings import Settings, parse_durability
-from walstore.tier_port import Tier
-from walstore.validation.arguments import TimestampCheck
 
 logger = logging.getLogger("walstore")
 

@@ -7,14 +7,18 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from walstore.cursors.kept import adopting, cursors_of_files, keeps_cursors
+from walstore.core.files.anchor import absolute
+from walstore.core.files.directory import PROMISE_NAME, peek_log_id
+from walstore.core.files.locks import this_process
+from walstore.core.format import codec
+from walstore.core.format.claims import Claims
+from walstore.core.format.packed import MOST_START, MOST_TIMESTAMP_US
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.replication_port import ReplicationPlan, Replicator
+from walstore.core.runtime.error_mapping import describe_open
+from walstore.core.settings import Settings
+from walstore.core.tier_port import Tier
 from walstore.errors import CorruptionError, InvalidSettingsError, OffsetError
-from walstore.files.anchor import absolute
-from walstore.files.directory import PROMISE_NAME, peek_log_id
-from walstore.files.locks import this_process
-from walstore.format import codec
-from walstore.format.claims import Claims
-from walstore.format.packed import MOST_START, MOST_TIMESTAMP_US
 from walstore.log.engine import Engine
 from walstore.log.log_resources import LogResources
 from walstore.log.opening import (
@@ -27,12 +31,8 @@ from walstore.log.opening import (
 )
 from walstore.log.replicated import begin_to_replicate, restore_cursors
 from walstore.log.tier_source import RecoveredRecords, local_uploaded_limit
-from walstore.ports import Clock, FileSystem
+from walstore.positions.cursors.kept import adopting, cursors_of_files, keeps_cursors
 from walstore.records import Durability
-from walstore.replication_port import ReplicationPlan, Replicator
-from walstore.runtime.error_mapping import describe_open
-from walstore.settings import Settings
-from walstore.tier_port import Tier
 
 logger = logging.getLogger("walstore")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from walstore.append.state import LogState
-from walstore.format.segment import file_name
+from walstore.core.append.state import LogState
+from walstore.core.format.segment import file_name
+from walstore.core.tier_port import DescribedTier, Extent, LogExtents
 from walstore.log.retention_plan import RetentionPlan
-from walstore.tier_port import DescribedTier, Extent, LogExtents
 
 
 def look_at_extents(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from walstore.batches.batch_builder import AppendRequest
-from walstore.batches.conditions import AppendConditions
+from walstore.core.batches.batch_builder import AppendRequest
+from walstore.core.batches.conditions import AppendConditions
+from walstore.core.faces.append_backend import AppendBackend
 from walstore.errors import RegisterMismatchError
-from walstore.faces.append_backend import AppendBackend
 from walstore.log.engine import Engine
 from walstore.log.last_sequence import LastSequence
 from walstore.log.spilled_records import SpilledRecords
@@ -23,7 +23,7 @@ class LocalAppends(AppendBackend):
         self._engine = engine
 
     def check_owner(self) -> None:
-        """As of :class:`walstore.runtime.owned.Owned`."""
+        """As of :class:`walstore.core.runtime.owned.Owned`."""
         self._engine.check_home()
 
     def level(self, durability: AnyDurability | None) -> Durability:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from walstore.append.budgets import CacheBudget, ChannelBudget
-from walstore.append.disk_watch import DiskWatch
-from walstore.files.locks import lock_log
-from walstore.files.open_files import OpenFiles
-from walstore.ports import FileSystem, Lock
-from walstore.runtime.threads import Lane, Pool, Worker
+from walstore.core.append.budgets import CacheBudget, ChannelBudget
+from walstore.core.append.disk_watch import DiskWatch
+from walstore.core.files.locks import lock_log
+from walstore.core.files.open_files import OpenFiles
+from walstore.core.ports import FileSystem, Lock
+from walstore.core.runtime.threads import Lane, Pool, Worker
 
 _T = TypeVar("_T")
 

@@ -23,12 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.append.disk_watch import look
-from walstore.append.tail import Tail
-from walstore.cursors.directory import list_cursors, lowest_pin
-from walstore.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
-from walstore.errors import ContentionError, CorruptionError
-from walstore.files.directory import (
+from walstore.core.append.disk_watch import look
+from walstore.core.append.tail import Tail
+from walstore.core.files.directory import (
     LOCK_NAME,
     REMAKE,
     evidence_of,
@@ -41,26 +38,29 @@ from walstore.files.directory import (
     sync_entry,
     write_hint,
 )
-from walstore.files.directory_scan import ScannedLog, find_damaged, find_log
-from walstore.files.floor import load_note
-from walstore.files.frame_walk import used_limit, walk_file
-from walstore.files.locks import lock_log
-from walstore.files.open_files import ActiveCell
-from walstore.files.segment_file import Segment
-from walstore.files.spill import remove_leftovers
-from walstore.files.torn_copies import TornCopies
-from walstore.format import checkpoint, recovery, segment
-from walstore.format import claims as claims_file
-from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.format.claims import Claims
-from walstore.format.ledger import Ledger
-from walstore.format.recovery import Chain, Evidence, Verdict
-from walstore.format.segment import SegmentHeader, SegmentSummary
-from walstore.groups.journal import remove_journals
-from walstore.groups.kept_journal import restore_journals
-from walstore.ports import Clock, File, FileSystem, Lock
-from walstore.runtime.error_mapping import is_full
-from walstore.settings import Settings
+from walstore.core.files.directory_scan import ScannedLog, find_damaged, find_log
+from walstore.core.files.floor import load_note
+from walstore.core.files.frame_walk import used_limit, walk_file
+from walstore.core.files.locks import lock_log
+from walstore.core.files.open_files import ActiveCell
+from walstore.core.files.segment_file import Segment
+from walstore.core.files.spill import remove_leftovers
+from walstore.core.files.torn_copies import TornCopies
+from walstore.core.format import checkpoint, recovery, segment
+from walstore.core.format import claims as claims_file
+from walstore.core.format.checkpoint import Checkpoint, DurableCell
+from walstore.core.format.claims import Claims
+from walstore.core.format.ledger import Ledger
+from walstore.core.format.recovery import Chain, Evidence, Verdict
+from walstore.core.format.segment import SegmentHeader, SegmentSummary
+from walstore.core.ports import Clock, File, FileSystem, Lock
+from walstore.core.runtime.error_mapping import is_full
+from walstore.core.settings import Settings
+from walstore.errors import ContentionError, CorruptionError
+from walstore.positions.cursors.directory import list_cursors, lowest_pin
+from walstore.positions.cursors.kept import Found, cursors_of_files, keeps_cursors, restore_files
+from walstore.positions.groups.journal import remove_journals
+from walstore.positions.groups.kept_journal import restore_journals
 
 logger = logging.getLogger("walstore")
 

@@ -13,35 +13,35 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from walstore.batches.batch import Batch
-from walstore.batches.conditions import users_registers
-from walstore.cursors.cursor_mixin import CursorMixin
-from walstore.cursors.store import CursorStore
-from walstore.errors import InvalidSettingsError, OffsetTrimmedError, WalClosedError
-from walstore.faces.readable_log import ReadableLog
-from walstore.files.anchor import absolute
-from walstore.files.directory import anchor_log
-from walstore.files.locks import this_process
-from walstore.files.log_bounds import LedgerView
-from walstore.files.log_files import LogFiles
-from walstore.files.posix import PosixFileSystem
-from walstore.format.ledger import StreamInfo
-from walstore.offset_range import OffsetRange
-from walstore.ports import CellView, Clock, FileSystem
-from walstore.read.log_watch import (
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.conditions import users_registers
+from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.files.anchor import absolute
+from walstore.core.files.directory import anchor_log
+from walstore.core.files.locks import this_process
+from walstore.core.files.log_bounds import LedgerView
+from walstore.core.files.log_files import LogFiles
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.offset_range import OffsetRange
+from walstore.core.ports import CellView, Clock, FileSystem
+from walstore.core.read.log_watch import (
     LONGEST_POLL_SECONDS,
     SHORTEST_POLL_SECONDS,
     LogLook,
     LogWatch,
     look_at,
 )
-from walstore.read.reader import Reader, ReadGuard, timestamp_at
+from walstore.core.read.reader import Reader, ReadGuard, timestamp_at
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.error_mapping import copy_error, describe_read
+from walstore.core.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children
+from walstore.core.runtime.threads import Worker
+from walstore.core.validation.arguments import as_directory
+from walstore.errors import InvalidSettingsError, OffsetTrimmedError, WalClosedError
+from walstore.positions.cursors.cursor_mixin import CursorMixin
+from walstore.positions.cursors.store import CursorStore
 from walstore.records import Start
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import copy_error, describe_read
-from walstore.runtime.resource import MustClose, Opening, Unclosed, abandon_in_children
-from walstore.runtime.threads import Worker
-from walstore.validation.arguments import as_directory
 
 _T = TypeVar("_T")
 
@@ -306,11 +306,11 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
             self._fs.close()
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
+        """Refuse everything in a child process; see :mod:`walstore.core.runtime.resource`."""
         self._abandoned = self._watch.failure = error
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._check_home()
 
     def _check_readable(self) -> None:

@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from walstore.batches.conditions import RESERVED, AppendConditions
-from walstore.cursors.directory import hold_cursors, remove_cursors
-from walstore.cursors.kept import Found, adopting, cursors_of_files, giving_up
-from walstore.cursors.queue import patiently
+from walstore.core.batches.conditions import RESERVED, AppendConditions
+from walstore.core.files.directory import REMAKE, load_claims, read_segment_header
+from walstore.core.files.floor import note_floor
+from walstore.core.files.frame_stream import CheckedReads, check_segment
+from walstore.core.files.frame_walk import frames_of
+from walstore.core.files.mended_segment import mend_segment
+from walstore.core.format import segment
+from walstore.core.format.claims import Claims
+from walstore.core.replication_port import Replicator
+from walstore.core.runtime.error_mapping import copy_error, describe_open
+from walstore.core.tier_port import Tier
 from walstore.errors import CorruptionError, FormatVersionError, WalClosedError, WalError
-from walstore.files.directory import REMAKE, load_claims, read_segment_header
-from walstore.files.floor import note_floor
-from walstore.files.frame_stream import CheckedReads, check_segment
-from walstore.files.frame_walk import frames_of
-from walstore.files.mended_segment import mend_segment
-from walstore.format import segment
-from walstore.format.claims import Claims
-from walstore.groups.journal import read_journals, remove_journals
-from walstore.groups.kept_journal import adopting_journals, kept_names
-from walstore.replication_port import Replicator
-from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.tier_port import Tier
+from walstore.positions.cursors.directory import hold_cursors, remove_cursors
+from walstore.positions.cursors.kept import Found, adopting, cursors_of_files, giving_up
+from walstore.positions.cursors.queue import patiently
+from walstore.positions.groups.journal import read_journals, remove_journals
+from walstore.positions.groups.kept_journal import adopting_journals, kept_names
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -39,7 +39,7 @@ _CLOCK_SECONDS: Final = 5.0
 
 
 class EngineSource:
-    """Implements :class:`walstore.replication_port.ReplicatedLog`. Belongs to the event loop of the log."""
+    """A :class:`walstore.core.replication_port.ReplicatedLog`. Belongs to the event loop of the log."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

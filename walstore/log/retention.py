@@ -32,18 +32,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from walstore.append.state import LogState
-from walstore.append.tail import Tail
-from walstore.append.writer import Writer
-from walstore.cursors import directory as cursor_directory
-from walstore.cursors.kept import KeptCursors
+from walstore.core.append.state import LogState
+from walstore.core.append.tail import Tail
+from walstore.core.append.writer import Writer
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.error_mapping import describe_read, describe_upkeep, is_full
+from walstore.core.settings import Settings
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
-from walstore.ports import Clock, FileSystem
+from walstore.positions.cursors import directory as cursor_directory
+from walstore.positions.cursors.kept import KeptCursors
 from walstore.positions.state import CursorInfo
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
-from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
 

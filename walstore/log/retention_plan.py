@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from walstore.format.segment import SegmentSummary
-from walstore.offset_range import OffsetRange
+from walstore.core.format.segment import SegmentSummary
+from walstore.core.offset_range import OffsetRange
 
 
 class Reason(StrEnum):

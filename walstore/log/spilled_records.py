@@ -1,7 +1,7 @@
 """SpilledRecords: the records of a transaction of an open log, in memory up to a budget and then in a file.
 
 Those in memory commit as one batch. Above the budget they are written to a file of their own
-(:mod:`walstore.files.spill`), which becomes a segment at the commit.
+(:mod:`walstore.core.files.spill`), which becomes a segment at the commit.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from sys import getsizeof
 from threading import get_ident
 from typing import Final
 
-from walstore.batches.batch_builder import AppendRequest, BatchBuilder, split
-from walstore.batches.conditions import AppendConditions
+from walstore.core.batches.batch_builder import AppendRequest, BatchBuilder, split
+from walstore.core.batches.conditions import AppendConditions
+from walstore.core.faces.transaction import TransactionRecords
+from walstore.core.files.spill import Spill
+from walstore.core.runtime.error_mapping import copy_error, describe_spill
 from walstore.errors import WalClosedError
-from walstore.faces.transaction import TransactionRecords
-from walstore.files.spill import Spill
 from walstore.log.engine import Engine
 from walstore.records import Durability
-from walstore.runtime.error_mapping import copy_error, describe_spill
 
 _LEAST_FRAME_BYTES: Final = 256 << 10
 """Minimum size of a spilled batch: each costs one small write at the commit."""

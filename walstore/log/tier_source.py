@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 
-from walstore.append.state import LogState
-from walstore.append.tail import Tail
-from walstore.append.writer import Writer
-from walstore.batches.batch import Batch
+from walstore.core.append.state import LogState
+from walstore.core.append.tail import Tail
+from walstore.core.append.writer import Writer
+from walstore.core.batches.batch import Batch
+from walstore.core.files.segment_file import read_batches
+from walstore.core.offset_range import OffsetRange
+from walstore.core.read.tiered import NOT_LOCAL, TieredSource
+from walstore.core.runtime.error_mapping import describe_read
+from walstore.core.runtime.threads import Lane
+from walstore.core.tier_port import Tier
 from walstore.errors import WalError
-from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened
-from walstore.offset_range import OffsetRange
-from walstore.read.tiered import NOT_LOCAL, TieredSource
-from walstore.runtime.error_mapping import describe_read
-from walstore.runtime.threads import Lane
-from walstore.tier_port import Tier
 
 
 class RecoveredRecords:
-    """Implements :class:`walstore.tier_port.LocalRecords` for a recovered log that has no writer yet."""
+    """Implements :class:`walstore.core.tier_port.LocalRecords` for a recovered log that has no writer yet."""
 
     def __init__(self, opened: Opened, reading: Lane, *, uploaded_limit: int) -> None:
         self._opened = opened
@@ -52,7 +52,7 @@ class RecoveredRecords:
 
 
 class Shipping:
-    """Implements :class:`walstore.tier_port.TierSource` over an open log.
+    """Implements :class:`walstore.core.tier_port.TierSource` over an open log.
 
     Of a replicated log only what is on enough machines is shown: a takeover may cut the rest.
     """

@@ -9,49 +9,49 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import Final, Literal, Self
 
-from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_ROOM_BYTES
-from walstore.batches.conditions import users_registers
-from walstore.cursors.kept_queue import KeptQueue
-from walstore.cursors.store import CursorStore
-from walstore.errors import (
-    InvalidSettingsError,
-    StreamClosedError,
-    WalClosedError,
-    WouldBlock,
-)
-from walstore.files.posix import PosixFileSystem
-from walstore.groups.group_mixin import GroupParts, OwnedGroups
-from walstore.log.engine import Engine
-from walstore.log.engine_start import open_engine
-from walstore.log.extents import look_at_extents
-from walstore.log.local_appends import LocalAppends
-from walstore.log.log_resources import LogResources
-from walstore.log.opening import Recovery
-from walstore.log.readonly import ReadonlyWal
-from walstore.logs import Log, StreamsOfLog
-from walstore.ports import Clock, FileSystem
-from walstore.positions.cursor import Cursor
-from walstore.positions.state import CursorState
-from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
-from walstore.read.reader import Reader, ReadSource
-from walstore.read.uncommitted import AcceptedSource
-from walstore.records import AnyDurability, Durability
-from walstore.replication_port import ReplicationPlan, Replicator
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.owned import checks_itself
-from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import (
+from walstore.core.batches.append_request import make_record
+from walstore.core.batches.batch_builder import RECORD_ROOM_BYTES
+from walstore.core.batches.conditions import users_registers
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
+from walstore.core.read.reader import Reader, ReadSource
+from walstore.core.read.uncommitted import AcceptedSource
+from walstore.core.replication_port import ReplicationPlan, Replicator
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.owned import checks_itself
+from walstore.core.runtime.resource import Opening
+from walstore.core.runtime.statistics import (
     CopyStatistics,
     Followers,
     Metrics,
     Statistics,
     UploadStatistics,
 )
-from walstore.settings import Settings
-from walstore.tier_port import DescribedTier, LogExtents, Tier
-from walstore.validation.arguments import as_directory
+from walstore.core.settings import Settings
+from walstore.core.tier_port import DescribedTier, LogExtents, Tier
+from walstore.core.validation.arguments import as_directory
+from walstore.errors import (
+    InvalidSettingsError,
+    StreamClosedError,
+    WalClosedError,
+    WouldBlock,
+)
+from walstore.log.engine import Engine
+from walstore.log.engine_start import open_engine
+from walstore.log.extents import look_at_extents
+from walstore.log.local_appends import LocalAppends
+from walstore.log.log import Log, StreamsOfLog
+from walstore.log.log_resources import LogResources
+from walstore.log.opening import Recovery
+from walstore.log.readonly import ReadonlyWal
+from walstore.positions.cursor import Cursor
+from walstore.positions.cursors.kept_queue import KeptQueue
+from walstore.positions.cursors.store import CursorStore
+from walstore.positions.groups.group_mixin import GroupParts, OwnedGroups
+from walstore.positions.state import CursorState
+from walstore.records import AnyDurability, Durability
 
 # Python 3.11 takes 0.1 µs to find a member of an enumeration, a tenth of what an append takes on the loop.
 _DISK: Final = Durability.DISK
@@ -480,7 +480,7 @@ class Wal(OwnedGroups, Log):
             await self._engine.close()
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._engine.check_home()
 
     def _group_parts(self) -> GroupParts:

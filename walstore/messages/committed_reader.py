@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Self
 
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.faces.readable_log import ReadableLog
 from walstore.errors import CorruptionError
-from walstore.faces.readable_log import ReadableLog
 from walstore.messages.producers import ReadCheckpoint
 from walstore.messages.sequencer import (
     HORIZON_SECONDS,

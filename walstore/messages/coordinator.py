@@ -6,6 +6,10 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.resource import Opening
 from walstore.errors import (
     ExpectationError,
     FencedError,
@@ -17,11 +21,7 @@ from walstore.log.wal import Wal
 from walstore.messages.coordinator_state import CoordinatorState, StateStore
 from walstore.messages.publisher import Publisher, abort_producers, send_intents
 from walstore.messages.stamp import Stamp, new_producer_id
-from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import Opening
 
 
 class CoordinatedTransaction:

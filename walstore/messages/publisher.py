@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.settings import parse_durability
 from walstore.errors import ExpectationError, LogNotFoundError, WalError
 from walstore.log.wal import Wal
 from walstore.messages.stamp import HEADER, Flag, MessageClock, Stamp, new_producer_id, stamped
-from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
-from walstore.runtime.clock import SystemClock
-from walstore.settings import parse_durability
 
 logger = logging.getLogger("walstore.messages")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from walstore.core.ports import Clock
 from walstore.errors import FormatVersionError
-from walstore.ports import Clock
 from walstore.records import Record
 
 HEADER: Final = "walstore.stamp"

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from walstore.core.runtime.metric import Histogram, Labels, Merge, Metric, MetricKind, Scope
+from walstore.core.runtime.statistics import ObservedLog
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
-from walstore.runtime.metric import Histogram, Labels, Merge, Metric, MetricKind, Scope
-from walstore.runtime.statistics import ObservedLog
 
 Values = dict[Metric, dict[Labels, float]]
 """Values of each metric by its own labels."""
@@ -65,7 +65,7 @@ class Observation:
     def on_commit(
         self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
     ) -> None:
-        """Count a commit; see :class:`walstore.runtime.statistics.LogObserver`."""
+        """Count a commit; see :class:`walstore.core.runtime.statistics.LogObserver`."""
         append, commit, _, count, size = self._samples
         append.observe(append_seconds)
         commit.observe(commit_seconds)

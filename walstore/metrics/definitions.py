@@ -11,8 +11,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from walstore.runtime.metric import Labels, Merge, Metric, MetricKind, Reader, Scope
-from walstore.runtime.statistics import CopyScrub, CopyStatistics, ScrubRound, Statistics
+from walstore.core.runtime.metric import Labels, Merge, Metric, MetricKind, Reader, Scope
+from walstore.core.runtime.statistics import CopyScrub, CopyStatistics, ScrubRound, Statistics
 
 SECONDS: Final = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,

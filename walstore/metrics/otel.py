@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.extras import needs_extra
+from walstore.core.runtime.metric import Metric, MetricKind, Scope, Watched
+from walstore.core.runtime.statistics import LogObserver, ObservedLog
 from walstore.metrics.collection import MetricsCollection, MetricsLook, Observation
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.extras import needs_extra
-from walstore.runtime.metric import Metric, MetricKind, Scope, Watched
-from walstore.runtime.statistics import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from opentelemetry import metrics as api

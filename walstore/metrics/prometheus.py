@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.core.runtime.extras import needs_extra
+from walstore.core.runtime.metric import Histogram, Metric, MetricKind, Scope, Watched
+from walstore.core.runtime.statistics import LogObserver, ObservedLog
 from walstore.metrics.collection import MetricsCollection
 from walstore.metrics.definitions import HISTOGRAMS, METRICS, HistogramMetric
-from walstore.runtime.extras import needs_extra
-from walstore.runtime.metric import Histogram, Metric, MetricKind, Scope, Watched
-from walstore.runtime.statistics import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from walstore.core.runtime.owned import Owned
+from walstore.core.validation.arguments import as_int
 from walstore.positions.change import CursorChange, CursorVerb
 from walstore.positions.queue import CursorRequest, RequestQueue
 from walstore.positions.state import CursorInfo, CursorState
 from walstore.records import Start
-from walstore.runtime.owned import Owned
-from walstore.validation.arguments import as_int
 
 _MICROSECONDS: Final = 1_000_000
 
@@ -25,8 +25,8 @@ _MICROSECONDS: Final = 1_000_000
 class CursorBackend:
     """The cursors of one log, wherever they are: opens, lists and deletes them, and changes them for handles.
 
-    Files and the registers of a replicated log (:class:`walstore.cursors.store.CursorStore`), or a served log
-    (:class:`walstore.remote.cursors.RemoteCursors`). Belongs to one event loop.
+    Files and the registers of a replicated log (:class:`walstore.positions.cursors.store.CursorStore`), or a
+    served log (:class:`walstore.net.remote.cursors.RemoteCursors`). Belongs to one event loop.
     """
 
     check_home: Callable[[], None]
@@ -183,7 +183,7 @@ class Cursor(Owned):
         self.is_deleted = True
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         self._backend.check_home()
 
     def __repr__(self) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from walstore.core.runtime.error_mapping import copy_error
+from walstore.core.runtime.resource import abandon_in_children, wait_closed
+from walstore.core.runtime.tasks import shield, start_task
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError
-from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.resource import abandon_in_children, wait_closed
-from walstore.runtime.tasks import shield, start_task
 
 _T = TypeVar("_T")
 
@@ -61,8 +61,8 @@ class CursorRequest(Generic[_T]):
 class RequestQueue:
     """The pending requests on the cursors of a log. Belongs to one event loop.
 
-    :class:`CursorQueue` does them on files, :class:`walstore.cursors.kept_queue.KeptQueue` on what a log
-    keeps in itself, :class:`TaskQueue` somewhere else.
+    :class:`CursorQueue` does them on files, :class:`walstore.positions.cursors.kept_queue.KeptQueue` on what
+    a log keeps in itself, :class:`TaskQueue` somewhere else.
     """
 
     def __init__(self, log: Path | str) -> None:
@@ -135,7 +135,7 @@ class RequestQueue:
                 await asyncio.wait(self._ending)
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
+        """Refuse everything in a child process; see :mod:`walstore.core.runtime.resource`."""
         self._abandoned = error
 
     async def _drain(self) -> None:

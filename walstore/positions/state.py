@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from walstore.core.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.core.validation.arguments import as_text
 from walstore.errors import WalError
-from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
-from walstore.validation.arguments import as_text
 
 TAG_BYTES: Final = 8
 NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")

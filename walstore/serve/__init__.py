@@ -1,7 +1,7 @@
 """Serving logs to other processes: ``Server`` owns them, clients use :func:`walstore.connect`."""
 
 from walstore.cluster.member import ClusterMember
-from walstore.replication.node import ReplicaNode
+from walstore.cluster.replication.node import ReplicaNode
 from walstore.serve.server import Server
 from walstore.serve.settings import ServeSettings
 

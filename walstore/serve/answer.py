@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from walstore.errors import LimitExceededError
-from walstore.wire.message import MOST_ANSWER_BYTES, MOST_ANSWER_HEAD_BYTES, Kind, encode
+from walstore.net.wire.message import MOST_ANSWER_BYTES, MOST_ANSWER_HEAD_BYTES, Kind, encode
 
 _DONE: Final = Kind.DONE
 """Of each answer: to look up a member takes as long as two calls."""

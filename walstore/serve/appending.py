@@ -12,11 +12,11 @@ from typing import Any
 
 from walstore.errors import WalError, WouldBlock
 from walstore.log.wal import Wal
+from walstore.net.wire.errors import pack_error
+from walstore.net.wire.message import Message, ProtocolViolationError
+from walstore.net.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
+from walstore.net.wire.registers import short_registers, unpack_conditions
 from walstore.records import Durability
-from walstore.wire.errors import pack_error
-from walstore.wire.message import Message, ProtocolViolationError
-from walstore.wire.records import NO_OPTIONS, take_values, unpack_header, unpack_options
-from walstore.wire.registers import short_registers, unpack_conditions
 
 _Columns = tuple[list[bytes], list[tuple[Any, ...]] | None]
 """The values of records, and their options if one has any."""

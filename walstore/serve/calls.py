@@ -11,16 +11,16 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from walstore.net.wire.cursors import pack_cursor, unpack_cursor, unpack_start
+from walstore.net.wire.errors import pack_error
+from walstore.net.wire.groups import pack_groups
+from walstore.net.wire.message import ProtocolViolationError
 from walstore.serve.answer import PackedAnswer
-from walstore.wire.cursors import pack_cursor, unpack_cursor, unpack_start
-from walstore.wire.errors import pack_error
-from walstore.wire.groups import pack_groups
-from walstore.wire.message import ProtocolViolationError
 
 if TYPE_CHECKING:
+    from walstore.cluster.replication.copy_log import CopyLog
     from walstore.cluster.stored_logs import StoredLog
     from walstore.log.wal import Wal
-    from walstore.replication.copy_log import CopyLog
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -16,7 +16,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol, cast
 
-from walstore.append.budgets import ChannelBudget
+from walstore.cluster.replication.node import SERVICE, ReplicaNode
+from walstore.core.append.budgets import ChannelBudget
+from walstore.core.runtime.tasks import start_task
 from walstore.errors import (
     AccessDeniedError,
     FormatVersionError,
@@ -25,10 +27,23 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.remote.client import READ_SERVICE
-from walstore.remote.served_logs import LIST_SERVICE
-from walstore.replication.node import SERVICE, ReplicaNode
-from walstore.runtime.tasks import start_task
+from walstore.net.remote.client import READ_SERVICE
+from walstore.net.remote.served_logs import LIST_SERVICE
+from walstore.net.wire.address import Address
+from walstore.net.wire.errors import pack_error
+from walstore.net.wire.message import (
+    MOVES,
+    NO_REQUEST,
+    NOT_BEGUN,
+    PREAMBLE,
+    UNDECIDED,
+    VERSION,
+    Decoder,
+    Kind,
+    Message,
+    ProtocolViolationError,
+    encode,
+)
 from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
@@ -48,21 +63,6 @@ from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.tunnel import Tunnel, pass_on
 from walstore.serve.turns import SHORT_HEAD_BYTES, Turns
-from walstore.wire.address import Address
-from walstore.wire.errors import pack_error
-from walstore.wire.message import (
-    MOVES,
-    NO_REQUEST,
-    NOT_BEGUN,
-    PREAMBLE,
-    UNDECIDED,
-    VERSION,
-    Decoder,
-    Kind,
-    Message,
-    ProtocolViolationError,
-    encode,
-)
 
 logger = logging.getLogger("walstore")
 

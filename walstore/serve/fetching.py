@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
-from walstore.batches.batch import Batch
-from walstore.batches.derived import ConcatBatch
-from walstore.read.reader import Reader
+from walstore.core.batches.batch import Batch
+from walstore.core.batches.derived import ConcatBatch
+from walstore.core.read.reader import Reader
 
 _MOST_RECORDS: Final = 65_536
 _LARGE_BYTES: Final = 1 << 20
@@ -62,8 +62,8 @@ class Fetching:
         """Return what a reader of ``log`` finds at a position, without waiting for it; None for a log whose
         records may still change.
 
-        As :meth:`walstore.read.reader.Reader.fetch`, whose batch may be larger than ``most_bytes``: use what
-        is needed of it, and drop it before anything is waited for.
+        As :meth:`walstore.core.read.reader.Reader.fetch`, whose batch may be larger than ``most_bytes``: use
+        what is needed of it, and drop it before anything is waited for.
         """
         # Those who ask for the same at the same time wait for the first of them.
         turn = self._turns.setdefault((id(log), position), asyncio.Lock())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final
 
-from walstore.runtime.metric import Labels, MetricKind, figure
+from walstore.core.runtime.metric import Labels, MetricKind, figure
 
 
 @dataclass(slots=True)

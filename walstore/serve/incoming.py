@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 
 SHORT_BYTES: Final = 256 << 10
 """So much each client may send in any case, so that nobody keeps it from small requests."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
-from walstore.wire.address import is_loopback, parse_listen
+from walstore.net.wire.address import is_loopback, parse_listen
 
 BACKLOG: Final = 1024
 """Connections that wait to be accepted."""

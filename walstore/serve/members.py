@@ -7,20 +7,20 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from walstore.core.validation.arguments import as_int
 from walstore.errors import WalClosedError
-from walstore.groups.coordinator import GroupCoordinator
-from walstore.groups.settings import check_group_name
 from walstore.log.wal import Wal
-from walstore.serve.answer import PackedAnswer
-from walstore.validation.arguments import as_int
-from walstore.wire.groups import (
+from walstore.net.wire.groups import (
     is_bound_elsewhere,
     pack_bound,
     pack_jobs,
     unpack_held,
     unpack_settings,
 )
-from walstore.wire.message import ProtocolViolationError
+from walstore.net.wire.message import ProtocolViolationError
+from walstore.positions.groups.coordinator import GroupCoordinator
+from walstore.positions.groups.settings import check_group_name
+from walstore.serve.answer import PackedAnswer
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _MOST_JOBS: Final = 10_000

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 from walstore.serve.answer import PreparedAnswer, size_of
 from walstore.serve.room import Room
 

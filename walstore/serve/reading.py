@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from walstore.read.reader import Reader
+from walstore.core.read.reader import Reader
+from walstore.net.wire.message import ProtocolViolationError
+from walstore.net.wire.records import pack_batch
 from walstore.serve.answer import PackedAnswer, PreparedAnswer
 from walstore.serve.fetching import Fetching
 from walstore.serve.services import Service
-from walstore.wire.message import ProtocolViolationError
-from walstore.wire.records import pack_batch
 
 _MOST_WAIT_SECONDS: Final = 60.0
 _WHOLE_BYTES: Final = 8 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 
 
 class Room:

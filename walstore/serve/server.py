@@ -11,8 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import walstore
-from walstore.append.budgets import ChannelBudget, answer_budget
 from walstore.cluster.member import ClusterMember
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.core.append.budgets import ChannelBudget, answer_budget
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.metric import Metric
+from walstore.core.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
+from walstore.core.runtime.tasks import start_task
+from walstore.core.validation.arguments import as_token
 from walstore.errors import (
     AccessDeniedError,
     InvalidSettingsError,
@@ -21,12 +28,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.ports import Clock
-from walstore.replication.node import ReplicaNode
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.metric import Metric
-from walstore.runtime.resource import LoopGuard, MustClose, Opening, Unclosed, wait_closed
-from walstore.runtime.tasks import start_task
+from walstore.net.wire.address import Address, check_socket_path
 from walstore.serve.client_connection import ClientConnection
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import SERVER_METRICS, ServerFigures
@@ -37,8 +39,6 @@ from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.turns import Turns
 from walstore.store.log_catalog import catalog_of
 from walstore.store.wal_store import WalStore
-from walstore.validation.arguments import as_token
-from walstore.wire.address import Address, check_socket_path
 
 logger = logging.getLogger("walstore")
 

@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+from walstore.cluster.replication.copy_log import CopyLog
+from walstore.cluster.replication.copy_trouble import LoggedOnce
+from walstore.cluster.replication.node import ReplicaNode
 from walstore.cluster.stored_logs import StoredLog
+from walstore.core.read.reader import Reader
 from walstore.errors import AccessDeniedError, InvalidSettingsError
 from walstore.log.wal import Wal
-from walstore.read.reader import Reader
-from walstore.replication.copy_log import CopyLog
-from walstore.replication.copy_trouble import LoggedOnce
-from walstore.replication.node import ReplicaNode
+from walstore.net.wire.arguments import check_arguments
+from walstore.net.wire.message import Message
+from walstore.net.wire.registers import next_registers
 from walstore.serve.answer import PreparedAnswer
 from walstore.serve.appending import Appender
 from walstore.serve.calls import (
@@ -30,9 +33,6 @@ from walstore.serve.members import ServedMembers
 from walstore.serve.settings import ServeSettings
 from walstore.serve.transaction_room import TransactionRoom
 from walstore.serve.transactions import ServedTransactions
-from walstore.wire.arguments import check_arguments
-from walstore.wire.message import Message
-from walstore.wire.registers import next_registers
 
 _LogT = TypeVar("_LogT", bound=Wal | CopyLog | StoredLog)
 _ONLY_LISTS: Final = "this client only asked for the list of logs; use walstore.connect()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.validation.arguments import as_count, as_seconds
+from walstore.core.validation.arguments import as_count, as_seconds
 
 MIB: Final = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 from walstore.errors import LimitExceededError
 
 OWN_BYTES: Final = 64 << 10

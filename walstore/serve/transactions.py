@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 from sys import getsizeof
 from typing import Any, Final
 
-from walstore.batches.conditions import RegisterChoice
-from walstore.batches.cost import RECORD_COST_BYTES
+from walstore.core.batches.conditions import RegisterChoice
+from walstore.core.batches.cost import RECORD_COST_BYTES
+from walstore.core.faces.transaction import Transaction
 from walstore.errors import LimitExceededError, WalClosedError
-from walstore.faces.transaction import Transaction
 from walstore.log.wal import Wal
+from walstore.net.wire.message import ProtocolViolationError
+from walstore.net.wire.records import NO_OPTIONS, take_values, unpack_options
+from walstore.net.wire.registers import short_registers, unpack_conditions
 from walstore.serve.transaction_room import TransactionRoom
-from walstore.wire.message import ProtocolViolationError
-from walstore.wire.records import NO_OPTIONS, take_values, unpack_options
-from walstore.wire.registers import short_registers, unpack_conditions
 
 _TRANSACTION_COST_BYTES: Final = 1 << 10
 """Of a transaction without records."""

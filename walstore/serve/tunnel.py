@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from walstore.errors import StorageUnavailableError
-from walstore.wire.address import Address
-from walstore.wire.message import PREAMBLE, Kind, Message, encode
+from walstore.net.wire.address import Address
+from walstore.net.wire.message import PREAMBLE, Kind, Message, encode
 
 _QUIET_SECONDS: Final = 0.1
 """After so long without an answer a stopping server ends a tunnel."""

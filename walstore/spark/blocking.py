@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any, Self, TypeVar
 
 from uploader.stores import ObjectStore, open_store
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 
 _T = TypeVar("_T")
 

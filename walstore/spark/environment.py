@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walstore import MissingExtraError, WalError
-from walstore.runtime.extras import missing_extra
+from walstore.core.runtime.extras import missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

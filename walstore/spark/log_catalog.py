@@ -16,8 +16,8 @@ from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
 from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrapper
 from uploader.stores.port import ListingOrder, get_bounded
-from walstore.files.posix import PosixFileSystem
-from walstore.format.segment import parse_file_name
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format.segment import parse_file_name
 from walstore.spark.blocking import StoreReading
 from walstore.spark.options import Location
 from walstore.store.directory import directory_of, list_logs

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from pyspark.sql.datasource import InputPartition
 
 from uploader.format.entries import Fragment
-from walstore.format.segment import SegmentIndex
+from walstore.core.format.segment import SegmentIndex
 
 
 @dataclass(frozen=True, slots=True)

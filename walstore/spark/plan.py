@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from walstore import InvalidSettingsError
-from walstore.offset_range import OffsetRange
+from walstore.core.offset_range import OffsetRange
 from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partitions import PARTITION_BYTES, LogPartition
 from walstore.spark.planned_log import PlannedLog

@@ -17,14 +17,14 @@ from urllib.parse import unquote, urlsplit
 
 from uploader import CloudLog, open_store
 from uploader.stores import ObjectStore
+from walstore.core.files.directory import read_cell
+from walstore.core.files.frame_walk import walk_file
+from walstore.core.files.log_files import LogSnapshot
+from walstore.core.files.segment_file import Segment, read_header
+from walstore.core.format import segment
+from walstore.core.format.recovery import Chain
+from walstore.core.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex, parse_file_name
 from walstore.errors import LogNotFoundError, WalError
-from walstore.files.directory import read_cell
-from walstore.files.frame_walk import walk_file
-from walstore.files.log_files import LogSnapshot
-from walstore.files.segment_file import Segment, read_header
-from walstore.format import segment
-from walstore.format.recovery import Chain
-from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex, parse_file_name
 from walstore.spark.blocking import SyncRunner
 from walstore.spark.partitions import (
     PARTITION_BYTES,
@@ -216,7 +216,7 @@ class DirectoryLog:
     """A snapshot of a log's directory, continued backwards in its tier. Close it after planning."""
 
     def __init__(self, path: str, topic: str, partition: int = 0, *, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.files.log_files.LogSnapshot.open` for the errors.
+        """Look at the log; see :meth:`walstore.core.files.log_files.LogSnapshot.open` for the errors.
 
         ``partition`` is its number if it is one of a partitioned log.
         """

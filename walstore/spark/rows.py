@@ -28,8 +28,8 @@ from pyspark.sql.types import (
 )
 
 from walstore import Batch, InvalidSettingsError
-from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
-from walstore.batches.derived import ConcatBatch
+from walstore.core.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
+from walstore.core.batches.derived import ConcatBatch
 
 _HEADER_FIELDS: Final = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
 HEADERS_ARROW: Final = pa.list_(pa.field("element", pa.struct(_HEADER_FIELDS)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from walstore.runtime.extras import needs_extra
+from walstore.core.runtime.extras import needs_extra
 from walstore.spark.environment import require_packages
 
 with needs_extra("spark", 'format("walstore")'):

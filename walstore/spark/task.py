@@ -19,9 +19,9 @@ from pyspark.sql.datasource import InputPartition
 from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import ObjectStore
 from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError, WalError
-from walstore.files.posix import PosixFileSystem
-from walstore.files.segment_file import Segment, iter_chunks
-from walstore.offset_range import OffsetRange
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.files.segment_file import Segment, iter_chunks
+from walstore.core.offset_range import OffsetRange
 from walstore.spark.blocking import StoreReading
 from walstore.spark.partitions import (
     FilePart,

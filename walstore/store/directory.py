@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from walstore.append.disk_watch import look
+from walstore.core.append.disk_watch import look
+from walstore.core.files.directory import sync_entry
+from walstore.core.files.locks import lock_in_store, lock_store, this_process
+from walstore.core.ports import FileSystem, Lock
 from walstore.errors import InvalidSettingsError, LogNotFoundError
-from walstore.files.directory import sync_entry
-from walstore.files.locks import lock_in_store, lock_store, this_process
-from walstore.ports import FileSystem, Lock
 
 MAX_DIRECTORY_BYTES: Final = 255
 """Longest directory name; what common file systems allow."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from walstore.validation.fields import MIB, check_fields, described, size, whole
+from walstore.core.validation.fields import MIB, check_fields, described, size, whole
 
 
 @described

@@ -20,21 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from walstore.append.budgets import CacheBudget, ChannelBudget
-from walstore.append.disk_watch import DiskWatch
-from walstore.errors import DiskFullError, LogNotFoundError, WalClosedError, WalError
-from walstore.files.anchor import absolute
-from walstore.files.locks import lock_in_store, this_process
-from walstore.files.open_files import OpenFiles
-from walstore.files.posix import PosixFileSystem
-from walstore.log.log_resources import FileLane, LogResources
-from walstore.log.wal import Wal
-from walstore.ports import Clock, FileSystem
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.keyed_locks import KeyedLocks
-from walstore.runtime.owned import Owned
-from walstore.runtime.resource import (
+from walstore.core.append.budgets import CacheBudget, ChannelBudget
+from walstore.core.append.disk_watch import DiskWatch
+from walstore.core.files.anchor import absolute
+from walstore.core.files.locks import lock_in_store, this_process
+from walstore.core.files.open_files import OpenFiles
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock, FileSystem
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.error_mapping import copy_error, describe_open
+from walstore.core.runtime.keyed_locks import KeyedLocks
+from walstore.core.runtime.owned import Owned
+from walstore.core.runtime.resource import (
     LoopGuard,
     MustClose,
     Opening,
@@ -42,10 +39,15 @@ from walstore.runtime.resource import (
     abandon_in_children,
     wait_closed,
 )
-from walstore.runtime.statistics import Metrics
-from walstore.runtime.tasks import log_failure, start_task, wait_ended
-from walstore.runtime.threads import Pool
-from walstore.settings import Settings
+from walstore.core.runtime.statistics import Metrics
+from walstore.core.runtime.tasks import log_failure, start_task, wait_ended
+from walstore.core.runtime.threads import Pool
+from walstore.core.settings import Settings
+from walstore.core.tier_port import Tier
+from walstore.core.validation.arguments import as_directory
+from walstore.errors import DiskFullError, LogNotFoundError, WalClosedError, WalError
+from walstore.log.log_resources import FileLane, LogResources
+from walstore.log.wal import Wal
 from walstore.store.directory import (
     OpenedStore,
     delete_log,
@@ -57,8 +59,6 @@ from walstore.store.directory import (
 )
 from walstore.store.log_catalog import LogCatalog
 from walstore.store.settings import StoreSettings
-from walstore.tier_port import Tier
-from walstore.validation.arguments import as_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,11 +380,11 @@ class WalStore(LogCatalog, Owned, MustClose):
     # -- inside ------------------------------------------------------------------------------
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
+        """Refuse everything in a child process; see :mod:`walstore.core.runtime.resource`."""
         self._abandoned = error
 
     def check_owner(self) -> None:
-        """Not for callers: as of :class:`walstore.runtime.owned.Owned`."""
+        """Not for callers: as of :class:`walstore.core.runtime.owned.Owned`."""
         if self._abandoned is not None:
             raise copy_error(self._abandoned)
         self._guard.check()

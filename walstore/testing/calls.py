@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import CellView, File, FileSystem, Lock
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import CellView, File, FileSystem, Lock
 
 _T = TypeVar("_T")
 

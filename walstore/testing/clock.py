@@ -12,7 +12,7 @@ DEFAULT_NOW_US: Final = 1_750_000_000 * _MICROSECONDS
 
 
 class ManualClock:
-    """A :class:`walstore.ports.Clock` under the control of a test.
+    """A :class:`walstore.core.ports.Clock` under the control of a test.
 
     ``now_us`` and ``monotonic`` may be called on any thread; the rest belongs to one event loop. Time is
     counted in whole microseconds, so that no sum of steps drifts.

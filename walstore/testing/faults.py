@@ -1,6 +1,6 @@
 """A file system that fails on request.
 
-:class:`FaultyFileSystem` wraps another :class:`walstore.ports.FileSystem`. A test can make any call
+:class:`FaultyFileSystem` wraps another :class:`walstore.core.ports.FileSystem`. A test can make any call
 fail, before, during or after its work, limit the space on the disk, hold calls to inspect the state,
 and read the calls that were made. It never fails without a rule.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from walstore.ports import Buffer, Cell, File, FileSystem
+from walstore.core.ports import Buffer, Cell, File, FileSystem
 from walstore.testing.calls import Call, WrappedFile, WrappedFileSystem, failure
 
 _T = TypeVar("_T")
@@ -213,7 +213,7 @@ class FaultyFileSystem(WrappedFileSystem):
         raise failure(fault.error, call.path)
 
     def open(self, path: Path, mode: str) -> File:
-        """Open a file; see :class:`walstore.ports.FileSystem`."""
+        """Open a file; see :class:`walstore.core.ports.FileSystem`."""
         call = Call("open", path)
         file = self.run(call, lambda: self._inner.open(path, mode), lambda made: made.close())
         size_bytes = file.size()

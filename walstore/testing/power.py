@@ -12,7 +12,7 @@ Possible outcomes for changes that no sync covered:
     half done. Syncing a file does not make its name durable, syncing its directory does.
   * A cell shows any of its last 64 stores, whether or not the data it describes was kept.
   * A directory that is renamed keeps its files, whichever of the two names it has.
-  * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises; but for those of
+  * Directories are durable once made, as :class:`walstore.core.ports.FileSystem` promises; but for those of
     :meth:`~PowerLossFileSystem.make_unsynced_directory`.
 
 Contents are kept in memory, so this is for logs of megabytes. Everything may be called on any thread.
@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, TypeVar
 
-from walstore.ports import Buffer, Cell, File, FileSystem
+from walstore.core.ports import Buffer, Cell, File, FileSystem
 from walstore.testing.calls import Call, WrappedFile, WrappedFileSystem, failure
 
 _T = TypeVar("_T")
@@ -265,7 +265,7 @@ class PowerLossFileSystem(WrappedFileSystem):
         return act()
 
     def open(self, path: Path, mode: str) -> File:
-        """Open a file; see :class:`walstore.ports.FileSystem`."""
+        """Open a file; see :class:`walstore.core.ports.FileSystem`."""
         with self.powered(path):
             content = self._know(path) if mode == "r+" else FileContent(b"")
             file = self._inner.open(path, mode)

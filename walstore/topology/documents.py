@@ -20,10 +20,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from walstore.core.format.packed import MOST_OFFSET
+from walstore.core.settings import Settings
+from walstore.core.validation.arguments import as_count, as_mapping, as_text
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
-from walstore.format.packed import MOST_OFFSET
-from walstore.settings import Settings
-from walstore.validation.arguments import as_count, as_mapping, as_text
 
 PREFIX: Final = "walstore/"
 LOGS: Final = "logs/"

@@ -11,17 +11,18 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Final, Self, TypeVar
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.extras import needs_extra
+from walstore.core.runtime.resource import Opening
+from walstore.core.runtime.time_limit import within
+from walstore.core.validation.arguments import as_seconds, as_text
 from walstore.errors import (
     InvalidSettingsError,
     LimitExceededError,
     OutcomeUnknownError,
     WalError,
 )
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.extras import needs_extra
-from walstore.runtime.resource import Opening
-from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import (
     EtcdAddress,
@@ -48,7 +49,6 @@ from walstore.topology.key_values import (
     check_swap,
     check_ttl,
 )
-from walstore.validation.arguments import as_seconds, as_text
 
 __all__ = ["EtcdKeyValues", "parse_etcd"]
 

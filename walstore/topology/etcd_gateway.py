@@ -8,16 +8,16 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
+from walstore.core.runtime.resource import LoopGuard
+from walstore.core.runtime.time_limit import within
 from walstore.errors import (
     AccessDeniedError,
     LimitExceededError,
     StorageUnavailableError,
     WalClosedError,
 )
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
-from walstore.runtime.resource import LoopGuard
-from walstore.runtime.time_limit import within
 from walstore.topology import etcd_messages as messages
 from walstore.topology.etcd_address import EtcdAddress
 from walstore.topology.etcd_messages import Body, EtcdEndpointError, EtcdRefusalError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from walstore.runtime.time_limit import within
+from walstore.core.runtime.time_limit import within
 from walstore.topology.etcd_gateway import EtcdGateway, check_size
 from walstore.topology.etcd_messages import Body, EtcdEndpointError
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple, Protocol
 
+from walstore.core.validation.arguments import as_bytes, as_count, as_text
 from walstore.errors import LimitExceededError, WalError
-from walstore.validation.arguments import as_bytes, as_count, as_text
 
 MOST_KEY_BYTES: Final = 4096
 """Length of the longest key."""

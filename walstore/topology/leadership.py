@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from walstore.core.ports import Clock
 from walstore.errors import CorruptionError, OutcomeUnknownError, WalError
-from walstore.ports import Clock
 from walstore.topology.documents import Leader
 from walstore.topology.key_values import KeyValue, KeyValues, LeaseLostError
 from walstore.topology.session import Session

@@ -9,10 +9,10 @@ from itertools import count
 from operator import attrgetter
 from typing import Final, TypeVar
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.tasks import shield
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalClosedError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.tasks import shield
 from walstore.topology.key_values import (
     Event,
     Events,

@@ -2,7 +2,7 @@
 
 What depends on it are keys that other machines see: the members, and the leaders of logs. That
 they are gone says only that others should look for another leader. It does not stop the old one; what it
-may acknowledge is decided by the copies (``walstore.replication``).
+may acknowledge is decided by the copies (``walstore.cluster.replication``).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from walstore.core.ports import Clock
+from walstore.core.runtime.resource import Opening
+from walstore.core.runtime.tasks import start_task
+from walstore.core.validation.arguments import as_count
 from walstore.errors import WalError
-from walstore.ports import Clock
-from walstore.runtime.resource import Opening
-from walstore.runtime.tasks import start_task
 from walstore.topology.key_values import KeyValues, LeaseLostError
-from walstore.validation.arguments import as_count
 
 logger = logging.getLogger("walstore")
 

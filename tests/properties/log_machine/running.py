@@ -35,9 +35,9 @@ from tests.properties.log_machine.strategies import (
 )
 from tests.properties.log_model import Model, Op
 from walstore import Wal
+from walstore.core.format.segment import HEADER_BYTES
+from walstore.core.read.reader import Reader
 from walstore.errors import WalError
-from walstore.format.segment import HEADER_BYTES
-from walstore.read.reader import Reader
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL
 

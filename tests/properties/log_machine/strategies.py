@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.local import SMALL
 from tests.properties.log_model import MOST_PRODUCERS, WINDOW, Item
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 BASE = SMALL.replace(

@@ -15,8 +15,8 @@ from tests.sim.surroundings import Nobody
 from tests.sim.weather import Weather
 from uploader import CloudTier, UploadSettings
 from walstore import Settings, Wal
+from walstore.core.settings import KIB
 from walstore.errors import ContentionError, FencedError, WalError
-from walstore.settings import KIB
 
 DIRECTORY = Path("/srv/log")
 _FREE_BYTES = 1 << 40

@@ -7,7 +7,7 @@ import asyncio
 from tests.sim.cloud.ledger import CloudViolationError
 from tests.sim.cloud.scene import MOST_OFF_SECONDS, Scene
 from uploader import CloudLog
-from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.positions.cursors.cloud_cursors import CloudCursors
 from walstore.errors import (
     CursorMovedError,
     LogNotFoundError,

@@ -26,8 +26,8 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.groups.cloud_groups import CloudGroups
 from uploader.layouts import log_session
+from uploader.positions.groups.cloud_groups import CloudGroups
 from uploader.root import stored_document
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import RetryPolicy

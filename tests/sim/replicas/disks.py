@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from tests.sim.loop import OUTSIDE
 from tests.sim.replicas.machine import DIRECTORY, LOG, Machine, floor_of, is_whole, limit_of
 from tests.sim.replicas.rules import ReplicaViolationError
+from walstore.core.files.frame_stream import FrameStream
+from walstore.core.format.segment import HEADER_BYTES, SEAL, decode_footer, parse_seal
 from walstore.errors import CorruptionError, FormatVersionError
-from walstore.files.frame_stream import FrameStream
-from walstore.format.segment import HEADER_BYTES, SEAL, decode_footer, parse_seal
 from walstore.topology.documents import PREFIX, SYNCED, Synced
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from tests.sim.replicas.rules import ReplicaViolationError
 from tests.sim.rules import ViolationError
 from tests.sim.surroundings import SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
-from walstore.append import upkeep
+from walstore.cluster.replication import lead
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.core.append import upkeep
 from walstore.errors import OffsetTrimmedError
-from walstore.replication import lead
-from walstore.replication.node import ReplicaNode
+from walstore.net.wire.address import Address
 from walstore.topology.memory import MemoryKeyValues
-from walstore.wire.address import Address
 
 
 class ReplicaHistory:

@@ -12,8 +12,8 @@ from tests.sim.replicas.machine import Machine
 from tests.sim.replicas.program import PrimaryProgram
 from tests.sim.replicas.rules import ReplicaViolationError
 from walstore import Wal
+from walstore.core.files.directory import REMAKE
 from walstore.errors import FencedError, StorageUnavailableError, WalError
-from walstore.files.directory import REMAKE
 
 if TYPE_CHECKING:
     from tests.sim.replicas.history import ReplicaHistory

@@ -14,16 +14,16 @@ from tests.sim.files import SimFileSystem
 from tests.sim.loop import OUTSIDE, Process
 from tests.sim.surroundings import Nobody
 from tests.sim.weather import Weather
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.cluster.replication.promise import load_promise
+from walstore.core.files.directory import SYNCED_NAME
+from walstore.core.files.floor import load_note
+from walstore.core.format.checkpoint import decode_cell
+from walstore.core.format.frame import parse_header
+from walstore.core.format.segment import HEADER_BYTES
 from walstore.errors import CorruptionError, FormatVersionError
-from walstore.files.directory import SYNCED_NAME
-from walstore.files.floor import load_note
-from walstore.format.checkpoint import decode_cell
-from walstore.format.frame import parse_header
-from walstore.format.segment import HEADER_BYTES
-from walstore.replication.node import ReplicaNode
-from walstore.replication.promise import load_promise
+from walstore.net.wire.address import Address
 from walstore.topology.memory import MemoryClient
-from walstore.wire.address import Address
 
 if TYPE_CHECKING:
     from tests.sim.replicas.history import ReplicaHistory

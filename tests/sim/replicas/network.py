@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.loop import Process
+from walstore.core.runtime.error_mapping import copy_error
 from walstore.errors import StorageUnavailableError, WalClosedError, WalError
-from walstore.runtime.error_mapping import copy_error
 
 if TYPE_CHECKING:
     from tests.sim.replicas.history import ReplicaHistory
@@ -107,7 +107,7 @@ class Link:
 
 
 class SimClient:
-    """Stands for :class:`walstore.remote.client.Client`."""
+    """Stands for :class:`walstore.net.remote.client.Client`."""
 
     def __init__(self, history: ReplicaHistory, source: Machine, target: Machine, process: Process):
         self._history = history

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cloud import URL
 from tests.uploader.chain.chains import run, stored_links
-from uploader.admin.destroy import destroy
-from uploader.admin.seal import seal
+from uploader.care.admin.destroy import destroy
+from uploader.care.admin.seal import seal
 from uploader.format import layout
 from uploader.format.layout import MANIFEST_PREFIX, manifest_key
 from uploader.stores import MemoryStore

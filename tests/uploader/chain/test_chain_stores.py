@@ -11,8 +11,8 @@ import pytest
 from tests.uploader.chain.chains import run
 from uploader.chain import ChainRoot, ChainSettings
 from uploader.stores import RetryPolicy, open_store
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError
-from walstore.runtime.threads import Worker
 
 
 @pytest.fixture(params=["directory", "s3"])

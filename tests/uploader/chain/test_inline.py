@@ -24,20 +24,20 @@ from uploader import (
     fork,
     seal,
 )
-from uploader.admin.destroy import destroy
+from uploader.care.admin.destroy import destroy
+from uploader.care.restoring.restore import restore
 from uploader.chain import ChainRoot, inline, rebuild
 from uploader.chain.inline import MOST_OPEN, InlineStore
 from uploader.format.layout import SHARD_PREFIX, manifest_key
 from uploader.format.link import INLINE_VERSION, VERSION, Link
-from uploader.restoring.restore import restore
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ObjectNotFoundError
 from uploader.stores.wrapper import StoreWrapper
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Request, busy, fail, hang, happen_then_fail, timeout
 from walstore import Wal
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CorruptionError, OutcomeUnknownError, StorageUnavailableError
-from walstore.runtime.clock import SystemClock
 
 URL = "memory://log"
 FAST = RetryPolicy(attempts=2, jitter=lambda: 0.0, first_wait_seconds=0, longest_wait_seconds=0)

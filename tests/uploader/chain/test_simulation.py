@@ -23,7 +23,7 @@ import pytest
 from tests.effort import first_seed
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
-from uploader.admin.destroy import destroy
+from uploader.care.admin.destroy import destroy
 from uploader.chain import ChainRoot, ChainSettings, inline, pruning
 from uploader.chain.inline import InlineStore
 from uploader.format import layout

@@ -10,6 +10,7 @@ import pytest
 
 from tests.uploader.documents import manifest_of, rolled_up, snapshot_of
 from tests.uploader.trees import Tree
+from uploader.care.gc.garbage_plan import plan_garbage
 from uploader.format.entries import Snapshot
 from uploader.format.garbage import (
     Garbage,
@@ -20,7 +21,6 @@ from uploader.format.garbage import (
 )
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.gc.garbage_plan import plan_garbage
 from walstore.errors import CorruptionError, FormatVersionError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -17,9 +17,9 @@ from uploader.fragments.fragment_builder import (
     EncodedFragment,
     encode_fragment,
 )
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.runtime.threads import Lane, Pool, Worker
 from walstore.errors import StorageUnavailableError
-from walstore.runtime.threads import Lane, Pool, Worker
 
 TIME_US = 1_234_567_890_123_456
 VALUES = [b"a", b"b", b"c", b"d"]

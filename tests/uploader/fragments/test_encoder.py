@@ -15,7 +15,7 @@ from tests.frames import batch_of, build, record_lists, values_only
 from uploader.fragments import encoder
 from uploader.fragments.encoder import GREETING
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
-from walstore.batches.frame_batch import FrameBatch
+from walstore.core.batches.frame_batch import FrameBatch
 
 TIME_US = 1_234_567_890_123_456
 

@@ -28,7 +28,7 @@ from uploader.fragments.encoder_processes import (
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
 from uploader.stores import MemoryStore
 from walstore import Wal
-from walstore.batches.frame_batch import FrameBatch
+from walstore.core.batches.frame_batch import FrameBatch
 from walstore.testing import ManualClock
 
 TIME_US = 1_234_567_890_123_456

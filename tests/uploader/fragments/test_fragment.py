@@ -28,8 +28,8 @@ from uploader.fragments.fragment import (
 )
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
 from uploader.fragments.fragment_file import fragment_time_bounds, fragment_timestamp
-from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch
+from walstore.core.batches.arrow import SCHEMA
+from walstore.core.batches.batch import Batch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import NO_HEADERS, Record
 

@@ -28,8 +28,8 @@ from uploader.fragments.fragment import (
 )
 from uploader.fragments.fragment_builder import EncodedFragment, FragmentBuilder, encode_fragment
 from uploader.fragments.fragment_file import WRITER_KEY, Footer, read_footer
-from walstore.batches.arrow import SCHEMA
-from walstore.batches.batch import Batch
+from walstore.core.batches.arrow import SCHEMA
+from walstore.core.batches.batch import Batch
 from walstore.records import Record
 
 TIME_US = 1_234_567_890_123_456

@@ -18,6 +18,7 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -25,7 +26,6 @@ from walstore.errors import (
     OutcomeUnknownError,
     StorageUnavailableError,
 )
-from walstore.runtime.threads import Worker
 
 KEY = layout.MANIFEST
 

@@ -28,8 +28,8 @@ from tests.uploader.partitioned.writes import (
 )
 from tests.waiting import until
 from uploader import CloudWriter
-from uploader.admin.destroy import destroy
-from uploader.admin.seal import seal
+from uploader.care.admin.destroy import destroy
+from uploader.care.admin.seal import seal
 from uploader.partitioned import (
     SinkSettings,
     Staged,

@@ -16,10 +16,10 @@ from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.stager import RECORDS
 from uploader.stores.port import ObjectStore
 from walstore import Record
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import LogNotFoundError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 
 NOW_US = 1_750_000_000_000_000
 SMALL = SinkSettings(fragment_bytes=100, buffer_bytes=1000)

@@ -16,9 +16,9 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
+from walstore.core.runtime.threads import Worker
 from walstore.errors import OffsetNotWrittenError
 from walstore.records import Record
-from walstore.runtime.threads import Worker
 
 
 async def append(root: Root, store: MemoryStore, count: int = 1) -> None:

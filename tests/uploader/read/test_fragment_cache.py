@@ -18,8 +18,8 @@ from uploader import CloudLog, CloudTier
 from uploader.read.fragment_cache import SUFFIX, FragmentCache
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
+from walstore.core.files.posix import PosixFileSystem
 from walstore.errors import InvalidSettingsError, OffsetTrimmedError
-from walstore.files.posix import PosixFileSystem
 from walstore.testing import ManualClock
 
 TRAILER_BYTES = 8

@@ -19,9 +19,9 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError
 from walstore.records import Record
-from walstore.runtime.threads import Worker
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError
 from walstore.records import Record
-from walstore.runtime.threads import Worker
 
 SHORT = ("timestamp_us", "stream")
 COLUMNS = ("timestamp_us", "value", "key", "stream", "headers")

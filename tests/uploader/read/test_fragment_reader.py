@@ -21,6 +21,7 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     CorruptionError,
     OffsetNotWrittenError,
@@ -28,7 +29,6 @@ from walstore.errors import (
     StorageUnavailableError,
 )
 from walstore.records import Record
-from walstore.runtime.threads import Worker
 
 CONTENT = values(100, 40)
 

@@ -20,8 +20,8 @@ from uploader.read.read_ahead import MOST_FRAGMENTS, ReadAhead, ReadersAhead
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, StorageUnavailableError, WalClosedError
-from walstore.runtime.threads import Worker
 
 VALUE = bytes(1000)
 COUNT = 40

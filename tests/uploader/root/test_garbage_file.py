@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.uploader.documents import snapshot_of
+from uploader.care.gc.garbage_plan import plan_garbage
 from uploader.format import layout as layouts
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Fragment
 from uploader.format.garbage import Garbage
 from uploader.format.layout import MANIFEST_PREFIX
 from uploader.format.setsum import Setsum
-from uploader.gc.garbage_plan import plan_garbage
 from uploader.layouts.log_session import find_root
 from uploader.root.garbage_file import LOOK_SECONDS, TRUSTED_SECONDS
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import happen_then_fail, timeout
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 from walstore.testing import ManualClock
 
 MANIFESTS = {

@@ -24,8 +24,8 @@ from uploader.root.ownership import (
     owner,
     writer_name,
 )
+from walstore.core.format.claims import Claims
 from walstore.errors import ContentionError, FencedError
-from walstore.format.claims import Claims
 
 ID, OTHER = bytes(range(16)), bytes(16)
 

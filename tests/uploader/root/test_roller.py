@@ -18,8 +18,8 @@ from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import OutcomeUnknownError
-from walstore.runtime.threads import Worker
 
 SNAPSHOTS = layout.SNAPSHOT_FOLDER
 

@@ -14,8 +14,8 @@ import pytest
 from tests.cloud import FAST, URL
 from tests.uploader.logs import replace
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, Scrubber
-from uploader.admin.destroy import destroy
-from uploader.admin.fork import fork
+from uploader.care.admin.destroy import destroy
+from uploader.care.admin.fork import fork
 from uploader.format import layout
 from uploader.format.document import MOST_BYTES, MOST_SMALL_BYTES
 from uploader.layouts.log_session import Layout
@@ -35,9 +35,9 @@ from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import call, happen_then_fail, timeout
 from uploader.write.writer_settings import WriterSettings
+from walstore.core.runtime import threads
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError
-from walstore.runtime import threads
-from walstore.runtime.threads import Worker
 
 
 class Limited(MemoryStore):

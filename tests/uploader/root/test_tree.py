@@ -21,8 +21,8 @@ from uploader.root.tree import MEMORY_FACTOR, ManifestTree
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError, OffsetTrimmedError, StorageUnavailableError
-from walstore.runtime.threads import Worker
 
 Make = Callable[..., ManifestTree]
 

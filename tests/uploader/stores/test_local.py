@@ -24,6 +24,7 @@ import pytest
 
 from tests.local import turns
 from uploader.stores import LocalStore, ObjectNotFoundError, PreconditionFailedError, open_store
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -31,7 +32,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
 )
-from walstore.runtime.clock import SystemClock
 from walstore.testing import ManualClock
 
 KEY = "log/Bucket=0000000000000000/FragmentSeqNo=0000000000000001.parquet"

@@ -25,9 +25,9 @@ from walstore.errors import CollectionRefusedError
 ROOT = Path(uploader.__file__).parent
 JOB = job_name(1_750_000_000_000_000, "0123456789abcdef")
 EXEMPT = {
-    "uploader/cursors/object_backend.py",  # a cursor's owner names it
-    "uploader/admin/forking.py",  # a pin is one
-    "uploader/groups/group_place.py",  # and that of a group
+    "uploader/positions/cursors/object_backend.py",  # a cursor's owner names it
+    "uploader/care/admin/forking.py",  # a pin is one
+    "uploader/positions/groups/group_place.py",  # and that of a group
     "uploader/partitioned/partitions.py",  # a store
     "uploader/iceberg/",  # files of a table, and rows of it: no object of a log or collection
     "uploader/versioned/collection.py",  # its own method

@@ -18,12 +18,12 @@ from uploader.versioned.names import pending_key
 from uploader.versioned.pending import PendingArea, cover, disagreement
 from uploader.versioned.pending_batch import PendingBatch
 from uploader.versioned.pending_files import PLUG
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     CorruptionError,
     IndefiniteError,
     UpperMismatchError,
 )
-from walstore.runtime.threads import Worker
 
 
 def batch(writer: str, lower: int, upper: int, digest: int = 0) -> PendingBatch:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.uploader.versioned.collections import HOUR, Program, Site, content, rows
 from uploader.versioned.pending_files import PendingFiles
+from walstore.core.runtime.threads import Worker
 from walstore.errors import CorruptionError
-from walstore.runtime.threads import Worker
 
 
 def ranges(program: Program) -> int:

@@ -16,6 +16,7 @@ from uploader.testing import FaultyStore
 from uploader.testing.faults import StoreKilled, fail, happen_then_kill, kill, report, timeout
 from uploader.versioned.names import is_collection_key, parse_staging_key
 from uploader.versioned.staging import StagedFile, StagedWrite, StagingArea, job_query
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -23,7 +24,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.runtime.threads import Worker
 
 WRITE = StagedWrite("query", 3)
 ROWS = pa.table({"id": [1, 2]})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests.cloud import MemorySource
 from uploader.write.ack_dispatch import AT_ONCE, AckDispatch, AppendAcks, UploadAcks
 from uploader.write.pending_fragment import PendingFragment
-from walstore.batches.append_request import make_group
+from walstore.core.batches.append_request import make_group
 
 
 class Work:

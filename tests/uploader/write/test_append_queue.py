@@ -9,7 +9,7 @@ import pytest
 from uploader.format.layout import MAX_U64
 from uploader.write.append_queue import EARLY_BYTES, AppendQueue
 from uploader.write.writer_settings import WriterSettings
-from walstore.batches.append_request import make_group
+from walstore.core.batches.append_request import make_group
 from walstore.errors import (
     LimitExceededError,
     OffsetMismatchError,

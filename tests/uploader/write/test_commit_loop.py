@@ -14,7 +14,7 @@ import pytest
 from tests.cloud import FAST, URL, cloud_log
 from tests.local import check_contiguous, turns
 from tests.waiting import until
-from uploader.admin.scrubber import Scrubber
+from uploader.care.admin.scrubber import Scrubber
 from uploader.chain.chain_root import ChainSettings
 from uploader.format.findings import Severity
 from uploader.stores.memory import MemoryStore

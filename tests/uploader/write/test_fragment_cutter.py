@@ -30,7 +30,9 @@ from uploader.write.fragment_cutter import FragmentCutter
 from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError
 from uploader.write.publish_pipeline import CutSchedule
 from uploader.write.stall_guard import StallGuard, WriteContext
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -38,8 +40,6 @@ from walstore.errors import (
     OffsetTrimmedError,
     StorageUnavailableError,
 )
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 
 WRITER = f"walstore {LOG_ID}"
 CONTENT = values(120, 50)

@@ -20,7 +20,7 @@ from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.write import publish_pipeline
 from uploader.write.uploader import Uploader
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 from walstore.testing import ManualClock
 
 SETTINGS = UploadSettings(

@@ -23,9 +23,9 @@ from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail
 from uploader.write.fragment_puts import FragmentPuts, Taken, gather
 from uploader.write.stall_guard import StallGuard, WriteContext
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
+from walstore.core.runtime.threads import Worker
 from walstore.errors import StorageUnavailableError
-from walstore.runtime.threads import Worker
 
 CONTENT = values(30, 50)
 KEY = layout.fragment_path(1)

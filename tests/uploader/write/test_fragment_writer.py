@@ -17,9 +17,9 @@ from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
 from uploader.write.fragment_puts import FragmentPuts, FragmentWriter, LateFragmentError, gather
 from uploader.write.stall_guard import StallGuard, WriteContext
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
 
 CONTENT = values(30, 50)
 KEY = layout.fragment_path(1)

@@ -16,10 +16,10 @@ from uploader.fragments.fragment_builder import (
 )
 from uploader.fragments.fragment_file import fragment_timestamp
 from uploader.write.pending_fragment import Encoding
-from walstore.batches.append_request import make_group
-from walstore.batches.batch_builder import BatchBuilder
+from walstore.core.batches.append_request import make_group
+from walstore.core.batches.batch_builder import BatchBuilder
+from walstore.core.runtime.threads import Worker
 from walstore.records import NO_HEADERS, Record
-from walstore.runtime.threads import Worker
 
 START = 100
 NOW_US = 1_000_000

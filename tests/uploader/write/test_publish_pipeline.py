@@ -15,8 +15,8 @@ from uploader.stores import RetryPolicy
 from uploader.stores.memory import MemoryStore
 from uploader.write.publish_pipeline import CutSchedule, PublishPipeline
 from uploader.write.stall_guard import StallGuard, WriteContext
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError
-from walstore.runtime.clock import SystemClock
 
 
 def entry(number: int) -> Fragment:

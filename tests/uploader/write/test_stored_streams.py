@@ -25,7 +25,7 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.batches import conditions
+from walstore.core.batches import conditions
 
 LAYOUTS = ["swap", "chain"]
 OTHER = "memory://other"

@@ -23,6 +23,7 @@ from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from uploader.write.uploader import Uploader
+from walstore.core.runtime.threads import Worker
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -31,7 +32,6 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
 
 WRITER = writer_name(bytes.fromhex(LOG_ID))

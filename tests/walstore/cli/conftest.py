@@ -229,7 +229,7 @@ def make_newer(path: Path) -> None:
     """Let a segment say that a newer version wrote it."""
     from crc32c import crc32c
 
-    from walstore.format import segment
+    from walstore.core.format import segment
 
     data = bytearray(path.read_bytes())
     data[12:14] = (99).to_bytes(2, "little")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli
-from tests.walstore.replication.cluster import Cluster
+from tests.walstore.cluster.replication.cluster import Cluster
 from uploader import CloudTier
 from walstore import Wal
 from walstore.cli import cluster

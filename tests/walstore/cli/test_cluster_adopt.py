@@ -14,7 +14,7 @@ from tests.waiting import until
 from tests.walstore.cli.conftest import Cli, Done
 from tests.walstore.cli.test_cluster import put, spec
 from tests.walstore.cluster.machines import Machines
-from tests.walstore.replication.cluster import Cluster
+from tests.walstore.cluster.replication.cluster import Cluster
 from walstore import Wal
 from walstore.topology.documents import Leader, LogSpec, Member, Synced
 from walstore.topology.memory import MemoryKeyValues

@@ -11,8 +11,8 @@ import pytest
 from tests.waiting import until
 from tests.walstore.cli.conftest import Cli, Done
 from tests.walstore.cluster.machines import Machine, Machines
-from tests.walstore.replication.test_damage import fill
-from tests.walstore.replication.test_healing import flip
+from tests.walstore.cluster.replication.test_damage import fill
+from tests.walstore.cluster.replication.test_healing import flip
 from walstore import Wal
 from walstore.topology.documents import PREFIX, Leader, LogSpec
 from walstore.topology.memory import MemoryKeyValues

@@ -12,7 +12,7 @@ import pytest
 from tests.cases import case
 from tests.walstore.cli.conftest import Cli, objects, run_and_forget
 from uploader import Collection, Controller
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 
 def test_compaction(cli: Cli, people: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, Held, fill, flip
 from walstore.cli import cursors
-from walstore.cursors.directory import hold_cursors
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
+from walstore.positions.cursors.directory import hold_cursors
 
 
 def _set(cli: Cli, log: Path, name: str, offset: int) -> None:

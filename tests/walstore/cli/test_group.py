@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.walstore.cli.conftest import Cli
-from tests.walstore.replication.cluster import Cluster
+from tests.walstore.cluster.replication.cluster import Cluster
 from tests.walstore.serve.served import serving
 from uploader import CloudLog, CloudWriter
 from walstore import Wal

@@ -15,11 +15,11 @@ import pytest
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cli.conftest import Cli, Done
 from tests.walstore.cluster.machines import Machine, Machines
+from tests.walstore.cluster.replication.cluster import PATIENCE_SECONDS, values
 from tests.walstore.cluster.test_one_copy import with_copies
-from tests.walstore.replication.cluster import PATIENCE_SECONDS, values
 from walstore import Wal
 from walstore.cli import cluster as verbs
-from walstore.files.directory import PROMISE_NAME, SYNCED_NAME
+from walstore.core.files.directory import PROMISE_NAME, SYNCED_NAME
 from walstore.topology.documents import PREFIX, SYNCED
 from walstore.topology.memory import MemoryClient
 

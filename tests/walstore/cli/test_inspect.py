@@ -12,7 +12,7 @@ from tests.local import stored_batches
 from tests.walstore.cli.conftest import SMALL, Cli, Held, fill, flip
 from walstore import Wal
 from walstore.cli.holder import find_holder
-from walstore.files.log_files import LogSnapshot
+from walstore.core.files.log_files import LogSnapshot
 
 
 def test_a_directory(cli: Cli, log: Path) -> None:

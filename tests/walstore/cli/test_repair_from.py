@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli, fill, flip
-from walstore.format import checkpoint
+from walstore.core.format import checkpoint
 
 
 def damage(log: Path) -> Path:

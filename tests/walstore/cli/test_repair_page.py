@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from walstore.repair.plan import RepairKind
+from walstore.care.repair.plan import RepairKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "repair.md").read_text()
 SOURCES = Path(__file__).parents[3] / "walstore"

@@ -22,7 +22,7 @@ from uploader import CloudTier
 from walstore import Wal, WalStore
 from walstore.cli.samples import Sample, look_at
 from walstore.cli.top import History, draw, sparkline
-from walstore.runtime.statistics import GroupStatistics
+from walstore.core.runtime.statistics import GroupStatistics
 from walstore.serve import Server
 
 

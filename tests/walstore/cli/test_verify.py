@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, flip
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
-from walstore.files.directory import PROMISE_NAME
-from walstore.verify.verifying import VerifyReport, verify_directory
+from walstore.care.verify.verifying import VerifyReport, verify_directory
+from walstore.core.files.directory import PROMISE_NAME
 
 
 def _stored_files(url: str, pattern: str) -> list[Path]:
@@ -77,7 +77,7 @@ def test_a_damaged_manifest(cli: Cli, stored: str) -> None:
 
 
 def test_more_problems_than_are_listed(cli: Cli, log_directory: Path) -> None:
-    from walstore.verify.segment import MAX_PROBLEMS
+    from walstore.care.verify.segment import MAX_PROBLEMS
 
     for number in range(MAX_PROBLEMS + 5):
         log_directory.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from tests.clocks import SkippingClock
 from tests.waiting import until
-from tests.walstore.replication.cluster import PATIENCE_SECONDS
+from tests.walstore.cluster.replication.cluster import PATIENCE_SECONDS
 from walstore import RemoteWal, Settings, Wal, connect
 from walstore.cluster.member import ClusterMember
 from walstore.http import HttpServer

@@ -15,11 +15,11 @@ from crc32c import crc32c
 
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
-from tests.walstore.replication.cluster import values
-from tests.walstore.replication.test_damage import fill
+from tests.walstore.cluster.replication.cluster import values
+from tests.walstore.cluster.replication.test_damage import fill
 from walstore import Wal
-from walstore.files.directory import REMAKE
-from walstore.format.segment import HEADER_BYTES
+from walstore.core.files.directory import REMAKE
+from walstore.core.format.segment import HEADER_BYTES
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call, failure
 

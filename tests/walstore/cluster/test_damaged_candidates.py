@@ -10,9 +10,9 @@ import pytest
 
 from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
-from tests.walstore.replication.cluster import values
-from tests.walstore.replication.test_damage import fill
-from tests.walstore.replication.test_healing import flip
+from tests.walstore.cluster.replication.cluster import values
+from tests.walstore.cluster.replication.test_damage import fill
+from tests.walstore.cluster.replication.test_healing import flip
 from walstore.testing import FaultyFileSystem
 from walstore.testing.calls import Call, failure
 

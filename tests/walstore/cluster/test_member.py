@@ -15,7 +15,7 @@ from tests.connecting import try_once
 from tests.local import turns
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
-from tests.walstore.replication.cluster import PATIENCE_SECONDS
+from tests.walstore.cluster.replication.cluster import PATIENCE_SECONDS
 from walstore import (
     FencedError,
     InvalidSettingsError,
@@ -26,13 +26,13 @@ from walstore import (
     connect,
 )
 from walstore.cluster.member import ClusterMember
-from walstore.files.directory import PROMISE_NAME
-from walstore.replication.node import ReplicaNode
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.core.files.directory import PROMISE_NAME
+from walstore.net.wire.message import PREAMBLE, VERSION, Kind, encode
 from walstore.serve import Server
 from walstore.testing.faults import FaultyFileSystem
 from walstore.topology.documents import PREFIX, Leader
 from walstore.topology.memory import MemoryKeyValues
-from walstore.wire.message import PREAMBLE, VERSION, Kind, encode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -147,7 +147,7 @@ async def test_without_its_store_a_log_goes_on(cluster: Machines) -> None:
 async def test_while_its_claim_lasts_a_leader_knows_what_is_now_without_its_copies(
     cluster: Machines,
 ) -> None:
-    """When that is no longer certain, it asks: tests/walstore/replication/test_current.py."""
+    """When that is no longer certain, it asks: tests/walstore/cluster/replication/test_current.py."""
     await cluster.apply()
     leader = await cluster.led()
     wal = leader.led()

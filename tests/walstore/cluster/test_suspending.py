@@ -13,7 +13,7 @@ import pytest
 from tests.cloud import FAST, URL
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.cluster.machines import Machine, Machines
-from tests.walstore.replication.cluster import losing_patience
+from tests.walstore.cluster.replication.cluster import losing_patience
 from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -14,7 +14,7 @@ from tests.walstore.cluster.machines import Machine, Machines
 from walstore import InvalidSettingsError, StorageUnavailableError, WalLockedError
 from walstore.cluster.joining import FILE_NAME, LastMachine
 from walstore.cluster.member import ClusterMember
-from walstore.files.posix import PosixFileSystem, PosixLock
+from walstore.core.files.posix import PosixFileSystem, PosixLock
 from walstore.topology.documents import PREFIX, Member
 
 pytestmark = pytest.mark.timeout(60)

@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import RUNS_OUT_SECONDS, until
 from tests.walstore.http.conftest import Served, serving
 from walstore import Settings, Wal
-from walstore.append.budgets import ChannelBudget
+from walstore.core.append.budgets import ChannelBudget
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.bodies import Bodies
 from walstore.serve import Server

@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser import Tab, find_chromium, open_tab
 from tests.walstore.cluster.machines import Machines
-from tests.walstore.replication.cluster import Cluster
+from tests.walstore.cluster.replication.cluster import Cluster
 from uploader import CloudTier, Collection
 from walstore import Settings, StorageUnavailableError, Wal, WalStore
 from walstore.http import HttpServer, HttpSettings

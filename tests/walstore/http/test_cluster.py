@@ -25,7 +25,7 @@ from walstore import (
     connect_readonly,
 )
 from walstore.cluster.member import ClusterMember
-from walstore.files.directory import PROMISE_NAME
+from walstore.core.files.directory import PROMISE_NAME
 from walstore.http import HttpServer, HttpSettings
 from walstore.http.protocol import RefusedError
 from walstore.http.proxy import Proxy

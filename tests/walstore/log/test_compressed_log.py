@@ -9,9 +9,9 @@ import pytest
 from tests import programs
 from tests.local import SMALL, check_contiguous, contents, read_all, segments
 from walstore import CorruptionError, Wal
-from walstore.format import codec
-from walstore.format.codec import BodyError
-from walstore.settings import MIB
+from walstore.core.format import codec
+from walstore.core.format.codec import BodyError
+from walstore.core.settings import MIB
 
 ZSTD = SMALL.replace(compression="zstd")
 

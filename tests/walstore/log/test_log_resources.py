@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from walstore.files.open_files import OpenFiles
+from walstore.core.files.open_files import OpenFiles
+from walstore.core.runtime.threads import Pool
 from walstore.log.log_resources import FileLane, LogResources
-from walstore.runtime.threads import Pool
 
 
 async def test_files_are_parked_between_the_calls_of_their_log_only() -> None:

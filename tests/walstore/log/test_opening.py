@@ -23,12 +23,12 @@ from tests.local import (
     segments,
 )
 from walstore import ContentionError, CorruptionError, FormatVersionError, WalLockedError
-from walstore.files.directory import LOCK_NAME
-from walstore.files.posix import PosixFileSystem
-from walstore.files.segment_file import read_batches
-from walstore.format import checkpoint, segment
+from walstore.core.files.directory import LOCK_NAME
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.files.segment_file import read_batches
+from walstore.core.format import checkpoint, segment
+from walstore.core.settings import KIB
 from walstore.log.opening import Opened
-from walstore.settings import KIB
 
 BIG = SMALL.replace(
     segment_bytes=16 << 20,

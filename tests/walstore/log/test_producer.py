@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.local import SMALL, read_values
 from walstore import OutcomeUnknownError, SequenceMismatchError, Wal, WalError
-from walstore.batches.conditions import AppendConditions
-from walstore.format.ledger import Ledger
+from walstore.core.batches.conditions import AppendConditions
+from walstore.core.format.ledger import Ledger
 from walstore.testing import FaultyFileSystem
 
 SETTINGS = SMALL.replace(producer_window=4, max_producers=3)

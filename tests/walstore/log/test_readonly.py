@@ -21,10 +21,10 @@ from walstore import (
     StorageUnavailableError,
     Wal,
 )
-from walstore.files import log_files as log_files_module
-from walstore.format.checkpoint import CELL_FILE_NAME
+from walstore.core.files import log_files as log_files_module
+from walstore.core.format.checkpoint import CELL_FILE_NAME
+from walstore.core.read.reader import Reader
 from walstore.log.readonly import ReadonlyWal
-from walstore.read.reader import Reader
 from walstore.records import from_timestamp_us
 from walstore.testing import FaultyFileSystem, ManualClock
 

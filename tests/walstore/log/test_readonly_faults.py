@@ -23,8 +23,8 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.files import log_files as log_files_module
-from walstore.format.checkpoint import CELL_FILE_NAME
+from walstore.core.files import log_files as log_files_module
+from walstore.core.format.checkpoint import CELL_FILE_NAME
 from walstore.log.readonly import ReadonlyWal
 from walstore.testing import FaultyFileSystem, ManualClock
 

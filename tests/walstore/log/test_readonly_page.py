@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.test_docs import ROOT
-from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
+from walstore.core.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 
 PAGE = (ROOT / "docs" / "readonly.md").read_text()
 

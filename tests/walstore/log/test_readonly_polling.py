@@ -14,9 +14,9 @@ from tests.walstore.following import drain, fill, numbers, put
 from walstore import (
     Wal,
 )
-from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, FILE_NAME
+from walstore.core.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, FILE_NAME
+from walstore.core.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.log.readonly import ReadonlyWal
-from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.testing import ManualClock
 
 # -- polling -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from tests.effort import first_seed
 from tests.local import SMALL, UnsyncedFileSystem, read_values, segments
 from walstore import Wal, WalError
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 
 pytestmark = pytest.mark.slow

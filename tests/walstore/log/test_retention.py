@@ -11,7 +11,7 @@ import pytest
 
 from tests.local import SMALL, check_contiguous, read_all, segments, turns
 from walstore import OffsetTrimmedError, Wal, WalError
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 
 
 async def fill(wal: Wal, count: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from walstore import OffsetNotWrittenError
-from walstore.format.segment import SegmentSummary
+from walstore.core.format.segment import SegmentSummary
 from walstore.log.retention_plan import (
     Pin,
     Reason,

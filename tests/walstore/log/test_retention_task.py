@@ -30,11 +30,11 @@ from walstore import (
     WalError,
     WalLockedError,
 )
-from walstore.cursors.directory import HeldCursors, hold_cursors
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.settings import KIB
 from walstore.log.retention_plan import RetentionHold
+from walstore.positions.cursors.directory import HeldCursors, hold_cursors
 from walstore.positions.state import CursorState
-from walstore.settings import KIB
 from walstore.testing import ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

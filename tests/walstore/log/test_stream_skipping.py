@@ -9,9 +9,9 @@ import pytest
 
 from tests.local import SMALL
 from walstore import Wal
-from walstore.files.segment_file import load_streams
+from walstore.care.verify.verifying import verify_directory
+from walstore.core.files.segment_file import load_streams
 from walstore.log.readonly import ReadonlyWal
-from walstore.verify.verifying import verify_directory
 
 UNCACHED = SMALL.replace(cache_bytes=0)
 
@@ -98,7 +98,7 @@ async def test_a_large_transaction_names_its_streams(log_directory: Path) -> Non
 
 
 async def test_too_many_streams_for_a_list(log_directory: Path, monkeypatch) -> None:
-    monkeypatch.setattr("walstore.format.segment.MOST_STREAMS", 3)
+    monkeypatch.setattr("walstore.core.format.segment.MOST_STREAMS", 3)
     async with Wal.open(log_directory, settings=UNCACHED) as wal:
         for number in range(10):
             await wal.append(b"x", stream=f"s{number}")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.local import SMALL, read_all
 from walstore import LimitExceededError, StreamClosedError, StreamInfo, Wal
-from walstore.batches import conditions
+from walstore.core.batches import conditions
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from tests.local import SMALL, UnsyncedFileSystem, contents, read_values, turns
 from tests.waiting import until
 from walstore import OutcomeUnknownError, Wal, WalError
-from walstore.files.directory import read_cell
-from walstore.files.posix import PosixFileSystem
-from walstore.settings import KIB
+from walstore.core.files.directory import read_cell
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -23,7 +23,7 @@ from walstore import (
     WalClosedError,
     WalError,
 )
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import FaultyFileSystem, ManualClock
 
 SETTINGS = SMALL.replace(transaction_memory_bytes=8 * KIB)

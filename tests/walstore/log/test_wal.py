@@ -30,7 +30,7 @@ from walstore import (
     WalClosedError,
     WouldBlock,
 )
-from walstore.settings import KIB
+from walstore.core.settings import KIB
 from walstore.testing import ManualClock
 
 # -- opening and closing -----------------------------------------------------------------------

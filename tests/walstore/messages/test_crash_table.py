@@ -18,8 +18,8 @@ import pytest
 from tests.local import UnsyncedFileSystem, copy_log
 from tests.messages import committed
 from walstore import FencedError, Wal, WalError
+from walstore.core.ports import FileSystem
 from walstore.messages import CommittedReader, Coordinator, RegisterStore
-from walstore.ports import FileSystem
 from walstore.testing import Call, FaultyFileSystem
 
 FS = UnsyncedFileSystem()

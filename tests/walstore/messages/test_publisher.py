@@ -12,8 +12,8 @@ import pytest
 from tests.local import SMALL, UnsyncedFileSystem, read_all, turns
 from tests.messages import P, Q, committed, ids
 from walstore import ExpectationError, InvalidSettingsError, Settings, Wal, WalClosedError
+from walstore.core.settings import KIB
 from walstore.messages import HEADER, CommittedReader, Flag, Publisher, Stamp
-from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem, ManualClock
 
 NARROW = SMALL.replace(channel_bytes=16 * KIB, batch_bytes=4 * KIB, max_record_bytes=8 * KIB)

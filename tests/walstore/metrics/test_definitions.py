@@ -7,8 +7,8 @@ import re
 
 from tests.observed import COPY, GROUP, SCRUB, UPLOAD, NumbersLog
 from walstore import Statistics
+from walstore.core.runtime.metric import MetricKind, Scope
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
-from walstore.runtime.metric import MetricKind, Scope
 
 UNITS = ("_seconds", "_bytes", "_records", "_offset")
 

@@ -19,9 +19,9 @@ from walstore import (
     Wal,
     WalStore,
 )
+from walstore.core.settings import KIB
 from walstore.errors import WalError
 from walstore.metrics import PrometheusMetrics
-from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem, ManualClock
 
 ACTIVE = "next.tmp"

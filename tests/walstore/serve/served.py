@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from walstore import RemoteWal, Settings, Wal, connect
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.serve import Server, ServeSettings
 
 

@@ -34,11 +34,8 @@ from walstore import (
     WalStore,
     connect,
 )
-from walstore.serve import Server, ServeSettings
-from walstore.serve.calls import CALLS
-from walstore.testing import ManualClock
-from walstore.wire.errors import unpack_error
-from walstore.wire.message import (
+from walstore.net.wire.errors import unpack_error
+from walstore.net.wire.message import (
     HEADER,
     NO_REQUEST,
     PREAMBLE,
@@ -48,6 +45,9 @@ from walstore.wire.message import (
     Message,
     encode,
 )
+from walstore.serve import Server, ServeSettings
+from walstore.serve.calls import CALLS
+from walstore.testing import ManualClock
 
 GREETING: dict[str, Any] = {"version": VERSION, "token": None, "log": None}
 HELLO = b"".join(encode(Kind.HELLO, 1, GREETING))

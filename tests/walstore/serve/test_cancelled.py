@@ -16,10 +16,10 @@ from tests.waiting import until
 from tests.walstore.serve.served import Proxy, Served, serving
 from tests.walstore.serve.test_bad_input import Raw, raw
 from walstore import Job, OutcomeUnknownError, RemoteWal, WalError, connect, connect_readonly
+from walstore.net.wire.errors import unpack_error
+from walstore.net.wire.message import HEADER, Kind, encode
+from walstore.net.wire.records import pack_options
 from walstore.serve import Server, ServeSettings
-from walstore.wire.errors import unpack_error
-from walstore.wire.message import HEADER, Kind, encode
-from walstore.wire.records import pack_options
 
 TIMES: Final = 10
 
@@ -193,7 +193,7 @@ async def test_more_jobs_than_the_next_fetch_wants_are_for_the_one_after_it(
 async def test_jobs_that_nobody_fetched_are_given_back_and_were_no_delivery(
     served: Served, proxy: Proxy, remote: RemoteWal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walstore.remote.group._KEEP_SECONDS", 0.0)
+    monkeypatch.setattr("walstore.net.remote.group._KEEP_SECONDS", 0.0)
     await served.wal.append(b"v")
     options: dict[str, Any] = {"ack_wait_seconds": 3600, "max_deliver": 1}
     async with remote.group("g", **options) as group, served.wal.group("g", **options) as other:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from walstore import Settings, Wal
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
 from walstore.serve.fetching import Fetching
 
 MIB = 1 << 20

@@ -29,7 +29,7 @@ from walstore import (
     WalError,
     connect,
 )
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.serve import Server
 from walstore.testing import FaultyFileSystem
 
@@ -155,7 +155,7 @@ async def test_what_is_acknowledged_stays_so(tmp_path: Path) -> None:
 
 
 async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("walstore.groups.journal.FileJournal.most_bytes", 4000)
+    monkeypatch.setattr("walstore.positions.groups.journal.FileJournal.most_bytes", 4000)
     async with Wal.open(tmp_path / "log") as wal:
         await wal.append_many([b"x"] * 5000)
         async with wal.group("g") as group:
@@ -290,7 +290,7 @@ async def test_a_member_at_an_older_server_is_bound_to_nothing(
 async def test_what_a_member_has_is_remembered_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walstore.remote.group._HELD_AT_ONCE", 3)
+    monkeypatch.setattr("walstore.net.remote.group._HELD_AT_ONCE", 3)
     async with serving(tmp_path / "log") as served, served.connect() as remote:
         await append(served.wal, *(b"%d" % n for n in range(20)))
         options = {"max_ack_pending": 8, "ack_wait_seconds": 1000.0}
@@ -447,7 +447,7 @@ async def test_a_deletion_that_failed_is_done_by_the_next(tmp_path: Path) -> Non
 async def test_a_journal_that_cannot_be_replaced_for_want_of_space_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("walstore.groups.journal.FileJournal.most_bytes", 1 << 10)
+    monkeypatch.setattr("walstore.positions.groups.journal.FileJournal.most_bytes", 1 << 10)
     fs = FaultyFileSystem(PosixFileSystem())
     async with Wal.open(tmp_path / "log", fs=fs) as wal:
         await append(wal, *(b"%d" % n for n in range(300)), durability="memory")

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.local import SMALL
 from tests.walstore.serve.served import connected
 from walstore import Wal
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 
 class Calendar(SystemClock):

@@ -17,11 +17,11 @@ from walstore import (
     connect,
     list_logs,
 )
-from walstore.remote.client import Client
-from walstore.replication.node import ReplicaNode
-from walstore.runtime.clock import SystemClock
+from walstore.cluster.replication.node import ReplicaNode
+from walstore.core.runtime.clock import SystemClock
+from walstore.net.remote.client import Client
+from walstore.net.wire.address import parse_address
 from walstore.serve import Server
-from walstore.wire.address import parse_address
 
 
 async def test_of_a_log_a_store_and_copies(tmp_path: Path) -> None:

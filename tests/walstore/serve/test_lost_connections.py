@@ -28,9 +28,9 @@ from walstore import (
     WalClosedError,
     connect,
 )
+from walstore.net.wire.message import Kind
 from walstore.serve import Server, ServeSettings
 from walstore.testing import ManualClock
-from walstore.wire.message import Kind
 
 T = TypeVar("T")
 

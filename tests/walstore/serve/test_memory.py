@@ -16,8 +16,8 @@ from tests.programs import COMMANDS, WALSTORE, Program, start
 from tests.waiting import until
 from tests.walstore.serve.test_bad_input import HELLO, Raw
 from walstore import RemoteWal, connect
+from walstore.net.wire.message import HEADER, PREAMBLE, Kind, encode
 from walstore.serve import ServeSettings
-from walstore.wire.message import HEADER, PREAMBLE, Kind, encode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 MIB = 1 << 20

@@ -12,10 +12,10 @@ from tests.waiting import until
 from tests.walstore.serve.served import Served, serving
 from tests.walstore.serve.test_bad_input import HELLO, Raw, raw
 from walstore import Wal, connect
+from walstore.net.wire.message import PREAMBLE, Kind
 from walstore.serve import Server, ServeSettings
 from walstore.serve.outgoing import SHORT_BYTES
 from walstore.testing import ManualClock
-from walstore.wire.message import PREAMBLE, Kind
 
 MIB = 1 << 20
 LIMITS = ServeSettings(answer_bytes=MIB, stall_seconds=86_400)

@@ -16,10 +16,10 @@ from tests.waiting import until
 from tests.walstore.serve.served import Served
 from tests.walstore.serve.test_bad_input import raw
 from walstore import DiskFullError, LimitExceededError, RecordTooLargeError, Wal
+from walstore.net.wire.message import Kind
 from walstore.serve import Server, ServeSettings
 from walstore.serve.transaction_room import OWN_BYTES
 from walstore.testing import FaultyFileSystem
-from walstore.wire.message import Kind
 
 MIB = 1 << 20
 LIMITS = ServeSettings(message_bytes=8 * MIB, request_bytes=MIB)  # 8 MiB for open transactions

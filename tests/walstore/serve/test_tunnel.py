@@ -13,8 +13,8 @@ from tests.waiting import until
 from tests.walstore.cluster.machines import Machine, Machines
 from tests.walstore.serve.test_bad_input import Raw
 from walstore import AccessDeniedError, StorageUnavailableError, connect
+from walstore.net.wire.message import PREAMBLE, VERSION, Kind, encode
 from walstore.serve import Server
-from walstore.wire.message import PREAMBLE, VERSION, Kind, encode
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,13 +18,13 @@ from tests.walstore.spark.reading import (
     reader_of,
 )
 from walstore import Record, Settings, Wal
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.settings import KIB
 from walstore.errors import (
     CorruptionError,
     LogNotFoundError,
     OffsetTrimmedError,
 )
-from walstore.files.posix import PosixFileSystem
-from walstore.settings import KIB
 from walstore.spark.planned_log import DirectoryLog
 from walstore.testing import FaultyFileSystem
 

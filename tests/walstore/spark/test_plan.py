@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from walstore.core.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
-from walstore.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
 from walstore.spark.partitions import FileExtent, FilePart, LogPartition, cut_file, group
 from walstore.spark.plan import ReadInterval, divide, resolve

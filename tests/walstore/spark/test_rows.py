@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from tests.frames import batch_of, build, record_lists, values_only
 from tests.walstore.spark.versions import sparks_arrow_schema
 from walstore import Record
-from walstore.batches.batch import Batch
+from walstore.core.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.spark import rows
 from walstore.spark.rows import (

@@ -14,7 +14,7 @@ from tests import local
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore import Record, Wal
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.records import to_timestamp_us
 from walstore.spark import register
 from walstore.testing import FaultyFileSystem

@@ -7,7 +7,7 @@ import re
 
 from tests.test_docs import ROOT
 from walstore import StoreSettings
-from walstore.settings import MIB
+from walstore.core.settings import MIB
 from walstore.store.directory import directory_of
 
 PAGE = (ROOT / "docs/store.md").read_text()

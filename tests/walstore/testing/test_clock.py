@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.testing import ManualClock
 
 

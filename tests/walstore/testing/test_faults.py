@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from walstore import Wal
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import FileSystem
 from walstore.errors import WalLockedError
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem
 
 

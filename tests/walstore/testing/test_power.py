@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from walstore.files.posix import PosixFileSystem
+from walstore.core.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import case
+from walstore.core.settings import Settings
 from walstore.errors import InvalidSettingsError
-from walstore.settings import Settings
 from walstore.topology.documents import LogSpec, check_log_name, is_selected, parse_selector
 
 SPEC = LogSpec(3, copies=("a", "b", "c"), preferred="b", generation=5, joined={"a": 2, "b": 5})

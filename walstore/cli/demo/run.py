@@ -19,6 +19,7 @@ from rich.status import Status
 
 from uploader import CloudLog
 from walstore import Batch, CorruptionError, Reader, Wal, WalError, spark
+from walstore.care.verify import verify_directory
 from walstore.cli.child_process import child_process, receive
 from walstore.cli.demo.checks import (
     OPENED,
@@ -32,7 +33,6 @@ from walstore.cli.demo.checks import (
 from walstore.cli.demo.writer import DemoJob
 from walstore.cli.errors import ChildFailedError
 from walstore.cli.output import format_count
-from walstore.verify import verify_directory
 
 _START_SECONDS: Final = 60.0
 """How long a life may take to open the log."""

@@ -36,9 +36,9 @@ from uploader import (
 from walstore import Batch, Reader, Settings, Wal
 from walstore.cli.child_process import run_child, say
 from walstore.cli.errors import exit_code
+from walstore.core.settings import KIB, MIB
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
 from walstore.records import AnyDurability
-from walstore.settings import KIB, MIB
 
 STREAMS: Final = [f"stream-{at}" for at in range(8)]
 """Names of the streams, which here go by their places in this list. The key of a record is the same."""

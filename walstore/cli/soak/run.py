@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
 from walstore import Wal
+from walstore.care.verify import verify_directory
 from walstore.cli.child_process import LatencySamples, child_process, receive
 from walstore.cli.soak import child
 from walstore.cli.soak.child import MOST_PROBLEMS, STREAMS, Checker, SoakJob
 from walstore.errors import OffsetTrimmedError, WalError
-from walstore.verify import verify_directory
 
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0

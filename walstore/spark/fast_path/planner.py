@@ -33,7 +33,7 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore, RetryPolicy
 from walstore import CorruptionError, FormatVersionError, LogNotFoundError, WalError
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.threads import Worker
 from walstore.spark.blocking import run_blocking
 from walstore.spark.environment import FastPathError
 from walstore.spark.options import ReadOptions

@@ -14,7 +14,7 @@ from uploader import CloudCursors, CloudLog, Collection, Materializer, Materiali
 from uploader.versioned.envelope import Envelope
 from uploader.versioned.materializer import WRITER
 from walstore import InvalidSettingsError, OffsetTrimmedError, ReadonlyWal
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.sidecar.landing import (
     RETRY_SECONDS,

@@ -12,7 +12,7 @@ from typing import Final
 
 from uploader import open_store
 from walstore import InvalidSettingsError, OffsetTrimmedError
-from walstore.offset_range import OffsetRange
+from walstore.core.offset_range import OffsetRange
 from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.logs import NamedLog

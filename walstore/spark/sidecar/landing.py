@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from walstore import InvalidSettingsError, WalError
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.spark.bounds import LogName, Offsets, show
 
 RETRY_SECONDS: Final = 5.0

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from walstore import InvalidSettingsError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.extras import needs_extra
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.extras import needs_extra
 from walstore.spark.bounds import Offsets, show
 from walstore.spark.sidecar.landing import Landed, Started
 

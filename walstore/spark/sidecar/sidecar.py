@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore import InvalidSettingsError, WalError
-from walstore.ports import Clock
+from walstore.core.ports import Clock
 from walstore.spark.bounds import LogName, from_json
 from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, sync_file_systems

@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from uploader.partitioned import Committer, Staged, Stager, WriteId, job_name, open_partitions
 from uploader.stores import ObjectStore, RetryPolicy
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.spark.blocking import run_in_store
 from walstore.spark.sink.options import (
     BATCH_OPTIONS,

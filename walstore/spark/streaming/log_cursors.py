@@ -20,9 +20,9 @@ from walstore import (
     OffsetTrimmedError,
     ReadonlyWal,
 )
-from walstore.files.locks import this_process
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
+from walstore.core.files.locks import this_process
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 
 
 class StoreCursor:

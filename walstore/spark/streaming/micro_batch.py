@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 
 from walstore import CorruptionError, LogNotFoundError
-from walstore.offset_range import OffsetRange
+from walstore.core.offset_range import OffsetRange
 from walstore.spark.bounds import LogName, Offsets, show
 from walstore.spark.options import Budget
 from walstore.spark.partitions import LogPartition, Span

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from walstore import CorruptionError, LogNotFoundError, ReadonlyWal, Wal, WalError
-from walstore.files.directory import peek_log_id
-from walstore.files.posix import PosixFileSystem
-from walstore.ports import Clock
-from walstore.runtime.backoff import Backoff
+from walstore.core.files.directory import peek_log_id
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.ports import Clock
+from walstore.core.runtime.backoff import Backoff
 from walstore.spark.blocking import SyncRunner
 from walstore.spark.bounds import LogName, show
 from walstore.spark.logs import NamedLog

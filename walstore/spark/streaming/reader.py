@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from uploader import open_store
 from walstore import CorruptionError, InvalidSettingsError, OffsetTrimmedError
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName, Offsets, from_json, show, to_json
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs

@@ -27,8 +27,8 @@ from walstore import (
     SinceViolationError,
     StorageUnavailableError,
 )
-from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
+from walstore.core.ports import Clock
+from walstore.core.runtime.clock import SystemClock
 from walstore.spark.features import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.streaming.admission import budget_of, check_limits, default_limit, end_of
 from walstore.spark.versioned.change_files import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from walstore.runtime.extras import needs_extra
+from walstore.core.runtime.extras import needs_extra
 from walstore.spark.environment import require_packages
 
 with needs_extra("spark", 'format("walstore.collection")'):

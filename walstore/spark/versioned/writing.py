@@ -34,8 +34,8 @@ from walstore import (
     OutcomeUnknownError,
     UpperMismatchError,
 )
-from walstore.runtime.clock import SystemClock
-from walstore.runtime.threads import Worker
+from walstore.core.runtime.clock import SystemClock
+from walstore.core.runtime.threads import Worker
 from walstore.spark.blocking import run_in_store
 from walstore.spark.sink.writers import Destination, JobWriter, MicroBatchWriter, check_append
 from walstore.spark.versioned.options import (

@@ -15,9 +15,9 @@ from tests.walstore.spark.reading import copied
 from tests.walstore.spark.streaming.querying import Query, offsets
 from uploader import CloudLog, CloudTier, UploadSettings
 from walstore import Settings, Wal, WalStore
+from walstore.core.files.posix import PosixFileSystem
+from walstore.core.format.checkpoint import CELL_FILE_NAME
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
-from walstore.files.posix import PosixFileSystem
-from walstore.format.checkpoint import CELL_FILE_NAME
 from walstore.spark.partitions import FilePartition, FragmentPartition
 from walstore.testing import FaultyFileSystem
 

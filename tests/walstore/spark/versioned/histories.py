@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from uploader import Collection, Controller
-from walstore.runtime.clock import SystemClock
+from walstore.core.runtime.clock import SystemClock
 
 KEYS: dict[str, Any] = {
     "numbers": (pa.schema([("k", pa.int32()), ("j", pa.int64()), ("v", pa.string())]), ("k", "j")),

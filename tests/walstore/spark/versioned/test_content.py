@@ -13,8 +13,8 @@ from tests.effort import first_seed, some
 from tests.walstore.spark.versioned.columns import EVERY
 from tests.walstore.spark.versioned.random_collections import STEPS, build, counted, expected, run
 from uploader import Collection, Controller, Purged
+from walstore.core.runtime.clock import SystemClock
 from walstore.errors import CollectionNotFoundError, InvalidSettingsError
-from walstore.runtime.clock import SystemClock
 from walstore.spark import FastPathError, read_collection
 from walstore.spark.fast_path import jvm
 

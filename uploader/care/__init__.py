@@ -1,0 +1,1 @@
+"""Care of logs in a store: survey, verify, garbage, restore, rebuild."""

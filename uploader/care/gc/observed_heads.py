@@ -1,0 +1,143 @@
+"""HeadFile: when a log was first seen to begin at each head. Collectors derive from it how long readers had.
+
+Owns the object ``collection/HEADS``, which wal3 does not know. A head is noted after the manifest was seen to
+begin there, so the time is never too early by the clock that noted it. A collector that restarts, or runs on
+another machine, relies on it: what is below a head that is old enough can be deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from uploader.format import layout
+from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
+from uploader.format.garbage import first_seq_no
+from uploader.format.manifest import Manifest
+from uploader.root import cas
+from uploader.root.stored_document import StoredDocument, find_stored_or_damaged
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.core.ports import Clock
+
+logger = logging.getLogger("walstore")
+
+MICROSECONDS: Final = 1_000_000
+_MOST: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedHead:
+    """One place where the log was seen to begin."""
+
+    offset: int
+    """No manifest since then names a record below it."""
+    seq_no: int
+    """Nor a fragment with a lower number."""
+    since_us: int
+    """When it was seen."""
+    interval_us: int
+    """How long its collector wanted to wait from then on."""
+
+    def due_us(self, interval_us: int) -> int:
+        """Return when a collector that waits so long may delete what is below."""
+        return self.since_us + max(self.interval_us, interval_us)
+
+
+class HeadFile:
+    """The record of one log's heads. One task at a time."""
+
+    def __init__(
+        self, store: ObjectStore, *, retry: RetryPolicy, clock: Clock, interval_seconds: float
+    ) -> None:
+        self._store = store
+        self._retry = retry
+        self._clock = clock
+        self._interval_us = round(interval_seconds * MICROSECONDS)
+
+    async def note(self, manifest: Manifest) -> ObservedHead:
+        """Return since when the log has begun where it does, or further on; from now, if that is new.
+
+        OutcomeUnknownError if the store does not report whether it was noted; call again.
+        """
+        while True:
+            heads, etag = await self._load()
+            now_us = self._clock.now_us()
+            known = _covering(heads, manifest.oldest_offset, now_us)
+            if known is not None:
+                return known
+            seq_no = first_seq_no(manifest)
+            made = ObservedHead(manifest.oldest_offset, seq_no, now_us, self._interval_us)
+            data = _serialise((*self._worth_keeping(heads, now_us), made))
+            result = await cas.put(self._store, layout.HEADS, data, etag, retry=self._retry)
+            result.decided(self._store.url, f"{layout.HEADS} was written; collect again")
+            if result.outcome is cas.PutOutcome.COMMITTED:
+                return made
+
+    async def find(self, offset: int) -> ObservedHead | None:
+        """Return since when the log has begun at ``offset`` or further on, if that was noted."""
+        heads, _ = await self._load()
+        return _covering(heads, offset, self._clock.now_us())
+
+    async def aged(self) -> ObservedHead | None:
+        """Return the furthest head below which everything may be deleted, or None."""
+        heads, _ = await self._load()
+        now_us = self._clock.now_us()
+        return max(
+            (head for head in heads if head.due_us(self._interval_us) <= now_us),
+            key=lambda head: head.offset,
+            default=None,
+        )
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _load(self) -> tuple[list[ObservedHead], str | None]:
+        found = await _find(self._store)
+        if found is None:
+            return [], None
+        if found.value is None:
+            logger.warning("%s; waiting again", found.damage)
+        return found.value or [], found.etag
+
+    def _worth_keeping(self, heads: Sequence[ObservedHead], now_us: int) -> list[ObservedHead]:
+        """Return the furthest head that is due and those behind it; not those seen in the future."""
+        past = [head for head in heads if head.since_us <= now_us]
+        due = [head for head in past if head.due_us(self._interval_us) <= now_us]
+        last = max((head.offset for head in due), default=0)
+        kept = [head for head in past if head.offset >= last]
+        return kept[: _MOST - 1]
+
+
+async def read_heads(store: ObjectStore) -> list[ObservedHead]:
+    """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
+    found = await _find(store)
+    return [] if found is None else found.value or []
+
+
+async def _find(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None] | None:
+    parse = partial(read_document, build=_heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
+    return await find_stored_or_damaged(store, layout.HEADS, parse, most_bytes=MOST_SMALL_BYTES)
+
+
+def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> ObservedHead | None:
+    """Return the first that was noted of those at ``offset`` or further on.
+
+    One from the future was noted by a clock that went wrong.
+    """
+    found = [head for head in heads if head.offset >= offset and head.since_us <= now_us]
+    return min(found, key=lambda head: head.since_us, default=None)
+
+
+def _serialise(heads: Sequence[ObservedHead]) -> bytes:
+    names = ObservedHead.__slots__
+    return serialise({"heads": [{name: getattr(head, name) for name in names} for head in heads]})
+
+
+def _heads(document: Fields) -> list[ObservedHead]:
+    return [
+        ObservedHead(**{name: fields.number(name) for name in ObservedHead.__slots__})
+        for fields in document.objects("heads")
+    ]

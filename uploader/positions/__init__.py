@@ -1,0 +1,1 @@
+"""Positions in logs of a store: cursors and groups."""

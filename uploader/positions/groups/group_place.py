@@ -1,0 +1,285 @@
+"""GroupPlace: where a group of a stored log is, how it is found, made and removed; and its cursor."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from uploader.format import layout
+from uploader.format.group_document import MOST_GROUP_BYTES, GroupDocument
+from uploader.positions.cursors.cloud_cursors import CloudCursors
+from uploader.root import cas
+from uploader.root.stored_document import StoredDocument, find_stored_or_damaged, run_aside
+from uploader.runtime.task_groups import BackgroundTask
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.core.offset_range import OffsetRange
+from walstore.core.ports import Clock
+from walstore.core.read.reader import Reader
+from walstore.errors import CorruptionError, CursorMovedError, OffsetTrimmedError, WalError
+from walstore.positions.groups.settings import GroupSettings
+
+logger = logging.getLogger("walstore")
+
+_SAVE_SECONDS: Final = 1.0
+"""How far the cursor, and with it what may be collected, may lag behind the floor."""
+_ROW_BYTES: Final = 32
+
+
+class LetterWriter(Protocol):
+    """Where dead letters are appended: a :class:`uploader.CloudWriter`, or an open :class:`walstore.Wal`."""
+
+    @property
+    def append(self) -> Callable[..., Any]:
+        """Appends one record with its key, stream and headers."""
+
+
+class GroupRecords(Protocol):
+    """What a group needs of its log."""
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+
+    @property
+    def tail(self) -> int:
+        """Offset after the last one in the manifest that was read last."""
+
+    @property
+    def reader(self) -> Callable[..., Reader]:
+        """Makes a reader."""
+
+    @property
+    def refresh(self) -> Callable[..., Any]:
+        """Reads the manifest again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where a group is, and with what it is changed."""
+
+    log: GroupRecords
+    store: ObjectStore
+    cursors: CloudCursors
+    retry: RetryPolicy
+    clock: Clock
+
+    async def load(self, name: str) -> tuple[GroupDocument, str] | None:
+        """Return a group and the ETag of its object, also a removed one; None if there never was one.
+
+        CorruptionError if it is damaged.
+        """
+        found = await self.find(name)
+        if found is None:
+            return None
+        if found.value is None:
+            raise CorruptionError(
+                f"group {name!r} is damaged, so nobody knows what is settled ({found.damage}); the log is "
+                "unharmed. delete_group() removes the group; start= says where a new one begins",
+                path=layout.group_path(name),
+            ) from found.damage
+        return found.value, found.etag
+
+    async def find(self, name: str) -> StoredDocument[GroupDocument | None] | None:
+        """Return the object of a group, with None as the value of a damaged one."""
+        return await find_stored_or_damaged(
+            self.store,
+            layout.group_path(name),
+            partial(GroupDocument.parse, name=name),
+            most_bytes=MOST_GROUP_BYTES,
+        )
+
+    async def put(self, name: str, document: GroupDocument, etag: str | None) -> cas.PutResult:
+        """Replace the object that has this ETag, or create it; OutcomeUnknownError without an answer."""
+        size = len(document.rows) * _ROW_BYTES
+        data = await run_aside(document.serialise, size_bytes=size)
+        return await cas.put(self.store, layout.group_path(name), data, etag, retry=self.retry)
+
+
+def cursor_of(name: str, document: GroupDocument) -> str:
+    """Return the name of a group's cursor. A group that is made later has another one."""
+    return f"group_{name}_{document.made}"
+
+
+async def remove(place: GroupPlace, name: str, tag: str, *, only: str | None = None) -> bool:
+    """Remove a group, with its cursor; return whether there was one. ``only`` is the one that is meant."""
+    while True:
+        found = await place.find(name)
+        if found is None:
+            return False
+        document = found.value
+        if only is not None and (document is None or document.made != only):
+            return False
+        if document is None or not document.is_removed:
+            made = tag if document is None else document.made
+            removed = GroupDocument(made=made, tag=tag, is_removed=True)
+            result = await place.put(name, removed, found.etag)
+            result.decided(place.store.url, f"group {name!r} was removed; call again")
+            if result.outcome is not cas.PutOutcome.COMMITTED:
+                continue
+        # Also of one that was removed before: that call may have ended in between.
+        if document is None:
+            await _delete_cursors(place, name)
+        else:
+            await remove_cursor(place, name, document)
+        return document is None or not document.is_removed
+
+
+async def remove_cursor(place: GroupPlace, name: str, document: GroupDocument) -> None:
+    """Remove the cursor of a group that is removed."""
+    await place.cursors.delete(cursor_of(name, document))
+
+
+async def _delete_cursors(place: GroupPlace, name: str) -> None:
+    """Delete the cursors of all groups that had a name: a damaged one does not show which is its own."""
+    own = re.compile(rf"group_{name}_[A-Za-z0-9]+")
+    for cursor in await place.cursors.list():
+        if own.fullmatch(cursor.name):
+            await place.cursors.delete(cursor.name)
+
+
+async def find_or_make(
+    place: GroupPlace,
+    name: str,
+    settings: GroupSettings,
+    *,
+    make_tag: Callable[[], str],
+    next_tag: Callable[[], str],
+    check: Callable[[], None],
+) -> tuple[GroupDocument, str]:
+    """Return a group and the ETag of its object; it has a cursor at its floor, or behind it, by then.
+
+    ``make_tag`` names a group that is made, ``next_tag`` each change. ``check`` is called between attempts,
+    and raises once nobody wants the group any more. Raises as :meth:`uploader.CloudLog.group`.
+    """
+    while True:
+        check()
+        found = await place.load(name)
+        is_new = found is None or found[0].is_removed
+        if found is None or is_new:
+            etag = None if found is None else found[1]
+            found = await _make(place, name, settings, etag, made=make_tag(), tag=next_tag())
+            if found is None:
+                continue
+        document = found[0]
+        await _check_position(place, name, document)
+        try:
+            await place.cursors.create(cursor_of(name, document), document.floor)
+        except OffsetTrimmedError as error:
+            # A collection came between the group and its cursor. Nobody has a job of a new group.
+            if not is_new:
+                raise jobs_trimmed(name, error) from error
+            await remove(place, name, next_tag(), only=document.made)
+            if settings.start != "earliest":
+                raise
+            continue
+        again = await place.load(name)
+        if again is not None and not again[0].is_removed and again[0].made == document.made:
+            return again
+        # It was deleted meanwhile, perhaps before it had this cursor.
+        await remove_cursor(place, name, document)
+
+
+def jobs_trimmed(name: str, error: OffsetTrimmedError) -> OffsetTrimmedError:
+    """Return what is raised when the log no longer has jobs of a group."""
+    return OffsetRange(error.head, error.tail).trimmed(
+        error.requested,
+        f"jobs of group {name!r} were removed from the log, so its cursor was deleted or changed by "
+        "somebody; delete_group() removes the group, and start= says where a new one begins",
+    )
+
+
+async def _make(
+    place: GroupPlace, name: str, settings: GroupSettings, etag: str | None, *, made: str, tag: str
+) -> tuple[GroupDocument, str] | None:
+    """Make the group where there is none, or a removed one; None if another process came first."""
+    document = GroupDocument(
+        made=made,
+        tag=tag,
+        position=await _start(place, settings),
+        stream=settings.stream,
+        is_ordered=settings.is_ordered,
+    )
+    result = await place.put(name, document, etag)
+    result.decided(place.store.url, f"group {name!r} was made; call again")
+    if result.outcome is not cas.PutOutcome.COMMITTED:
+        return None
+    assert result.etag is not None
+    return document, result.etag
+
+
+async def _start(place: GroupPlace, settings: GroupSettings) -> int:
+    """Return the offset at which a new group begins."""
+    log = place.log
+    await log.refresh()
+    async with log.reader(settings.start) as reader:
+        position = reader.position
+    why = "the group cannot begin there"
+    OffsetRange(log.head, log.tail).check_position(position, why, why)
+    return position
+
+
+async def _check_position(place: GroupPlace, name: str, document: GroupDocument) -> None:
+    """Raise OffsetNotWrittenError if the group has seen more of the log than there is."""
+    log = place.log
+    if document.position > log.tail:
+        await log.refresh()
+    OffsetRange(log.head, log.tail).check_tail(
+        document.position,
+        f"group {name!r} has seen records that the log does not have: it is of another log, or the log "
+        "is restored as of an earlier time. delete_group() removes it; start= says where a new one begins",
+    )
+
+
+class GroupCursor:
+    """The cursor of one group, which keeps what the group needs of its log from being collected.
+
+    It follows the floor of the group's document, a little later: what is between the two is kept for longer
+    than needed. Belongs to the event loop.
+    """
+
+    def __init__(self, place: GroupPlace, name: str) -> None:
+        """Of the group ``name``; call :meth:`begin` once that is known."""
+        self._place = place
+        self._name = name
+        self._saving = BackgroundTask[None]()
+        self._saved = 0.0
+        self._floor = 0
+
+    def begin(self, document: GroupDocument) -> None:
+        """Go on where a document has its floor: the cursor is there, or behind it."""
+        self._floor = document.floor
+        self._saved = self._place.clock.monotonic()
+
+    def follow(self, document: GroupDocument) -> None:
+        """Move the cursor to the floor, at most once a second, and without waiting for it."""
+        now = self._place.clock.monotonic()
+        if self._saving.is_busy or now < self._saved + _SAVE_SECONDS:
+            return
+        if document.floor > self._floor:
+            self._saved = now
+            self._saving.start(self._save(document), f"walstore cursor of group {self._name}")
+
+    async def aclose(self, document: GroupDocument | None) -> None:
+        """Move the cursor to the floor of the last document, if there is one."""
+        await self._saving.wait()
+        if document is not None:
+            await self._save(document)
+
+    async def _save(self, document: GroupDocument) -> None:
+        cursors, name = self._place.cursors, cursor_of(self._name, document)
+        if document.floor <= self._floor:
+            return
+        try:
+            seen = await cursors.load(name)
+            if seen is not None and seen.position < document.floor:
+                await cursors.commit(name, document.floor, seen=seen)
+            self._floor = document.floor
+        except CursorMovedError:
+            return  # by another member, or it is deleted with the group
+        except WalError as error:
+            logger.warning("the cursor of group %s stays behind: %s", self._name, error)

@@ -1,0 +1,1 @@
+"""Care of log directories: verify, repair, build anew."""

@@ -1,0 +1,88 @@
+"""ReadableLog: a log that can be read, wherever it is. The base of all that a program may have of one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from datetime import datetime
+from typing import Self
+
+from walstore.core.read.reader import Reader
+from walstore.core.runtime.owned import Owned
+from walstore.core.validation.arguments import as_int, as_moment_us
+from walstore.records import Start
+
+
+class ReadableLog(Owned):
+    """A log that can be read, wherever it is: what :meth:`walstore.Wal.open`,
+    :meth:`walstore.Wal.open_readonly`, :func:`walstore.connect`, :func:`walstore.connect_readonly` and
+    ``uploader.CloudLog.open`` give. What each promises beyond this stands at its class.
+    """
+
+    @property
+    @abstractmethod
+    def head(self) -> int:
+        """First offset that can be read; equals :attr:`limit` where there is no record."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """Offset after the last record that can be read, as far as is known here; see :meth:`refresh`."""
+
+    @property
+    def visible_limit(self) -> int:
+        """Same as :attr:`limit`: where readers stop."""
+        return self.limit
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether nothing is ever appended any more, as a log in a store can be; as far as is known here."""
+        return False
+
+    @abstractmethod
+    async def refresh(self) -> None:
+        """Ask for the present :attr:`head` and :attr:`limit`."""
+
+    @abstractmethod
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+    ) -> Reader:
+        """Return a reader of records, from ``start`` on and before ``stop``. Say ``follow``: a log in a store
+        stops at its end by default, the others wait for more."""
+
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or :attr:`limit` if all records are older.
+
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs a binary search. Raises as a
+        reader does.
+        """
+        return await self._find_offset(as_moment_us(timestamp_us))
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a record that can be read, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
+        """
+        return await self._find_timestamp(as_int(offset, "offset"))
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release what it holds. Twice is allowed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def _find_offset(self, time_us: int) -> int:
+        """Return it for a checked time."""
+
+    @abstractmethod
+    async def _find_timestamp(self, offset: int) -> int:
+        """Return it for a checked offset."""

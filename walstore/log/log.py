@@ -1,0 +1,109 @@
+"""Log: a log that can be read and written, opened here or at a server."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from walstore.core.faces.append_face import AppendFace
+from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.format.ledger import StreamInfo
+from walstore.core.read.reader import Reader, ReadGuard, ReadSource
+from walstore.core.runtime.ready_answer import ReadyAnswer
+from walstore.core.runtime.statistics import GroupInfo, Statistics
+from walstore.core.tier_port import LogExtents
+from walstore.positions.cursors.cursor_mixin import CursorMixin
+from walstore.positions.groups.group_mixin import GroupMixin
+from walstore.records import Start
+
+
+class StreamsOfLog(dict[str, StreamInfo], ReadyAnswer):
+    """The streams of a log by name."""
+
+
+class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
+    """A log that is read and written: what :meth:`walstore.Wal.open` and :func:`walstore.connect` give."""
+
+    _read_bytes: int
+    """How much a reader reads at once."""
+    _guard: ReadGuard
+
+    @property
+    @abstractmethod
+    def tail(self) -> int:
+        """Next offset to be assigned."""
+
+    @property
+    @abstractmethod
+    def durable_limit(self) -> int:
+        """Every offset below it is on disk."""
+
+    @abstractmethod
+    def streams(self) -> Awaitable[Mapping[str, StreamInfo]]:
+        """Await every stream that was opened or appended to, by name, in the order of opening."""
+
+    @abstractmethod
+    def statistics(self) -> Awaitable[Statistics]:
+        """Await a snapshot of the log's counters."""
+
+    @abstractmethod
+    def extents(self) -> Awaitable[LogExtents]:
+        """Await which file or object holds which records, and what keeps the oldest from deletion."""
+
+    @property
+    @abstractmethod
+    def registers(self) -> Mapping[str, str]:
+        """The log's registers."""
+
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
+        """Return a reader of durable records.
+
+        ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
+        aware datetime: the first record at or after it, waiting for it if that time has not come. ``stop``
+        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
+        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
+        of that stream; those of a served log are picked out at the client, so the others' travel, too.
+
+        With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
+        lowest latency: before their sync, so a crash may lose records that were read, and other records
+        may get their offsets. The time of a record appended without one is then not final.
+        """
+        if visibility not in ("durable", "accepted"):
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
+        reader = Reader(
+            self._source_of(visibility),
+            start=start,
+            stop=stop,
+            stream=stream,
+            follow=follow,
+            read_bytes=self._read_bytes,
+            guard=self._guard,
+        )
+        if follow and stop is None:
+            self._note_follower(reader)
+        return reader
+
+    @abstractmethod
+    def _source_of(self, visibility: Literal["durable", "accepted"]) -> ReadSource:
+        """Return what a reader reads from."""
+
+    def _note_follower(self, reader: Reader) -> None:
+        """Count a reader that follows the log."""
+
+    @abstractmethod
+    async def groups(self) -> list[GroupInfo]:
+        """Return all groups."""
+
+    @abstractmethod
+    async def delete_group(self, name: str) -> bool:
+        """Remove a group; return whether there was one."""

@@ -1,0 +1,1 @@
+"""Logs of other machines: the protocol, and its client."""
