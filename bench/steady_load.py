@@ -8,7 +8,8 @@ segments. Appends are due at even times, whether or not earlier ones have return
 
 A timer of the event loop is due every few milliseconds; how late it runs is a pause. Others on the machine
 cause pauses, too, so each has beside it the processor time of the whole process in it, which no pause of
-others has. And the same timer in a process that does nothing else says what the machine did meanwhile.
+others has. And the same timer in another process says what the machine did meanwhile. That process also
+appends to a file on the same disk and syncs it, as often as told: what the disk alone takes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Pauses:
     """How late the timers of an event loop run."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[float, float]] = []
-        """Lateness, and processor time of the process meanwhile."""
+        self.seen: list[tuple[float, float, float]] = []
+        """Lateness, processor time of the process meanwhile, and when."""
+        self.began = time.perf_counter()
 
     async def watch(self) -> None:
         """Note lateness until cancelled."""
@@ -48,15 +50,37 @@ class Pauses:
             began, used = time.perf_counter(), time.process_time()
             await asyncio.sleep(TICK_SECONDS)
             late = time.perf_counter() - began - TICK_SECONDS
-            self.seen.append((late, time.process_time() - used))
+            self.seen.append((late, time.process_time() - used, began - self.began))
 
     def describe(self) -> str:
         """Return the longest ones, and the longest that were busy all the time."""
         longest = sorted(self.seen, reverse=True)[:SHOWN]
-        busiest = sorted((min(pair) for pair in self.seen), reverse=True)[:SHOWN]
+        busiest = sorted(((min(one[:2]), one[2]) for one in self.seen), reverse=True)[:SHOWN]
         return (
-            f"longest {_ms(late for late, _ in longest)}, with processor time "
-            f"{_ms(used for _, used in longest)}; longest that the process was busy in: {_ms(busiest)}"
+            f"longest {_ms(late for late, _, _ in longest)}, with processor time "
+            f"{_ms(used for _, used, _ in longest)}; longest that the process was busy in: "
+            f"{_ms(used for used, _ in busiest)}, at {_seconds(when for _, when in busiest)}"
+        )
+
+
+class Latencies:
+    """How long something took, and when it ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float]] = []
+
+    def note(self, began: float, seconds: float) -> None:
+        """Note that it took ``seconds`` and has just ended; all is counted from ``began``."""
+        self.seen.append((seconds, time.perf_counter() - began))
+
+    def describe(self) -> str:
+        """Return percentiles, and the longest ones with their moments."""
+        ordered = sorted(self.seen, reverse=True)
+        p50, p99, p999 = (ordered[int(share * len(ordered))][0] for share in (0.5, 0.01, 0.001))
+        longest = ordered[:SHOWN]
+        return (
+            f"p50, p99, p99.9: {_ms([p50, p99, p999])}; p99.9 / p50: {p999 / p50:.1f}; longest "
+            f"{_ms(taken for taken, _ in longest)}, at {_seconds(when for _, when in longest)}"
         )
 
 
@@ -82,17 +106,31 @@ class Collections:
         )
 
 
-def idle(stop: Connection) -> None:
-    """Watch the timers of a loop that has nothing else to do, until something is received."""
+def reference(stop: Connection, path: Path, rate: float, value_bytes: int) -> None:
+    """Watch the timers of another loop, and sync a file on a thread, until something is received."""
 
     async def run() -> None:
         pauses = Pauses()
         watching = asyncio.create_task(pauses.watch())
-        await asyncio.to_thread(stop.recv)
+        waiting = asyncio.ensure_future(asyncio.to_thread(stop.recv))
+        began, taken = time.perf_counter(), Latencies()
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        while not waiting.done():
+            taken.note(began, await asyncio.to_thread(_synced, file, bytes(value_bytes)))
+            await asyncio.sleep(1 / rate)
         watching.cancel()
-        stop.send(pauses.describe())
+        os.close(file)
+        stop.send((pauses.describe(), taken.describe()))
 
     asyncio.run(run())
+
+
+def _synced(file: int, value: bytes) -> float:
+    """Return how long it took to write and sync a value."""
+    began = time.perf_counter()
+    os.write(file, value)
+    os.fdatasync(file)
+    return time.perf_counter() - began
 
 
 async def consume(wal: Wal, name: str) -> None:
@@ -109,18 +147,18 @@ async def work(wal: Wal) -> None:
             await group.ack(await group.fetch(max_wait=1))
 
 
-async def drive(wal: Wal, rate: float, seconds: float, value_bytes: int) -> list[float]:
+async def drive(wal: Wal, rate: float, seconds: float, value_bytes: int) -> Latencies:
     """Append at the rate; return how long each append took."""
-    latencies: list[float] = []
+    latencies = Latencies()
     values = os.urandom(value_bytes + 4096)
 
     async def one(number: int) -> None:
         at = number * 977 % 4096
         began = time.perf_counter()
         await wal.append(values[at : at + value_bytes])
-        latencies.append(time.perf_counter() - began)
+        latencies.note(first, time.perf_counter() - began)
 
-    began = time.perf_counter()
+    began = first = time.perf_counter()
     async with asyncio.TaskGroup() as appends:
         for number in range(int(rate * seconds)):
             await asyncio.sleep(began + number / rate - time.perf_counter())
@@ -131,7 +169,11 @@ async def drive(wal: Wal, rate: float, seconds: float, value_bytes: int) -> list
 async def run(args: argparse.Namespace, directory: Path) -> None:
     """Do it once and print what was seen."""
     mine, theirs = multiprocessing.Pipe()
-    other = multiprocessing.get_context("spawn").Process(target=idle, args=(theirs,), daemon=True)
+    other = multiprocessing.get_context("spawn").Process(
+        target=reference,
+        args=(theirs, directory / "file", args.sync_rate, args.value_bytes),
+        daemon=True,
+    )
     other.start()
     pauses, collections = Pauses(), Collections()
     gc.collect()
@@ -147,7 +189,7 @@ async def run(args: argparse.Namespace, directory: Path) -> None:
             for one in (consume(wal, "a"), consume(wal, "b"), work(wal), pauses.watch())
         ]
         used = time.process_time()
-        latencies = sorted(await drive(wal, args.rate, args.seconds, args.value_bytes))
+        latencies = await drive(wal, args.rate, args.seconds, args.value_bytes)
         used = time.process_time() - used
         for task in beside:
             task.cancel()
@@ -157,20 +199,17 @@ async def run(args: argparse.Namespace, directory: Path) -> None:
         kept = wal.statistics()
     gc.callbacks.remove(collections.note)
     mine.send(None)
-    machine = await asyncio.to_thread(mine.recv)
+    machine, disk = await asyncio.to_thread(mine.recv)
     other.join()
 
-    def at(share: float) -> float:
-        return latencies[min(len(latencies) - 1, int(share * len(latencies)))]
-
     print(
-        f"{len(latencies)} appends of {args.value_bytes} bytes at {args.rate:g}/s; "
-        f"the first one that is on disk: {kept.local_head}"
+        f"{len(latencies.seen)} appends of {args.value_bytes} bytes at {args.rate:g}/s; the first one that "
+        f"is on disk: {kept.local_head}; processor {used / args.seconds:.2f}"
     )
-    print("p50, p99, p99.9, longest:", _ms([at(0.5), at(0.99), at(0.999), latencies[-1]]))
-    print(f"p99.9 / p50: {at(0.999) / at(0.5):.1f}; processor {used / args.seconds:.2f}")
+    print("appends:", latencies.describe())
+    print("a write and sync of another process:", disk)
     print("pauses:", pauses.describe())
-    print("of a loop that does nothing:", machine)
+    print("of that process:", machine)
     print("collections by generation:", collections.describe())
 
 
@@ -178,11 +217,16 @@ def _ms(seconds: Iterable[float]) -> str:
     return ", ".join(f"{1e3 * one:.2f}" for one in seconds) + " ms"
 
 
+def _seconds(moments: Iterable[float]) -> str:
+    return ", ".join(f"{one:.1f}" for one in moments) + " s"
+
+
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m bench.steady_load", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--rate", type=float, default=300)
+    parser.add_argument("--sync-rate", type=float, default=20, help="syncs of the other process")
     parser.add_argument("--value-bytes", type=int, default=1024)
     parser.add_argument("--directory", type=Path)
     args = parser.parse_args()
