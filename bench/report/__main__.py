@@ -9,17 +9,20 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from bench.report import suites
 from bench.report.figures import Report, markdown, short_table, tables
-from bench.report.output import machine, machine_table, write
+from bench.report.output import PLOTS, machine, machine_table, write
 
 ROOT: Final = Path(__file__).parent.parent.parent
 LATEST: Final = ROOT / "docs" / "benchmarks.json"
 """Figures of the run that the documentation shows."""
+PICTURE: Final = ROOT / "docs" / "lone_append.svg"
+"""Its plot of lone appends, which the README shows."""
 BEGIN: Final = "<!-- made by python -m bench.report --readme -->\n"
 END: Final = "<!-- end -->"
 LEFT_OUT: Final = (
@@ -51,7 +54,7 @@ def pages(report: Report) -> dict[Path, str]:
     """Return the pages that show a run, with its tables between their marks."""
     all_tables = "\n".join(f"### {title}\n\n{markdown(rows)}" for title, rows in tables(report))
     shown = {
-        ROOT / "README.md": short_table(report, LEFT_OUT),
+        ROOT / "README.md": f"{short_table(report, LEFT_OUT)}\n{_picture(report)}",
         ROOT / "docs" / "performance.md": f"{machine_table(report)}\n{all_tables}",
     }
     made = {}
@@ -59,6 +62,12 @@ def pages(report: Report) -> dict[Path, str]:
         before, _, rest = path.read_text().partition(BEGIN)
         made[path] = f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
     return made
+
+
+def _picture(report: Report) -> str:
+    """Return the line that shows the plot, if the run has one."""
+    title = f"{PLOTS['lone'][0]}: share of appends by time"
+    return f"![{title}]({PICTURE.relative_to(ROOT)})\n" if "lone" in report.curves else ""
 
 
 def main() -> None:
@@ -82,6 +91,9 @@ def main() -> None:
     if given.readme is not None:
         report = Report.from_json(json.loads(given.readme.read_text()))
         LATEST.write_text(given.readme.read_text())
+        plot = given.readme.with_name("lone.svg")
+        if plot.exists():
+            shutil.copyfile(plot, PICTURE)
         for path, text in pages(report).items():
             path.write_text(text)
         return
