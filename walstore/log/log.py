@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from walstore.core.faces.append_face import AppendFace
 from walstore.core.faces.readable_log import ReadableLog, follow_or_warn
@@ -19,7 +19,9 @@ from walstore.positions.groups.group_mixin import GroupMixin
 from walstore.records import Start
 
 
-class StreamsOfLog(dict[str, StreamInfo], ReadyAnswer):
+class StreamsOfLog(  # type: ignore[misc]  # a dict has no hash, and gather() needs one
+    ReadyAnswer["StreamsOfLog"], dict[str, StreamInfo]
+):
     """The streams of a log by name."""
 
 
@@ -41,15 +43,15 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
         """Every offset below it is on disk."""
 
     @abstractmethod
-    def streams(self) -> Awaitable[Mapping[str, StreamInfo]]:
+    def streams(self) -> Coroutine[Any, Any, Mapping[str, StreamInfo]]:
         """Await every stream that was opened or appended to, by name, in the order of opening."""
 
     @abstractmethod
-    def statistics(self) -> Awaitable[Statistics]:
+    def statistics(self) -> Coroutine[Any, Any, Statistics]:
         """Await a snapshot of the log's counters."""
 
     @abstractmethod
-    def extents(self) -> Awaitable[LogExtents]:
+    def extents(self) -> Coroutine[Any, Any, LogExtents]:
         """Await which file or object holds which records, and what keeps the oldest from deletion."""
 
     @property
