@@ -88,7 +88,7 @@ async def tail_latency(directory: Path) -> float:
 
     times = []
     async with Wal.open(directory / "log") as wal:
-        reader = wal.reader("latest")
+        reader = wal.follow("latest")
         for _ in range(300):
             reading = asyncio.ensure_future(anext(reader))
             await asyncio.sleep(0)

@@ -107,7 +107,7 @@ def test_append_to_tail(benchmark, run: Run, tmp_path: Path, disk: str) -> None:
     """From the return of the sync until a reader that waits for it has the record."""
     benchmark.group = f"append to tail, above the sync, {disk}"
     wal = run(_open(tmp_path / "log", TimedFileSystem(DISKS[disk])))
-    reader = wal.reader("latest")
+    reader = wal.follow("latest")
     times: list[float] = []
 
     async def read() -> None:

@@ -27,7 +27,7 @@ def test_tail_latency(benchmark, run: Run, log_path: Path) -> None:
             seen = asyncio.Event()
 
             async def consume() -> None:
-                async for _ in wal.reader("latest"):
+                async for _ in wal.follow("latest"):
                     seen.set()
 
             consumer = group.create_task(consume())
@@ -181,7 +181,7 @@ def test_followers_of_other_streams(benchmark, run: Run, log_path: Path) -> None
             seen = asyncio.Event()
 
             async def consume(name: str) -> None:
-                async for _ in wal.reader("latest", stream=name):
+                async for _ in wal.follow("latest", stream=name):
                     seen.set()
 
             consumers = [group.create_task(consume(f"s{at}")) for at in range(STREAMS)]

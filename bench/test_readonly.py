@@ -45,7 +45,7 @@ def test_latency_to_another_process(benchmark, run: Run, log_path: Path, pause_m
             sys.executable, "-c", WRITER, str(log_path), str(pause_ms / 1e3)
         )
         async with ReadonlyWal.open(log_path) as log:
-            async for record in log.reader("latest"):
+            async for record in log.follow("latest"):
                 samples.append((time.monotonic_ns() - int(record.value)) / 1e9)
                 if len(samples) == count + 5:
                     break
@@ -64,7 +64,7 @@ def test_cost_of_waiting(benchmark, run: Run, log_path: Path) -> None:
         async with Wal.open(log_path) as wal, ReadonlyWal.open(log_path) as log:
             await wal.append(VALUE)
             before = time.process_time()
-            batch = await log.reader("latest").fetch(max_wait=5)
+            batch = await log.follow("latest").fetch(max_wait=5)
             assert not len(batch)
             return time.process_time() - before
 

@@ -25,7 +25,7 @@ BATCH = 50
 async def forward(outbox: Wal, address: str | Sequence[str], log: str | None = None) -> None:
     """Append what is in the outbox, and what comes, to the served log; for ever."""
     cursor = await outbox.cursor("forwarded")
-    reader = outbox.reader(cursor.position)
+    reader = outbox.follow(cursor.position)
     while True:
         batch = await reader.fetch(max_records=BATCH)
         while not await try_to_send(outbox, address, log, batch.records()):
@@ -51,7 +51,7 @@ async def try_to_send(
 async def serve_until(directory: Path, socket: Path, count: int) -> None:
     """Be the server until its log has so many records, and look at them."""
     async with Wal.open(directory) as log, Server.open(log, unix=socket):
-        values = [record.value async for record in log.reader(stop=count + 1)]
+        values = [record.value async for record in log.follow(stop=count + 1)]
         print(len(values), "in the log,", len(values) - len(set(values)), "of them twice")
 
 

@@ -152,7 +152,7 @@ class Clients:
 
     async def follow(self, remote: RemoteWal) -> None:
         """Read what there is, and what comes."""
-        async for record in remote.reader():
+        async for record in remote.follow():
             self.seen.append(record.value)
 
     async def more(self, records: int = 20) -> None:

@@ -54,8 +54,8 @@ class StillLog:
     async def wait_durable(self, offset: int) -> None:
         pass
 
-    def reader(self, start: Any, /) -> Reader:
-        return Reader(_Source(self), start=start)
+    def reader(self, start: Any, /, *, follow: bool) -> Reader:
+        return Reader(_Source(self), start=start, follow=follow)
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from walstore.core.batches.batch import Batch
+from walstore.core.faces.readable_log import follow_or_warn
 from walstore.core.faces.transaction import Transaction
 from walstore.core.read.reader import MIB, Reader
 from walstore.core.runtime.error_mapping import copy_error
@@ -210,10 +211,24 @@ class BlockingLog:
         return BlockingTransaction(self._loop, self._log.transaction(**options))
 
     def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        follow: bool | None = None,
+        **options: Any,
+    ) -> BlockingReader:
+        """Return a reader of what is there, for ``for``; as :meth:`walstore.Wal.reader`."""
+        if follow_or_warn(follow=follow):
+            return self.follow(start, **options)
+        return BlockingReader(
+            self._loop, self._call(lambda: self._log.reader(start, follow=False, **options))
+        )
+
+    def follow(
         self, start: Start | str | int | datetime = Start.EARLIEST, **options: Any
     ) -> BlockingReader:
-        """Return a reader for ``for``; as :meth:`walstore.Wal.reader`. One that follows waits for ever."""
-        return BlockingReader(self._loop, self._call(lambda: self._log.reader(start, **options)))
+        """Return a reader for ``for`` that waits for new records for ever; as :meth:`walstore.Wal.follow`."""
+        return BlockingReader(self._loop, self._call(lambda: self._log.follow(start, **options)))
 
     def cursor(self, name: str, **options: Any) -> BlockingCursor:
         """Return a handle on the named cursor; as :meth:`walstore.Wal.cursor`."""

@@ -68,7 +68,7 @@ async def _tails(path: Path, seconds: float) -> list[float]:
     async with Wal.open(path) as wal:
 
         async def follow() -> None:
-            async with wal.reader(wal.tail) as reader:
+            async with wal.follow(wal.tail) as reader:
                 async for _ in reader:
                     times.append(time.perf_counter() - begun[0])
 

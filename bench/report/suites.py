@@ -85,7 +85,7 @@ def latency(report: Report, directory: Path, seconds: float) -> None:
 async def _open_loop(path: Path, rate: float, seconds: float) -> tuple[list[float], list[float]]:
     durable, seen = [], []
     due: list[float] = []
-    async with Wal.open(path) as wal, wal.reader(follow=True) as reader:
+    async with Wal.open(path) as wal, wal.follow() as reader:
 
         async def follow() -> None:
             async for record in reader:

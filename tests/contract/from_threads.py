@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Final, Self
 
-_MADE: Final = frozenset(("reader", "transaction", "group"))
+_MADE: Final = frozenset(("reader", "follow", "transaction", "group"))
 """What is made without waiting, elsewhere; here each is made when it is used first."""
 _END: Final = object()
 

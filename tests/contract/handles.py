@@ -57,6 +57,7 @@ ANYWHERE: Final = frozenset(
         # make an object, which refuses to be used elsewhere itself
         "batches",
         "consumer",
+        "follow",
         "group",
         "note_for",
         "producer",
@@ -199,7 +200,7 @@ def blocking_handles(log: walstore.sync.BlockingLog) -> Iterator[Any]:
     group.__enter__()
     transaction = log.transaction()
     transaction.__enter__()
-    yield from (log, log.reader(), log.cursor("d"), group, group.fetch()[0], transaction)
+    yield from (log, log.follow(), log.cursor("d"), group, group.fetch()[0], transaction)
 
 
 async def awaited(make: Callable[[], Any]) -> Any:

@@ -83,7 +83,7 @@ class Neighbour:
         """Make what it uses."""
         log = self._face.log
         if hasattr(log, "reader") and not isinstance(log, FromThreads):
-            self._reader = log.reader(follow=True)
+            self._reader = log.follow()
         if group is not None:
             member = log.group(group, ack_wait_seconds=3600)
             self._group = await stack.enter_async_context(member)

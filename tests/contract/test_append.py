@@ -166,7 +166,7 @@ async def test_bad_arguments_are_refused_as_anywhere(log: Any) -> None:
         (OffsetNotWrittenError, lambda: log.trim(99)),
         (StreamClosedError, lambda: log.close_stream("none")),
         (ValueError, lambda: log.cursor("no/slash")),
-        (ValueError, lambda: log.reader(datetime(2020, 1, 1)).fetch()),
+        (ValueError, lambda: log.follow(datetime(2020, 1, 1)).fetch()),
     ):
         with case(error), pytest.raises(error):
             await bad()
@@ -175,7 +175,7 @@ async def test_bad_arguments_are_refused_as_anywhere(log: Any) -> None:
 
 @on("opened", "replicated", "served")
 async def test_a_closed_log_refuses(log: Any) -> None:
-    reader = log.reader()
+    reader = log.follow()
     waiting = asyncio.ensure_future(reader.fetch())
     await asyncio.sleep(0)
     await log.aclose()
@@ -259,10 +259,26 @@ async def test_what_is_asked_of_a_log_may_be_awaited(face: Face) -> None:
 
 
 @on("opened", "replicated", "served")
+async def test_what_is_asked_of_a_log_is_a_coroutine(face: Face) -> None:
+    """So it may be asked beside other things; of an opened log it can also be used at once."""
+    log = face.log
+    await log.open_stream("eu")
+    streams, found, where = await asyncio.gather(log.streams(), log.statistics(), log.extents())
+    assert (list(streams), found.tail, len(where.segments)) == (["eu"], 1, 1)
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one) for one in (log.streams(), log.statistics(), log.extents())]
+    assert [type(task.result()) for task in asked] == [type(streams), type(found), type(where)]
+    dropped = asyncio.create_task(log.statistics())
+    dropped.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dropped
+
+
+@on("opened", "replicated", "served")
 async def test_who_follows_a_closed_stream_goes_on_when_it_is_opened_again(log: Any) -> None:
     await log.open_stream("s")
     await log.append(b"1", stream="s")
-    async with log.reader(stream="s") as reader:
+    async with log.follow(stream="s") as reader:
         assert (await anext(reader)).value == b"1"
         await log.close_stream("s")
         assert not len(await reader.fetch(max_wait=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ async def test_a_reader_begins_and_ends_where_it_is_told(log: Any) -> None:
     assert len(await values(log, moment)) in (2, 3)  # a float has not all microseconds
     assert await log.offset_at(now_us - HOUR + 2) == 2
     assert await log.timestamp_at(2) == now_us - HOUR + 2
-    reader = log.reader()
+    reader = log.follow()
     batch = await reader.fetch(max_records=2)
     assert (batch.start, batch.limit, list(batch.values)) == (1, 3, [b"1", b"2"])
     assert reader.position == 3
@@ -37,7 +38,7 @@ async def test_a_reader_begins_and_ends_where_it_is_told(log: Any) -> None:
     assert reader.is_caught_up
     assert len(await reader.fetch(max_wait=0)) == 0
     with pytest.raises(OffsetNotWrittenError):
-        await log.reader(99).fetch(max_wait=0)
+        await log.follow(99).fetch(max_wait=0)
 
 
 @on("opened", "replicated", "served", "readonly", "copied", "stored")
@@ -58,9 +59,9 @@ async def test_limits_and_times_of_what_can_be_read(face: Face) -> None:
 
 @on("opened", "replicated", "served")
 async def test_a_reader_follows(log: Any) -> None:
-    reader = log.reader("latest")
+    reader = log.follow("latest")
     waiting = asyncio.ensure_future(anext(reader))
-    accepted = asyncio.ensure_future(anext(log.reader("latest", visibility="accepted")))
+    accepted = asyncio.ensure_future(anext(log.follow("latest", visibility="accepted")))
     await asyncio.sleep(0)
     assert await log.append(b"new") == 1
     assert (await waiting).value == (await accepted).value == b"new"
@@ -79,7 +80,7 @@ async def test_what_was_trimmed_is_gone(log: Any) -> None:
     assert await log.trim(3) == 3
     assert log.head == 3
     with pytest.raises(OffsetTrimmedError) as trimmed:
-        await log.reader(1).fetch()
+        await log.follow(1).fetch()
     assert (trimmed.value.requested, trimmed.value.head) == (1, 3)
     assert await values(log) == [b"c"]
 
@@ -126,13 +127,39 @@ async def test_a_stream_is_read_alone(face: Face) -> None:
     assert await values(face.log, stream="none") == []
 
 
+async def _entered(*readers: Any) -> list[Any]:
+    return [await reader.__aenter__() for reader in readers]
+
+
+async def _read(reader: Any) -> list[bytes]:
+    return [record.value async for record in reader]
+
+
 @on(*READING)
-async def test_a_reader_that_follows_gets_what_is_appended_later(face: Face) -> None:
-    reader = face.log.reader("earliest", follow=True)
-    waiting = asyncio.ensure_future(anext(reader))
+async def test_one_that_follows_gets_what_is_appended_later(face: Face) -> None:
+    chosen = (face.log.follow(), face.log.reader("earliest", follow=True))
+    bounded = face.log.follow(stop=3)
+    waiting = [asyncio.ensure_future(anext(reader)) for reader in chosen]
+    whole = asyncio.ensure_future(_read(bounded))
     await asyncio.sleep(0)
     await face.writer.append(b"new")
-    assert (await waiting).value == b"new"
+    assert [(await one).value for one in waiting] == [b"new", b"new"]
+    await face.writer.append_many([b"newer", b"beyond"])
+    assert await whole == [b"new", b"newer"]
+
+
+@on(*(name for name in READING if name != "stored"))
+async def test_one_that_is_not_told_follows_yet_and_says_what_to_write(face: Face) -> None:
+    """But for a stored log, whose readers have always stopped at its end."""
+    await face.writer.append(b"1")
+    with pytest.warns(DeprecationWarning, match=r"write follow\(\) .*reader\(follow=False") as said:
+        readers = await _entered(face.log.reader("earliest"), face.log.reader("earliest", stop=3))
+    here = Path(__file__).parent
+    assert [Path(one.filename).parent for one in said] == [here, here]
+    assert [(await anext(reader)).value for reader in readers] == [b"1", b"1"]
+    waiting = [asyncio.ensure_future(anext(reader)) for reader in readers]
+    await face.writer.append(b"2")
+    assert [(await one).value for one in waiting] == [b"2", b"2"]
 
 
 @on(
@@ -144,7 +171,7 @@ async def test_a_reader_that_follows_gets_what_is_appended_later(face: Face) -> 
 async def test_beyond_the_end_is_an_error(face: Face) -> None:
     await face.writer.append(b"1")
     with pytest.raises(OffsetNotWrittenError):
-        await face.log.reader(99).fetch(max_wait=0)
+        await face.log.follow(99).fetch(max_wait=0)
 
 
 @on(

@@ -208,7 +208,7 @@ class Workload:
         offset = await self.wal.append(value_of(op, 0, size), durability="memory")
         self._say(["accepted", op, offset])
         if self.wal.settings.sync == "os":  # readers see it now, though nobody synced it
-            async with self.wal.reader(offset, stop=offset + 1) as reader:
+            async with self.wal.follow(offset, stop=offset + 1) as reader:
                 await anext(reader)
         if self.chance.random() < 0.5:
             limit = self.wal.tail

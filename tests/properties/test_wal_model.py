@@ -62,7 +62,7 @@ class WalMachine(RuleBasedStateMachine):
             fs=UnsyncedFileSystem(),
             clock=self.clock,
         )
-        self.reader = self.wal.reader()
+        self.reader = self.wal.follow()
         self.seen = 0
 
     @rule(value=VALUES, options=OPTIONS)

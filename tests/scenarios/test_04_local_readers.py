@@ -33,7 +33,7 @@ async def test_L5_a_reader_paused_while_10_000_records_pass_gets_them_all(
     log_directory: Path, paused_at: int
 ) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
-        reader = wal.reader()
+        reader = wal.follow()
         await wal.append_many([b"%05d" % n for n in range(1000)])
         seen = [(await anext(reader)).value for _ in range(paused_at)]
         for start in range(1000, 11_000, 500):
@@ -46,7 +46,7 @@ async def test_L5_a_reader_paused_while_10_000_records_pass_gets_them_all(
 async def test_L6_latest_readers_under_a_burst_get_all(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         await wal.append_many([b"old"] * 100)
-        readers = [wal.reader("latest") for _ in range(5)]
+        readers = [wal.follow("latest") for _ in range(5)]
         assert all(reader.position == 101 for reader in readers)
 
         async def follow(reader) -> list[bytes]:
@@ -74,7 +74,7 @@ async def test_readers_follow_across_rotations_seeks_and_restarts(log_directory:
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(produce())
-                reader = wal.reader(position, stop=400 * (round_ + 1) + 1)
+                reader = wal.follow(position, stop=400 * (round_ + 1) + 1)
                 async for record in reader:
                     seen.append(record.offset)
                     if record.offset % 97 == 0:
@@ -94,17 +94,17 @@ async def test_slow_and_fast_readers_of_every_kind_beside_producers(log_director
                     await wal.flush()
 
         async def by_record() -> list[int]:
-            return [record.offset async for record in wal.reader(stop=total + 1)]
+            return [record.offset async for record in wal.follow(stop=total + 1)]
 
         async def by_batch() -> list[int]:
             found: list[int] = []
-            async for batch in wal.reader(stop=total + 1).batches():
+            async for batch in wal.follow(stop=total + 1).batches():
                 found += range(batch.start, batch.limit)
                 await asyncio.sleep(0)
             return found
 
         async def by_fetch() -> list[int]:
-            reader, found = wal.reader(), []
+            reader, found = wal.follow(), []
             while len(found) < total:
                 batch = await reader.fetch(max_records=17, max_wait=0.01)
                 found += [record.offset for record in batch]

@@ -26,7 +26,7 @@ class Storm:
         self.delivered: list[int] = []
 
     async def run(self) -> None:
-        reader = self.wal.reader()
+        reader = self.wal.follow()
         tasks: list[asyncio.Task[None]] = []
         for n in range(300):
             name = b"%04d" % n

@@ -358,7 +358,7 @@ async def test_L14_cancelled_at_every_suspension(
     run, _, _ = CASES[name]
     directory, clock = scratch / "log", HastyClock()
     async with Wal.open(directory, settings=SETTINGS, fs=UnsyncedFileSystem(), clock=clock) as wal:
-        log = Log(wal, await wal.fence("me"), wal.reader(), clock)
+        log = Log(wal, await wal.fence("me"), wal.follow(), clock)
         await wal.append(b"first")
         tasks = asyncio.all_tasks()
         for nth in count(1):

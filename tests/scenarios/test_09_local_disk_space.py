@@ -46,7 +46,7 @@ async def append_until_refused(wal: Wal) -> DiskFullError:
 async def test_appends_stop_and_come_back_without_reopening(log_directory, clock, disk) -> None:
     async with Wal.open(log_directory, settings=WATCHED, fs=disk, clock=clock) as wal:
         await wal.append(b"first")
-        reader = wal.reader()
+        reader = wal.follow()
         disk.free = 300 * KIB
         error = await append_until_refused(wal)
         assert (error.outcome, error.retriable) == ("not_written", True)

@@ -310,7 +310,7 @@ async def test_S13_a_segment_that_cannot_be_unlinked_is_unlinked_later(
         await wal.rotate()
         assert not old.exists()
         with pytest.raises(WalError):
-            await wal.reader(1).fetch()
+            await wal.follow(1).fetch()
     async with Wal.open(log_directory, settings=SETTINGS) as wal:
         assert (await read_values(wal))[-1] == b"goes on"
 

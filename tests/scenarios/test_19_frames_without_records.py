@@ -73,7 +73,7 @@ async def test_there_are_such_frames_everywhere(log_directory: Path, wal: Wal) -
 async def test_readers_of_the_log(log_directory: Path, wal: Wal) -> None:
     assert wal._state.cache.start == 1
     check([batch async for batch in wal.reader(follow=False).batches()])
-    check([await wal.reader(start).fetch(max_records=1) for start in range(1, 4)], 1, 4)
+    check([await wal.follow(start).fetch(max_records=1) for start in range(1, 4)], 1, 4)
     wal._state.cache.clear()
     check([batch async for batch in wal.reader(follow=False).batches()])
     check([await wal.reader(follow=False).fetch(max_records=1000, max_bytes=1 << 30)])

@@ -102,7 +102,7 @@ async def test_a_log_cannot_be_used_in_a_child(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
         await wal.append(b"1")
         cursor = await wal.cursor("c")
-        reader = wal.reader()
+        reader = wal.follow()
         producer = wal.producer("p")
 
         async def use() -> None:
@@ -119,9 +119,9 @@ async def test_a_log_cannot_be_used_in_a_child(log_directory: Path) -> None:
                 lambda: wal.rotate(),
                 lambda: wal.flush(),
                 lambda: anext(reader),
-                lambda: anext(wal.reader("earliest")),
-                lambda: anext(wal.reader("latest")),
-                lambda: anext(wal.reader("latest", visibility="accepted")),
+                lambda: anext(wal.follow("earliest")),
+                lambda: anext(wal.follow("latest")),
+                lambda: anext(wal.follow("latest", visibility="accepted")),
                 lambda: wal.offset_at(0),
                 lambda: wal.timestamp_at(1),
                 lambda: wal.cursor("d"),
@@ -273,7 +273,7 @@ async def test_a_reader_of_another_process_cannot_be_used_in_a_child(log_directo
                     lambda: log.refresh(),
                     lambda: log.wait_limit(9),
                     lambda: log.read(1, 2, 1),
-                    lambda: anext(log.reader()),
+                    lambda: anext(log.follow()),
                     lambda: log.registers(),
                     lambda: log.cursor("c"),
                     lambda: log.aclose(),
@@ -291,7 +291,7 @@ async def test_a_connection_cannot_be_used_in_a_child(tmp_path: Path) -> None:
     """Nor does a child keep it from ending."""
     async with serving(tmp_path / "log") as served, served.connect() as remote:
         await remote.append(b"1")
-        waiting = asyncio.create_task(anext(remote.reader("latest")))
+        waiting = asyncio.create_task(anext(remote.follow("latest")))
         async with remote.transaction() as txn, remote.group("g", start="latest") as group:
             await txn.append(b"2")
 

@@ -48,7 +48,7 @@ COROUTINES: dict[str, Callable[[Wal], object]] = {
     "flush": lambda wal: wal.flush(),
     "rotate": lambda wal: wal.rotate(),
     "trim": lambda wal: wal.trim(1),
-    "read": lambda wal: anext(wal.reader()),
+    "read": lambda wal: anext(wal.follow()),
     "wait_durable": lambda wal: wal.wait_durable(1),
     "offset_at": lambda wal: wal.offset_at(0),
     "timestamp_at": lambda wal: wal.timestamp_at(1),
@@ -97,7 +97,7 @@ READONLY: dict[str, Callable[[ReadonlyWal], object]] = {
     "tail": lambda log: log.tail,
     "epoch": lambda log: log.epoch,
     "refresh": lambda log: log.refresh(),
-    "read": lambda log: anext(log.reader()),
+    "read": lambda log: anext(log.follow()),
     "wait_durable": lambda log: log.wait_durable(1),
     "offset_at": lambda log: log.offset_at(0),
     "timestamp_at": lambda log: log.timestamp_at(1),
@@ -506,7 +506,7 @@ async def half_read(
                 await writer.append_many(_VALUES)
             log = await stack.enter_async_context(CloudLog.open(url))
         reader = (
-            wal.reader(visibility="accepted") if kind == "accepted" else log.reader(follow=False)
+            wal.follow(visibility="accepted") if kind == "accepted" else log.reader(follow=False)
         )
         if how == "batches":
             assert len(await reader.fetch(max_records=2)) == 2

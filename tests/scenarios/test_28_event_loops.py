@@ -48,7 +48,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def test_a_local_log(run: Run, log_directory: Path) -> None:
     async def work() -> None:
         async with Wal.open(log_directory) as wal:
-            following = asyncio.create_task(anext(wal.reader("latest")))
+            following = asyncio.create_task(anext(wal.follow("latest")))
             await asyncio.sleep(0)
             assert await wal.append(b"first") == 1
             assert (await following).value == b"first"
@@ -56,7 +56,7 @@ def test_a_local_log(run: Run, log_directory: Path) -> None:
             async with wal.transaction(update={"a": "b"}) as transaction:
                 for number in range(1000):
                     await transaction.append(b"%d" % number)
-            waiting = asyncio.create_task(anext(wal.reader("latest")))
+            waiting = asyncio.create_task(anext(wal.follow("latest")))
             await asyncio.sleep(0)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -107,7 +107,7 @@ class Life:
     async def read(self) -> None:
         async with await open_soon(self.directory) as log:
             self.log = log
-            async for record in log.reader():
+            async for record in log.follow():
                 assert record.offset == len(self.records) + 1, "each once, in order"
                 self.records.append(record)
                 assert record.offset < log.limit
@@ -178,7 +178,7 @@ async def test_a_slow_reader_is_told_what_retention_took(tmp_path: Path) -> None
     child = await Child.start(directory, "fast", size=2000, retention_bytes=1)
     overtaken = 0
     async with ReadonlyWal.open(directory) as log:
-        reader = log.reader()
+        reader = log.follow()
         reader._read_bytes = 4096
         position = reader.position
         while overtaken < 2:
@@ -207,7 +207,7 @@ async def test_each_append_reaches_another_process_before_there_is_a_next_one(
     directory = tmp_path / "log"
     child = await Child.start(directory, "one", lanes=0, size=25)
     async with ReadonlyWal.open(directory) as log:
-        async for record in log.reader():
+        async for record in log.follow():
             if record.offset == 300:
                 break
             assert said(record) == b"one %d" % (record.offset - 1)
@@ -239,7 +239,7 @@ async def test_what_a_reader_saw_survives_a_power_failure(tmp_path: Path, seed: 
 
     async def read() -> None:
         async with ReadonlyWal.open(root / "log") as log:
-            async for record in log.reader():
+            async for record in log.follow():
                 seen.append(record)
 
     enough = chance.randrange(50, 600)

@@ -217,7 +217,7 @@ async def test_C9_no_reader_is_given_a_batch_without_its_records(
     """
     wal = await Wal.open(log_directory, settings=SMALL, fs=faulty)
     await wal.append(b"first")
-    reader = wal.reader(2, visibility="accepted")
+    reader = wal.follow(2, visibility="accepted")
     faulty.fail("pwrite", error=errno.EIO)
     with faulty.hold("pwrite") as hold:
         wal.append_nowait(b"being written")
@@ -243,7 +243,7 @@ async def test_C10_an_offset_that_was_read_is_not_used_again(
     """Danube: readers see and acknowledge records that a crash takes back, then others at the offset."""
     wal = await Wal.open(log_directory, settings=SMALL, fs=faulty)
     await wal.append(b"kept")
-    reader = wal.reader()
+    reader = wal.follow()
     assert (await anext(reader)).value == b"kept"
     faulty.fail("datasync", error=errno.EIO)
     with pytest.raises(WalError):
@@ -256,7 +256,7 @@ async def test_C10_an_offset_that_was_read_is_not_used_again(
     async with Wal.open(log_directory, settings=SMALL) as again:
         assert again.tail >= 2
         await again.append(b"next")
-        follower = again.reader(reader.position)
+        follower = again.follow(reader.position)
         seen = [(await anext(follower)).value for _ in range(again.tail - 2)]
         assert seen[-1] == b"next"
         assert seen in ([b"next"], [b"may be lost", b"next"])

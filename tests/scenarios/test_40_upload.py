@@ -304,7 +304,7 @@ async def test_one_reader_through_all_tiers_while_they_change(log_directory: Pat
         await until(lambda: wal.statistics().local_head > 1)
 
         async def read_slowly() -> None:
-            async for record in wal.reader():
+            async for record in wal.follow():
                 seen.append(record.value)
                 if record.offset % 100 == 0:  # let the others get ahead
                     await wal.wait_durable(min(record.offset, wal.tail - 1), "cloud")

@@ -217,7 +217,7 @@ async def test_after_a_collection_it_begins_where_the_bucket_begins(tmp_path: Pa
         assert await read_all(wal) == expected[head - 1 :]
         assert await wal.append(b"next", durability="cloud") == 401
         with pytest.raises(OffsetTrimmedError):
-            async with wal.reader(1) as reader:
+            async with wal.follow(1) as reader:
                 await anext(reader)
     for stop in (head - 1, 1):
         with pytest.raises(OffsetTrimmedError):

@@ -157,7 +157,7 @@ async def test_without_its_tier_the_rest_is_still_a_log(log_directory: Path, sto
         assert wal.head == head
         assert await read_values(wal) == EXPECTED[head - 1 :]
         with pytest.raises(OffsetTrimmedError):
-            await anext(wal.reader(1))
+            await anext(wal.follow(1))
         await wal.append(b"more")
     async with Wal.open(log_directory, settings=SMALL_LOG, tier=tier(store)) as wal:
         assert wal.head == 1
@@ -220,7 +220,7 @@ async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path,
 
         async def by_record(pause: int) -> list[bytes]:
             found = []
-            async for record in wal.reader(stop=total + 1):
+            async for record in wal.follow(stop=total + 1):
                 found.append(record.value)
                 if record.offset % 50 == 0:
                     await turns(pause)
@@ -228,7 +228,7 @@ async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path,
 
         async def by_batch() -> list[bytes]:
             found: list[bytes] = []
-            async for batch in wal.reader(stop=total + 1).batches():
+            async for batch in wal.follow(stop=total + 1).batches():
                 found += batch.values
                 await turns(20)
             return found
@@ -236,7 +236,7 @@ async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path,
         async def backwards() -> list[bytes]:
             """Seek to older and older places, wherever they lie by now."""
             await until(lambda: wal.durable_limit > 300)
-            reader, found = wal.reader(), []
+            reader, found = wal.follow(), []
             for start in range(291, 0, -10):
                 reader.seek(start)
                 found[:0] = [(await anext(reader)).value for _ in range(10)]

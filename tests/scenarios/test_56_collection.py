@@ -123,7 +123,7 @@ class Crowd:
 
     async def read(self) -> None:
         async with cloud_log(self.store, LeapClock()) as log:
-            reader = log.reader(stop=self.records + 1, follow=True)
+            reader = log.follow(stop=self.records + 1)
             async for record in reader:
                 self.seen.append(int(record.value))
                 if record.offset % 5 == 0:

@@ -69,7 +69,7 @@ async def test_following_a_log_in_a_bucket(tmp_path: Path, s3_url: str) -> None:
     async with Wal.open(tmp_path / "a", tier=CloudTier(s3_url, settings=SMALL)) as wal:
         await wal.append(b"1", durability="cloud")
         async with CloudLog.open(s3_url) as log, asyncio.timeout(60):
-            reader = log.reader(follow=True)
+            reader = log.follow()
             assert (await anext(reader)).value == b"1"
             following = asyncio.create_task(anext(reader))
             await wal.append(b"2", durability="cloud")

@@ -199,7 +199,7 @@ class Clients:
             self.acknowledged[number] += 1
 
     async def follow(self, remote: RemoteWal) -> None:
-        async for record in remote.reader():
+        async for record in remote.follow():
             self.seen.append(record.value)
 
     async def more(self, leader: Machine, machines: list[Machine]) -> None:

@@ -74,7 +74,7 @@ async def test_an_append_to_memory_waits_for_nothing(wal: Wal, disk: FaultyFileS
 
 
 async def test_a_reader_that_keeps_up_reads_no_file(wal: Wal, disk: FaultyFileSystem) -> None:
-    async with wal.reader(wal.tail) as reader:
+    async with wal.follow(wal.tail) as reader:
 
         async def append_and_read() -> None:
             for number in range(100):

@@ -162,7 +162,7 @@ async def test_what_an_outbox_forwards_is_there_once_and_in_order(tmp_path: Path
         async with connect(
             cluster.addresses, log="shop", connect_seconds=60, reconnect_seconds=60
         ) as remote:
-            reader = remote.reader()
+            reader = remote.follow()
 
             async def more() -> None:
                 goal = len(values) + chance.randrange(1, 300)
@@ -216,7 +216,7 @@ async def read_on(cluster: Cluster, values: list[bytes], goal: int) -> None:
     """Read until there are so many values, or the connection is lost for good."""
     try:
         async with connect_readonly(cluster.addresses, log="theirs", connect_seconds=20) as log:
-            async for record in log.reader(len(values) + 1):
+            async for record in log.follow(len(values) + 1):
                 values.append(record.value)
                 if len(values) >= goal:
                     return

@@ -14,7 +14,7 @@ async def follow(stage: Stage, name: str, visibility: str = "durable") -> None:
     """Follow the log with ``async for``, fetch or batches, from anywhere, until it closes."""
     wal, random = stage.wal, stage.random
     start = random.choice(["earliest", "earliest", "latest", random.randint(wal.head, wal.tail)])
-    reader = wal.reader(start, visibility=visibility)  # type: ignore[arg-type]
+    reader = wal.follow(start, visibility=visibility)  # type: ignore[arg-type]
     sight = Sight(stage, name, keeps=visibility == "durable" and stage.keeps)
     style = random.choice(["each", "fetch", "batches"])
     while not stage.wal.is_closing:

@@ -251,7 +251,7 @@ class ReadingProgram:
 
     async def _read(self, log: ReadonlyWal) -> None:
         stage = self._stage
-        reader = log.reader("earliest")
+        reader = log.follow("earliest")
         sight = Sight(stage, self._process.name, keeps=stage.keeps)
         while True:
             position = reader.position

@@ -162,7 +162,7 @@ async def follow(scene: Scene, log: int, descriptor: int) -> None:
         start: int | str = "earliest"
         while True:
             try:
-                async for record in wal.reader(start):
+                async for record in wal.follow(start):
                     op, _, place = record.value.split(b" ", 1)[0].partition(b"/")
                     say(["saw", record.offset, int(op), int(place)])
             except OffsetTrimmedError as error:

@@ -67,7 +67,7 @@ def test_all_of_it(log: BlockingLog) -> None:
     assert reader.position == 105
     reader.seek(104)
     assert list(reader.fetch(max_wait=0).values) == [b"d"]
-    assert len(log.reader("latest").fetch(max_wait=0.01)) == 0
+    assert len(log.follow("latest").fetch(max_wait=0.01)) == 0
 
     cursor, other = log.cursor("c"), log.cursor("c")
     cursor.commit(50)
@@ -133,7 +133,7 @@ def forever(call: Callable[[], object], begun: threading.Event) -> None:
 def close_beside_calls(log: BlockingLog) -> None:
     """Close a log from three threads while others wait for something, or ask again and again."""
     log.append(b"v")
-    cursor, group, reader = log.cursor("c"), log.group("g"), log.reader()
+    cursor, group, reader = log.cursor("c"), log.group("g"), log.follow()
 
     def commit() -> None:
         with log.transaction() as transaction:
@@ -154,7 +154,7 @@ def close_beside_calls(log: BlockingLog) -> None:
     group.__enter__()
     begun = {name: threading.Event() for name in busy}
     threads = [begin(partial(forever, busy[name], begun[name]), ended, name) for name in busy]
-    threads.append(begin(log.reader("latest", stream="none").fetch, ended, "waiting"))
+    threads.append(begin(log.follow("latest", stream="none").fetch, ended, "waiting"))
     assert all(event.wait(20) for event in begun.values())
     threads += [begin(log.close, ended, f"close {number}") for number in range(3)]
     for thread in threads:

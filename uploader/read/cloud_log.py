@@ -193,11 +193,11 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         *,
         stop: int | None = None,
         stream: str | None = None,
-        follow: bool = False,
+        follow: bool | None = None,
         prefetch: int = PREFETCH_BYTES,
         verify: bool = False,
     ) -> Reader:
-        """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
+        """Return a reader; options as :meth:`walstore.Wal.reader`. It ends at :attr:`limit`.
 
         The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch``
         bytes of memory (estimated), and at most 16. 0 fetches each fragment on demand. With ``verify``
@@ -205,9 +205,38 @@ class CloudLog(CloudGroups, ReadableLog, MustClose):
         otherwise page checksums, lengths and offsets are checked. With ``stream``, fragments whose footer
         rules out the stream are not fetched.
 
-        With ``follow`` it reads the manifest again, first after 0.1 s, then less and less often, down to
-        every 2 s, while nothing new appears. Readers that wait at the same time share the result.
+        ``follow=True`` makes it a reader as of :meth:`follow`, for programs that choose at run time.
         """
+        return self._read(
+            start, stop, stream, follow=bool(follow), prefetch=prefetch, verify=verify
+        )
+
+    def follow(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        prefetch: int = PREFETCH_BYTES,
+        verify: bool = False,
+    ) -> Reader:
+        """Return a reader that waits for new records at the end; options as :meth:`reader`.
+
+        It reads the manifest again, first after 0.1 s, then less and less often, down to every 2 s, while
+        nothing new appears. Readers that wait at the same time share the result. Of a sealed log it ends.
+        """
+        return self._read(start, stop, stream, follow=True, prefetch=prefetch, verify=verify)
+
+    def _read(
+        self,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
+        *,
+        follow: bool,
+        prefetch: int = PREFETCH_BYTES,
+        verify: bool = False,
+    ) -> Reader:
         if prefetch < 0:
             raise ValueError(f"prefetch must not be negative, not {prefetch}")
         ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)

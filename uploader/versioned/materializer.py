@@ -229,7 +229,7 @@ class Materializer:
             offsets.check_head(upper)
         self._due = upper
         await self._commit_due()
-        return upper, log.reader(max(upper, offsets.head), follow=True)
+        return upper, log.follow(max(upper, offsets.head))
 
 
 class _PendingAppend(NamedTuple):

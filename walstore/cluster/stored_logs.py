@@ -103,7 +103,7 @@ class StoredLog:
         """Look again what there is."""
         await self._log.refresh()
 
-    def reader(self, start: int, *, stop: int | None = None) -> Reader:
+    def follow(self, start: int, *, stop: int | None = None) -> Reader:
         """Return a reader, which the answer to one request is read with."""
         return Reader(self, start=start, stop=stop)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from walstore.core.batches.batch import Batch
 from walstore.core.format.claims import Claims
+from walstore.core.runtime.ready_answer import ReadyAnswer
 from walstore.core.runtime.statistics import UploadStatistics
 from walstore.errors import WalError
 
@@ -153,9 +154,7 @@ class Extent(NamedTuple):
     """Of a segment, its file in the log's directory; else the object's key below the tier's URL."""
 
 
-class LogExtents(NamedTuple):
-    """Where the records of a log are. May be awaited, as that of a served log is."""
-
+class _Extents(NamedTuple):
     segments: Sequence[Extent]
     """The files on this disk, oldest first; the last is the one that is written."""
     stored: Sequence[Extent]
@@ -165,9 +164,11 @@ class LogExtents(NamedTuple):
     tier_url: str | None = None
     """Where the stored objects are: their names are keys below it. None without a tier."""
 
-    def __await__(self) -> Generator[Any, None, LogExtents]:
-        yield from ()
-        return self
+
+class LogExtents(ReadyAnswer["LogExtents"], _Extents):
+    """Where the records of a log are. May be awaited, as that of a served log is."""
+
+    __slots__ = ()
 
 
 @runtime_checkable

@@ -347,7 +347,7 @@ class Stream:
         """Wait until there are records from ``start`` on, or the stream has ended, or time is up."""
         if self.tail > start or self.has_ended:
             return
-        reader = self.wal.reader(start - self._shift)
+        reader = self.wal.follow(start - self._shift)
         waiting = asyncio.timeout(seconds)
         try:
             async with waiting:

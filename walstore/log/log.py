@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from walstore.core.faces.append_face import AppendFace
-from walstore.core.faces.readable_log import ReadableLog
+from walstore.core.faces.readable_log import ReadableLog, follow_or_warn
 from walstore.core.format.ledger import StreamInfo
 from walstore.core.read.reader import Reader, ReadGuard, ReadSource
 from walstore.core.runtime.ready_answer import ReadyAnswer
@@ -19,7 +19,9 @@ from walstore.positions.groups.group_mixin import GroupMixin
 from walstore.records import Start
 
 
-class StreamsOfLog(dict[str, StreamInfo], ReadyAnswer):
+class StreamsOfLog(  # type: ignore[misc]  # a dict has no hash, and gather() needs one
+    ReadyAnswer["StreamsOfLog"], dict[str, StreamInfo]
+):
     """The streams of a log by name."""
 
 
@@ -41,15 +43,15 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
         """Every offset below it is on disk."""
 
     @abstractmethod
-    def streams(self) -> Awaitable[Mapping[str, StreamInfo]]:
+    def streams(self) -> Coroutine[Any, Any, Mapping[str, StreamInfo]]:
         """Await every stream that was opened or appended to, by name, in the order of opening."""
 
     @abstractmethod
-    def statistics(self) -> Awaitable[Statistics]:
+    def statistics(self) -> Coroutine[Any, Any, Statistics]:
         """Await a snapshot of the log's counters."""
 
     @abstractmethod
-    def extents(self) -> Awaitable[LogExtents]:
+    def extents(self) -> Coroutine[Any, Any, LogExtents]:
         """Await which file or object holds which records, and what keeps the oldest from deletion."""
 
     @property
@@ -63,21 +65,50 @@ class Log(ReadableLog, AppendFace, CursorMixin, GroupMixin):
         *,
         stop: int | None = None,
         stream: str | None = None,
-        follow: bool = True,
+        follow: bool | None = None,
         visibility: Literal["durable", "accepted"] = "durable",
     ) -> Reader:
-        """Return a reader of durable records.
+        """Return a reader of the durable records that are there; :meth:`follow` also waits for new ones.
 
         ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
-        aware datetime: the first record at or after it, waiting for it if that time has not come. ``stop``
-        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
-        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
+        aware datetime: the first record at or after it. ``stop`` is an exclusive last offset. The iteration
+        ends there, or at the durable limit seen when it is reached. ``stream`` delivers only the records
         of that stream; those of a served log are picked out at the client, so the others' travel, too.
 
         With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
         lowest latency: before their sync, so a crash may lose records that were read, and other records
         may get their offsets. The time of a record appended without one is then not final.
+
+        ``follow=True`` makes it a reader as of :meth:`follow`, for programs that choose at run time. Say
+        ``follow=False`` in this version: left out, it still means True, with a DeprecationWarning.
         """
+        follows = follow_or_warn(follow=follow)
+        return self._read(start, stop, stream, follow=follows, visibility=visibility)
+
+    def follow(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
+        """Return a reader that waits for new records at the end of the log.
+
+        The arguments are those of :meth:`reader`. With ``stop`` it ends there, once there are records up to
+        it. A ``start`` in the future waits for the first record of that time.
+        """
+        return self._read(start, stop, stream, follow=True, visibility=visibility)
+
+    def _read(
+        self,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
+        *,
+        follow: bool,
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
         if visibility not in ("durable", "accepted"):
             raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
         reader = Reader(

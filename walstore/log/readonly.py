@@ -53,8 +53,9 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
     from another thread or event loop they raise WrongLoopError, in a forked child WalClosedError.
     ``head``, ``limit`` and ``tail`` are looked up in the writer's files at each access; none of them
     ever goes back. Only records on local disk are read, not those that the writer has shipped to a
-    cloud tier and deleted here. Holds one thread, two descriptors and no lock. It follows a directory
-    that is moved, and never reads another one that takes its place.
+    cloud tier and deleted here. Readers continue through rotations and restarts of the writer, and raise
+    OffsetTrimmedError once it has deleted the next record to read. Holds one thread, two descriptors and no
+    lock. It follows a directory that is moved, and never reads another one that takes its place.
     """
 
     @classmethod
@@ -206,19 +207,14 @@ class ReadonlyWal(CursorMixin, ReadableLog, MustClose):
 
     # -- reading -----------------------------------------------------------------------------
 
-    def reader(
+    def _read(
         self,
-        start: Start | str | int | datetime = Start.EARLIEST,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
         *,
-        stop: int | None = None,
-        stream: str | None = None,
-        follow: bool = True,
+        follow: bool,
     ) -> Reader:
-        """Return a reader of durable records; options as :meth:`walstore.Wal.reader`.
-
-        It raises OffsetTrimmedError once the writer has deleted the next record to read, and continues
-        through rotations and restarts of the writer.
-        """
         return Reader(
             self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
         )

@@ -287,7 +287,8 @@ class Wal(OwnedGroups, Log):
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
         Includes streams whose first record is accepted and not yet durable. The dict may be used at
-        once, or be awaited, as that of a served log is. May be called on any thread, also after closing.
+        once, or as the coroutine that it is of a served log: awaited, or given to ``asyncio.gather`` or
+        ``create_task``. May be called on any thread, also after closing.
         """
         return StreamsOfLog(self._channel.ledger.streams)
 
@@ -384,7 +385,7 @@ class Wal(OwnedGroups, Log):
         return head if head < self._state.head else None
 
     def statistics(self) -> Statistics:
-        """Return a snapshot of the log's counters, to be used at once or awaited, as that of a served log is.
+        """Return a snapshot of the log's counters, to be used at once, or as a coroutine, as :meth:`streams`.
 
         May be called on any thread, also after closing.
         """
@@ -445,7 +446,7 @@ class Wal(OwnedGroups, Log):
     def extents(self) -> LogExtents:
         """Return which file or object holds which records, and what keeps the oldest from deletion.
 
-        To be used at once, or awaited, as that of a served log is.
+        To be used at once, or as a coroutine, as :meth:`streams`.
         """
         engine = self._engine
         url = None if engine.tier is None else engine.tier.url

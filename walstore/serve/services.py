@@ -154,7 +154,7 @@ class LogService:
         self, position: int, stop: int | None, shown: str, wait: float
     ) -> Reader | None:
         """As of :class:`Service`."""
-        return self._wal.reader(
+        return self._wal.follow(
             position, stop=stop, visibility="accepted" if shown == "accepted" else "durable"
         )
 
@@ -211,7 +211,7 @@ class ReadService(Generic[_LogT]):
         self, position: int, stop: int | None, shown: str, wait: float
     ) -> Reader | None:
         """As of :class:`Service`."""
-        return self._log.reader(position, stop=stop)
+        return self._log.follow(position, stop=stop)
 
     def limits(self, shown: str) -> list[Any]:
         """As of :class:`Service`."""
@@ -235,7 +235,7 @@ class CopyService(ReadService[CopyLog]):
                     await log.wait_limit(position + 1)
             if position > log.visible_limit:
                 return None
-        return log.reader(position, stop=stop)
+        return log.follow(position, stop=stop)
 
 
 class StoredService(ReadService[StoredLog]):
@@ -253,7 +253,7 @@ class StoredService(ReadService[StoredLog]):
     ) -> Reader | None:
         """As of :class:`Service`."""
         log = self._log
-        return log.reader(position, stop=stop) if await log.wait_more(position, wait) else None
+        return log.follow(position, stop=stop) if await log.wait_more(position, wait) else None
 
     async def aclose(self, *, is_told: bool = False) -> None:
         """As of :class:`Service`."""

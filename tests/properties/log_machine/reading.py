@@ -28,7 +28,7 @@ class Readers(Running):
     )
     def make_reader(self, stream: str | None, accepted: bool, start: str) -> None:
         visibility = "accepted" if accepted else "durable"
-        reader = self.wal.reader(start, stream=stream, visibility=visibility)
+        reader = self.wal.follow(start, stream=stream, visibility=visibility)
         if start == "earliest":
             assert reader.position == self.head
         self.readings = [
@@ -104,7 +104,7 @@ class Readers(Running):
         visible = self.wal.visible_limit
         records = self.run(read_all(self.wal))
         check_contiguous(records, self.head)
-        whole = Reading(self.wal.reader(), self.head)
+        whole = Reading(self.wal.follow(), self.head)
         limit = self.head + len(records)
         assert limit >= visible
         whole.reader.seek(limit)

@@ -72,7 +72,7 @@ async def follow(scene: Scene) -> None:
 
 
 async def _follow(scene: Scene, log: CloudLog, start: int | str, records: int) -> None:
-    async with log.reader(start, follow=True) as reader:
+    async with log.follow(start) as reader:
         while records > 0:
             position = reader.position
             try:

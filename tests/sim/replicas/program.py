@@ -219,14 +219,14 @@ class PrimaryProgram:
         await wal.refresh()
         now = wal.visible_limit
         start = max(wal.head, now - self.random.randrange(5))
-        async with wal.reader(start, stop=now) as reader:
+        async with wal.follow(start, stop=now) as reader:
             self.history.calls.saw(start, [record.value async for record in reader], begin)
         return now
 
     async def _read(self, wal: Wal) -> None:
         """Follow the log: what a reader sees stays."""
         try:
-            async with wal.reader() as reader:
+            async with wal.follow() as reader:
                 while True:
                     batch = await reader.fetch(max_wait=3.0)
                     if not len(batch):

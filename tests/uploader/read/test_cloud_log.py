@@ -273,7 +273,7 @@ async def test_nobody_reads_nothing_is_asked(log, store, clock) -> None:
 
 async def test_following_asks_less_and_less_often(log, store, clock) -> None:
     """At first after 0.1 s, then at longer and longer intervals, at most 2 s."""
-    reader = log.reader("latest", follow=True)
+    reader = log.follow("latest")
     reading = asyncio.create_task(anext(reader))
     asked = []
     before = store.requests
@@ -297,7 +297,7 @@ async def test_following_asks_less_and_less_often(log, store, clock) -> None:
 
 
 async def test_after_something_new_it_asks_soon_again(log, store, clock) -> None:
-    reader = log.reader("latest", follow=True)
+    reader = log.follow("latest")
     for number in (4, 5):
         reading = asyncio.create_task(reader.fetch(max_records=100))
         for _ in range(1000):
@@ -317,7 +317,7 @@ async def test_after_something_new_it_asks_soon_again(log, store, clock) -> None
 
 
 async def test_readers_that_wait_together_ask_once(log, store, clock) -> None:
-    readers = [log.reader("latest", follow=True) for _ in range(50)]
+    readers = [log.follow("latest") for _ in range(50)]
     async with asyncio.TaskGroup() as group:
         reading = [group.create_task(anext(reader)) for reader in readers]
         await clock.wait_for_sleepers(50)
@@ -333,7 +333,7 @@ async def test_readers_that_wait_together_ask_once(log, store, clock) -> None:
 
 
 async def test_a_fault_while_following_loses_nothing(log, store, clock) -> None:
-    reader = log.reader(25, follow=True)
+    reader = log.follow(25)
     store.on("get", fail(timeout("not_written")))
     found = []
     ticking = asyncio.create_task(_tick(clock))
@@ -354,7 +354,7 @@ async def _tick(clock: ManualClock) -> None:
 
 
 async def test_waiting_ends_in_time(log, store, clock) -> None:
-    reader = log.reader("latest", follow=True)
+    reader = log.follow("latest")
     batch = await reader.fetch(max_wait=0.01)
     assert (len(batch), batch.start) == (0, 31)
     assert store.requests == 1
@@ -550,7 +550,7 @@ async def test_readers_under_way_end_when_it_closes(log, store, clock) -> None:
     release, reached = asyncio.Event(), asyncio.Event()
     store.on("get_range", faults.hang(release, reached))
     reading = asyncio.create_task(contents(log))
-    following = asyncio.create_task(anext(log.reader("latest", follow=True)))
+    following = asyncio.create_task(anext(log.follow("latest")))
     await reached.wait()
     await clock.wait_for_sleepers()
     await log.aclose()

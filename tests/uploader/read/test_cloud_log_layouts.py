@@ -67,7 +67,7 @@ async def test_everything_that_a_log_offers(written) -> None:
 async def test_following(written, clock) -> None:
     root, store = written
     async with cloud_log(store, clock) as log:
-        reading = asyncio.create_task(anext(log.reader("latest", follow=True)))
+        reading = asyncio.create_task(anext(log.follow("latest")))
         await clock.wait_for_sleepers()
         before = store.requests
         clock.advance(0.1)

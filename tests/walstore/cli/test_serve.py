@@ -95,7 +95,7 @@ async def test_both_protocols_stop_at_once(tmp_path: Path) -> None:
         ):
             async with session.put(stream, data=b"v") as answer:
                 assert answer.status == 201
-            own = remote.reader(await remote.append(b"w") + 1)
+            own = remote.follow(await remote.append(b"w") + 1)
             waiting = [
                 asyncio.ensure_future(session.get(f"{stream}?offset=now&live=long-poll")),
                 asyncio.ensure_future(anext(own)),

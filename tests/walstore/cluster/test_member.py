@@ -295,7 +295,7 @@ async def test_plain_appends_under_way_are_answered_before_a_log_moves(cluster: 
                 done.append(await remote.append(b"v"))
 
         async def follow() -> None:
-            async with remote.reader() as reader:
+            async with remote.follow() as reader:
                 async for record in reader:
                     seen.append(record.offset)
 

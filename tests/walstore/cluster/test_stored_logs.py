@@ -96,7 +96,7 @@ async def test_readers_follow_what_others_append(cluster: Machines, theirs: Wal,
     got: list[bytes] = []
 
     async def follow(log: RemoteReadonlyWal) -> None:
-        async with log.reader("latest") as reader:
+        async with log.follow("latest") as reader:
             async for record in reader:
                 got.append(record.value)
 
@@ -123,7 +123,7 @@ async def test_a_reader_goes_on_at_another_machine(
     await known(cluster)
     async with (
         connect_readonly(places(cluster), log="orders") as log,
-        log.reader(follow=True) as reader,
+        log.follow() as reader,
     ):
         assert (await anext(reader)).value == b"1"
         used = next(one for one in cluster.all if one.address == log.address)
@@ -155,7 +155,7 @@ async def test_it_is_suspended_and_taken_out_under_its_readers(
     await known(cluster)
 
     async def follow(log: RemoteReadonlyWal) -> None:
-        async with log.reader("latest") as reader:
+        async with log.follow("latest") as reader:
             await anext(reader)
 
     async with connect_readonly(places(cluster), log="orders") as log:
@@ -187,7 +187,7 @@ async def test_a_sealed_log_keeps_nobody_busy(cluster: Machines, url: str) -> No
         assert await values(log) == [b"1"]
         server = cluster.all[0].server
         assert server is not None
-        async with log.reader("latest") as reader:
+        async with log.follow("latest") as reader:
             waiting = asyncio.ensure_future(anext(reader))
             await until(lambda: server.requests_in_progress > 0)
             asked = server.figures.requests["read"]

@@ -78,7 +78,7 @@ async def suspend(machines: Machines) -> None:
 
 
 async def follow(remote: RemoteWal, got: list[bytes]) -> None:
-    async with remote.reader() as reader:
+    async with remote.follow() as reader:
         async for record in reader:
             got.append(record.value)
 

@@ -386,7 +386,7 @@ async def test_a_copy_of_an_earlier_time_is_not_read(cluster: Machines) -> None:
     with pytest.raises(LogNotFoundError, match="on other machines"):
         await connect_readonly(given_up.address, log="orders")
     async with connect_readonly([one.address for one in cluster.all], log="orders") as log:
-        assert (await anext(log.reader())).value == b"one"
+        assert (await anext(log.follow())).value == b"one"
     with pytest.raises(LogNotFoundError, match="no such log"):
         await connect_readonly(given_up.address, log="no")
 

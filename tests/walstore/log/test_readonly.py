@@ -101,9 +101,9 @@ async def test_offsets_outside_are_refused(log_directory: Path) -> None:
     await fill(log_directory, 3)
     async with ReadonlyWal.open(log_directory) as log:
         with pytest.raises(OffsetNotWrittenError):
-            await anext(log.reader(6))
+            await anext(log.follow(6))
         with pytest.raises(OffsetTrimmedError):
-            await anext(log.reader(0))
+            await anext(log.follow(0))
         for offset, error in ((0, OffsetTrimmedError), (4, OffsetNotWrittenError)):
             with pytest.raises(error):
                 await log.timestamp_at(offset)
@@ -118,7 +118,7 @@ async def test_it_follows_through_rotations_and_restarts(log_directory: Path) ->
     for life in range(1, 4):
         async with Wal.open(log_directory, settings=SMALL) as wal:
             log = log or await ReadonlyWal.open(log_directory)
-            reader = reader or log.reader()
+            reader = reader or log.follow()
             for step in range(20):
                 for _at in range(10):
                     expected.append(len(expected))
@@ -139,7 +139,7 @@ async def test_it_follows_through_rotations_and_restarts(log_directory: Path) ->
 async def test_visible_is_durable(log_directory: Path, faulty: FaultyFileSystem) -> None:
     """A record is there the moment its sync has returned, and not before."""
     async with Wal.open(log_directory, fs=faulty) as wal, ReadonlyWal.open(log_directory) as log:
-        reading = asyncio.create_task(anext(log.reader("latest")))
+        reading = asyncio.create_task(anext(log.follow("latest")))
         with faulty.hold("datasync") as hold:
             offset = wal.append_nowait(b"value")
             await hold.wait_entered()
@@ -159,7 +159,7 @@ async def test_what_syncing_is_left_to_the_system_for_is_seen_once_written(
         Wal.open(log_directory, settings=SMALL.replace(sync="os")) as wal,
         ReadonlyWal.open(log_directory) as log,
     ):
-        reader = log.reader()
+        reader = log.follow()
         for at in range(200):
             await wal.append(b"%d" % at + bytes(500), durability="memory")
             assert numbers([await anext(reader)]) == [at]
@@ -171,7 +171,7 @@ async def test_large_transactions_come_whole(log_directory: Path) -> None:
         Wal.open(log_directory, settings=settings) as wal,
         ReadonlyWal.open(log_directory) as log,
     ):
-        reader = log.reader()
+        reader = log.follow()
         for life in range(4):
             if life % 2:
                 await wal.append(b"between")
@@ -189,7 +189,7 @@ async def test_changes_without_records_are_passed_over(log_directory: Path) -> N
     """Registers and streams make frames and segments that hold no record."""
     async with Wal.open(log_directory, settings=SMALL) as wal:
         async with ReadonlyWal.open(log_directory) as log:
-            reader = log.reader()
+            reader = log.follow()
             for at in range(60):
                 for _ in range(5):
                     async with wal.transaction(update={f"register {at % 7}": "x" * 900}):
@@ -207,7 +207,7 @@ async def test_latest_is_the_next_to_become_durable(log_directory: Path) -> None
         Wal.open(log_directory, settings=SMALL) as wal,
         ReadonlyWal.open(log_directory) as log,
     ):
-        reader = log.reader("latest")
+        reader = log.follow("latest")
         reading = asyncio.create_task(anext(reader))
         await until(lambda: log.is_polling)
         await wal.append(b"50")
@@ -219,8 +219,8 @@ async def test_who_waits_reads_on_where_the_cell_said(log_directory: Path, fault
     async with Wal.open(log_directory, settings=SMALL) as wal:
         await wal.append_many([bytes(100)] * 200)
         async with ReadonlyWal.open(log_directory, fs=faulty) as log:
-            await anext(log.reader())  # reads the segment's header, once
-            reader = log.reader("latest")
+            await anext(log.follow())  # reads the segment's header, once
+            reader = log.follow("latest")
             for _ in range(10):
                 reading = asyncio.create_task(anext(reader))
                 await until(lambda: log.is_polling)
@@ -237,7 +237,7 @@ async def test_several_readers_at_once(log_directory: Path) -> None:
     await fill(log_directory, 7)
     async with Wal.open(log_directory, settings=SMALL) as wal:
         async with ReadonlyWal.open(log_directory) as log, asyncio.TaskGroup() as tasks:
-            reading = [tasks.create_task(_take(log.reader(start), 300)) for start in range(1, 9)]
+            reading = [tasks.create_task(_take(log.follow(start), 300)) for start in range(1, 9)]
             for at in range(7, 307):
                 await wal.append(b"%d" % at + bytes(at * 5), durability="memory")
                 if at % 10 == 0:
@@ -267,12 +267,12 @@ async def test_what_was_remembered_wrongly_is_forgotten(log_directory: Path) -> 
         files = log._files
         sealed, last = files._ordered[0], files._ordered[-1]
         files._note(50, log_files_module.BatchPlace(sealed.start, 777))
-        assert numbers([await anext(log.reader(50))]) == [49]
+        assert numbers([await anext(log.follow(50))]) == [49]
         assert last.index is not None
         last.index.positions.append(1001)
         last.index.starts.append(last.start)
         last.index.timestamps_us.append(1)
-        assert numbers([await anext(log.reader(last.start + 1))]) == [last.start]
+        assert numbers([await anext(log.follow(last.start + 1))]) == [last.start]
         last.index.positions[-1] = 1001
         time = await log.timestamp_at(100)
         assert await log.offset_at(time) <= 100
@@ -286,7 +286,7 @@ async def test_a_future_time_is_waited_for(log_directory: Path, clock: ManualClo
     ):
         await wal.append(b"old")
         moment = from_timestamp_us(clock.now_us()) + timedelta(hours=1)
-        reading = asyncio.create_task(anext(log.reader(moment)))
+        reading = asyncio.create_task(anext(log.follow(moment)))
         await until(lambda: log.is_polling)
         await wal.append(b"too early")
         await wal.append_many([b"early, too"] * 3)

@@ -35,14 +35,14 @@ async def test_removed_records_are_trimmed_and_never_a_gap(log_directory: Path) 
             await wal.append(b"%d" % at + bytes(1000), durability="memory")
         await wal.flush()
         async with ReadonlyWal.open(log_directory) as log:
-            reader = log.reader()
-            slow = log.reader()
+            reader = log.follow()
+            slow = log.follow()
             slow._read_bytes = 4096
             await anext(slow)
             assert numbers([await anext(reader) for _ in range(150)]) == list(range(150))
             head = await drop_before(wal, 120)
             assert 1 < head <= 120
-            assert (log.head, log.reader().position) == (head, head)
+            assert (log.head, log.follow().position) == (head, head)
             assert numbers([await anext(reader) for _ in range(50)]) == list(range(150, 200))
             with pytest.raises(OffsetTrimmedError) as found:
                 while True:
@@ -60,7 +60,7 @@ async def test_the_way_out_of_a_trim_needs_no_cell(log_directory: Path) -> None:
         await wal.append_many([bytes(1000)] * 60)
     (log_directory / CELL_FILE_NAME).unlink()
     async with ReadonlyWal.open(log_directory) as log:
-        reader = log.reader()
+        reader = log.follow()
         async with Wal.open(log_directory, settings=SMALL) as wal:
             for _ in range(20):
                 await wal.append_many([bytes(1000)] * 60)
@@ -81,14 +81,14 @@ async def test_a_file_removed_during_the_read_is_trimmed(
         await wal.flush()
         async with ReadonlyWal.open(log_directory, fs=faulty) as log:
             hold = faulty.hold("open", name="*.wal")
-            reading = asyncio.create_task(anext(log.reader()))
+            reading = asyncio.create_task(anext(log.follow()))
             await hold.wait_entered()
             head = await drop_before(wal, 120)
             hold.release()
             with pytest.raises(OffsetTrimmedError) as found:
                 await reading
             assert (found.value.requested, found.value.head) == (1, head)
-            assert numbers([await anext(log.reader())]) == [head - 1]
+            assert numbers([await anext(log.follow())]) == [head - 1]
 
 
 async def test_a_file_that_somebody_takes_away_is_no_gap_either(log_directory: Path) -> None:
@@ -117,7 +117,7 @@ async def test_damage_is_reported(log_directory: Path) -> None:
 async def test_a_read_that_fails_once_can_be_repeated(log_directory: Path, faulty) -> None:
     await fill(log_directory, 20)
     async with ReadonlyWal.open(log_directory, fs=faulty) as log:
-        reader = log.reader()
+        reader = log.follow()
         faulty.fail("pread")
         with pytest.raises(StorageUnavailableError):
             await anext(reader)
@@ -216,8 +216,8 @@ async def test_a_log_that_lost_durable_records(
 async def test_closing_ends_those_who_wait(log_directory: Path, clock) -> None:
     await fill(log_directory, 3)
     log = await ReadonlyWal.open(log_directory, clock=clock)
-    reader = log.reader()
-    reading = asyncio.create_task(anext(log.reader("latest")))
+    reader = log.follow()
+    reading = asyncio.create_task(anext(log.follow("latest")))
     await clock.wait_for_sleepers()
     await log.aclose()
     with pytest.raises(WalClosedError):
@@ -276,7 +276,7 @@ async def test_indexes_are_kept_within_bounds(log_directory: Path, monkeypatch) 
     async with ReadonlyWal.open(log_directory) as log:
         for _ in range(2):
             for start in range(1, 900, 60):
-                assert numbers([await anext(log.reader(start))]) == [start - 1]
+                assert numbers([await anext(log.follow(start))]) == [start - 1]
                 assert log._files.index_bytes <= 300
         kept = [s for s in log._files._segments.values() if s.index is not None]
         assert 1 < len(kept) <= 5
@@ -298,7 +298,7 @@ async def test_a_large_transaction_is_seen_though_the_next_segment_could_not_be_
         assert transaction.span == range(2, 22)
         async with ReadonlyWal.open(log_directory) as log:
             assert (log.tail, dict(await log.registers())) == (22, {"owner": "b"})
-            assert len((await log.reader(2).fetch(max_records=100)).values) == 20
+            assert len((await log.follow(2).fetch(max_records=100)).values) == 20
     async with Wal.open(log_directory) as wal:
         assert (wal.tail, dict(wal.registers)) == (22, {"owner": "b"})
 

@@ -104,7 +104,7 @@ async def test_intervals_may_be_chosen(log_directory: Path) -> None:
 
 async def test_cancelled_at_any_turn_a_reader_goes_on_where_it_was(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal, ReadonlyWal.open(log_directory) as log:
-        reader = log.reader()
+        reader = log.follow()
         for at in range(40):
             reading = asyncio.create_task(anext(reader))
             await turns(at % 8)
@@ -167,7 +167,7 @@ async def test_a_missing_cell_is_found_once_it_is_there(log_directory: Path, clo
     async with ReadonlyWal.open(log_directory, clock=clock) as log:
         assert (log.head, log.limit) == (1, 4)
         assert len(await drain(log)) == 3
-        reading = asyncio.create_task(anext(log.reader("latest")))
+        reading = asyncio.create_task(anext(log.follow("latest")))
         await clock.wait_for_sleepers()
         await fill(log_directory, 1)
         clock.advance(1)
@@ -213,7 +213,7 @@ async def test_a_cell_behind_the_truth_is_overtaken(log_directory: Path, tmp_pat
     async with ReadonlyWal.open(copy) as log:
         assert (log.limit, log.tail) == (10, 11), "all but the last write before the crash"
         assert numbers(await drain(log)) == list(range(9))
-        last = asyncio.create_task(anext(log.reader(11)))
+        last = asyncio.create_task(anext(log.follow(11)))
         await until(lambda: log.is_polling)
         async with Wal.open(copy, settings=SMALL) as wal:
             assert wal.recovery.missing_from is None
@@ -238,7 +238,7 @@ async def test_a_torn_tail_is_cut_off_under_its_eyes(log_directory: Path, tmp_pa
 
     await asyncio.to_thread(tear)
     async with ReadonlyWal.open(copy) as log:
-        reader = log.reader()
+        reader = log.follow()
         assert numbers([await anext(reader) for _ in range(30)]) == list(range(30))
         reading = asyncio.create_task(anext(reader))
         await until(lambda: log.is_polling)

@@ -40,7 +40,7 @@ async def test_a_dropped_segment_is_gone_and_the_head_moves(wal, log_directory) 
     await wal.trim(second)
     assert (wal.head, len(segments(log_directory))) == (second, 3)
     check_contiguous(await read_all(wal), second)
-    reader = wal.reader(second - 1)
+    reader = wal.follow(second - 1)
     with pytest.raises(OffsetTrimmedError) as found:
         await anext(reader)
     error = found.value
@@ -54,7 +54,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
     """The file vanishes between the reader's look at the head and its opening of the file."""
     second = wal._state.sealed_segments()[1].start
     with faulty.hold("open", name="0*.wal") as hold:
-        reading = asyncio.create_task(anext(wal.reader(1)))
+        reading = asyncio.create_task(anext(wal.follow(1)))
         await hold.wait_entered()
         dropping = asyncio.create_task(wal.trim(second))
         await dropping
@@ -70,7 +70,7 @@ async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
         await turns()
         assert wal.head == second
         with pytest.raises(OffsetTrimmedError):
-            await anext(wal.reader(1))
+            await anext(wal.follow(1))
         check_contiguous(await read_all(wal), second)
     await dropping
 
@@ -78,7 +78,7 @@ async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
 async def test_a_reader_inside_an_open_file_finishes_it(wal, faulty) -> None:
     last = wal._state.sealed_segments()[-1]
     with faulty.hold("pread") as hold:
-        reading = asyncio.create_task(anext(wal.reader(1)))
+        reading = asyncio.create_task(anext(wal.follow(1)))
         await hold.wait_entered()
         await wal.trim(last.start)
     assert (await reading).offset == 1
@@ -88,7 +88,7 @@ async def test_a_time_search_survives_a_deletion(wal, faulty, log_directory) -> 
     last = wal._state.sealed_segments()[-1]
     moment = (await read_all(wal))[0].timestamp
     with faulty.hold("open", name="0*.wal", times=1) as hold:
-        opening = asyncio.create_task(wal.reader(moment).__aenter__())
+        opening = asyncio.create_task(wal.follow(moment).__aenter__())
         await hold.wait_entered()
         await wal.trim(last.start)
         assert segments(log_directory)[0].stem == f"{last.start:020}"
@@ -126,7 +126,7 @@ async def test_L11_retention_stays_in_force_after_append_flush_reopen(log_direct
             assert (wal.head, wal.tail) == (head, tail)
             check_contiguous(await read_all(wal), head)
             with pytest.raises(OffsetTrimmedError):
-                await anext(wal.reader(head - 1))
+                await anext(wal.follow(head - 1))
             await wal.append(b"")
             await wal.flush()
             assert wal.head == head

@@ -108,7 +108,7 @@ async def test_a_segment_goes_when_its_newest_record_expires(log_directory, cloc
         await until(lambda: wal.head == limit)
         check_contiguous(await read_all(wal), limit)
         with pytest.raises(OffsetTrimmedError):
-            await anext(wal.reader(limit - 1))
+            await anext(wal.follow(limit - 1))
 
 
 async def test_an_idle_log_empties_itself_and_then_has_no_timer(log_directory, clock) -> None:
@@ -366,7 +366,7 @@ async def test_trim_moves_the_head_exactly_and_frees_whole_files(log_directory, 
         check_contiguous(await read_all(wal), second + 3)
         for start in (1, second, second + 2):
             with pytest.raises(OffsetTrimmedError):
-                await anext(wal.reader(start))
+                await anext(wal.follow(start))
         assert await wal.trim(second) == second + 3, "it never goes back"
         assert await wal.trim(-5) == second + 3
     async with opened(log_directory, SMALL, clock) as wal:
@@ -425,7 +425,7 @@ async def test_trimmed_records_are_not_in_memory_either(log_directory, clock) ->
         await fill(wal, 3)
         await wal.trim(3)
         with pytest.raises(OffsetTrimmedError):
-            await anext(wal.reader(2))
+            await anext(wal.follow(2))
         assert [record.offset for record in await read_all(wal)] == [3]
 
 
@@ -433,7 +433,7 @@ async def test_appends_and_readers_go_on_while_trimming(log_directory, clock) ->
     async with opened(log_directory, SMALL, clock) as wal:
         async with asyncio.TaskGroup() as group:
             group.create_task(fill(wal, 6 * FULL))
-            reader = wal.reader()
+            reader = wal.follow()
             for offset in range(1, 6 * FULL + 1):
                 assert (await anext(reader)).offset == offset
                 if offset % 7 == 0:

@@ -124,7 +124,7 @@ async def test_verify_finds_nothing_wrong(log_directory: Path) -> None:
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 async def test_a_follower_over_rotations(log_directory: Path, cache_bytes: int) -> None:
     async with Wal.open(log_directory, settings=SMALL.replace(cache_bytes=cache_bytes)) as wal:
-        reader = wal.reader(stream="s3")
+        reader = wal.follow(stream="s3")
         await fill(wal)
         found = [(await anext(reader)).offset for _ in range(50)]
         assert found == await of_stream(wal, "s3")

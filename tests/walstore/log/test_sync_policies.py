@@ -86,7 +86,7 @@ async def test_at_once_for_who_waits_for_the_disk(log_directory, faulty, clock, 
 async def test_left_to_the_system_readers_see_what_is_written(log_directory, faulty) -> None:
     async with Wal.open(log_directory, settings=MEMORY.replace(sync="os"), fs=faulty) as wal:
         before = syncs(faulty)
-        reader = wal.reader()
+        reader = wal.follow()
         for n in range(20):
             await wal.append(b"%d" % n)
             assert (await anext(reader)).value == b"%d" % n

@@ -146,7 +146,7 @@ async def test_time_never_goes_back_behind_what_was_appended_meanwhile(wal, cloc
 
 
 async def test_a_reader_sees_all_of_it_or_nothing(wal, values) -> None:
-    reader = wal.reader()
+    reader = wal.follow()
     reading = asyncio.create_task(reader.fetch(max_records=10_000, max_bytes=1 << 30))
     async with wal.transaction() as transaction:
         await fill(transaction, values)

@@ -323,7 +323,7 @@ async def test_visible_is_durable(wal, faulty) -> None:
     seen: list[int] = []
 
     async def follow() -> None:
-        async with wal.reader() as reader:
+        async with wal.follow() as reader:
             async for record in reader:
                 assert record.offset < wal.durable_limit
                 seen.append(record.offset)
@@ -336,7 +336,7 @@ async def test_visible_is_durable(wal, faulty) -> None:
         await turns(100)
         assert seen == [1]
         assert await read_values(wal) == [b"first"]
-        assert wal.reader("latest").position == offset
+        assert wal.follow("latest").position == offset
     await until(lambda: seen == [1, 2])
     reading.cancel()
 

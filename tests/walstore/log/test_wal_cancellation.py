@@ -167,7 +167,7 @@ async def test_a_defect_in_a_task_of_the_log_leaves_nobody_waiting(log_directory
     settings = TINY.replace(segment_age_seconds=60)
     wal = await Wal.open(log_directory, settings=settings, fs=faulty, clock=clock)
     await wal.append(b"kept")
-    reading = asyncio.create_task(anext(wal.reader(2)))
+    reading = asyncio.create_task(anext(wal.follow(2)))
     with faulty.hold("datasync", name=ACTIVE) as hold:
         in_flight = asyncio.create_task(wal.append(b"in flight" * 100))
         await hold.wait_entered()

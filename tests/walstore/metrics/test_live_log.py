@@ -147,9 +147,9 @@ async def test_reader_lag_is_that_of_the_slowest(log_directory, metrics, shown: 
     """Readers that end somewhere do not count, nor those that nobody has any more."""
     async with Wal.open(log_directory, metrics=metrics) as wal:
         await wal.append_many([b"value"] * 10)
-        fast, slow = wal.reader("latest"), wal.reader("earliest")
+        fast, slow = wal.follow("latest"), wal.follow("earliest")
         once = wal.reader("earliest", follow=False)
-        part = wal.reader("earliest", stop=5)
+        part = wal.follow("earliest", stop=5)
         assert (shown("readers"), shown("reader_lag_records")) == (2, 10)
         await slow.fetch(max_records=3)
         assert shown("reader_lag_records") == 7
@@ -307,12 +307,12 @@ async def test_asking_on_another_thread_while_the_log_works(
     async with Wal.open(log_directory, settings=SMALL, metrics=metrics) as wal:
         async with asyncio.TaskGroup() as group:
             group.create_task(ask_all_the_time())
-            reader = wal.reader("earliest")
+            reader = wal.follow("earliest")
             for n in range(60):
                 await wal.append(b"%d" % n * 100)
                 if n % 20 == 0:
                     await wal.rotate()
-                assert [record.offset async for record in wal.reader(n + 1, stop=n + 2)] == [n + 1]
+                assert [record.offset async for record in wal.follow(n + 1, stop=n + 2)] == [n + 1]
                 await reader.fetch(max_records=1)
             done.set()
         assert len(commits) > 1

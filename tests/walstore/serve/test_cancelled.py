@@ -69,7 +69,7 @@ async def test_cancelled_reads_and_fetches_keep_the_connection(
     served: Served, proxy: Proxy, remote: RemoteWal
 ) -> None:
     """What other tasks have under way goes on: a transaction, a reader, an append."""
-    reader, following = remote.reader("latest"), remote.reader("latest")
+    reader, following = remote.follow("latest"), remote.follow("latest")
     waiting = asyncio.ensure_future(anext(following))
     await asyncio.sleep(0)
     async with remote.group("g", start="latest") as group, remote.transaction() as txn:
@@ -88,7 +88,7 @@ async def test_cancelled_reads_and_fetches_keep_the_connection(
 
 async def test_cancelled_reads_of_a_client_that_only_reads(served: Served, proxy: Proxy) -> None:
     async with connect_readonly(proxy.address) as log:
-        reader = log.reader("latest")
+        reader = log.follow("latest")
         for _ in range(TIMES):
             await cancelled(anext(reader))
         await served.wal.append(b"v")
@@ -100,7 +100,7 @@ async def test_a_read_is_kept_whose_answer_comes_as_it_is_cancelled(
     served: Served, proxy: Proxy, remote: RemoteWal
 ) -> None:
     await served.wal.append_many([b"%d" % n for n in range(100)])
-    reader = remote.reader()
+    reader = remote.follow()
     for number in range(100):
         record = await impatient(proxy, reader.__anext__, most=3)
         assert (record.offset, record.value) == (number + 1, b"%d" % number)
@@ -127,7 +127,7 @@ async def test_a_start_by_time_is_found_by_calls_that_are_cancelled(
     for second in range(10):
         at = now - timedelta(seconds=60 - second)
         await served.wal.append(b"%d" % second, timestamp_us=int(at.timestamp() * 1e6))
-    reader = remote.reader(now - timedelta(seconds=55.5))
+    reader = remote.follow(now - timedelta(seconds=55.5))
     assert (await impatient(proxy, reader.__anext__, most=5)).value == b"5"
 
 
@@ -135,7 +135,7 @@ async def test_a_reader_that_is_collected_leaves_nothing_at_the_server(
     served: Served, remote: RemoteWal
 ) -> None:
     for _ in range(TIMES):
-        reader = remote.reader("latest")
+        reader = remote.follow("latest")
         await cancelled(anext(reader))
         del reader
     await remote.refresh()  # the server has had the cancellations before this
@@ -148,7 +148,7 @@ async def test_after_a_seek_the_answer_for_the_former_place_is_not_used(
 ) -> None:
     await served.wal.append_many([b"1", b"2"])
     await remote.refresh()
-    reader = remote.reader(1)
+    reader = remote.follow(1)
     await cancelled(anext(reader))
     reader.seek(2)
     assert (await anext(reader)).value == b"2"
@@ -220,7 +220,7 @@ async def test_a_member_that_leaves_gives_back_what_came_too_late(
 async def test_many_neighbours_that_are_cancelled_cost_no_connection(tmp_path: Path) -> None:
     limits = ServeSettings(connections=2)
     async with serving(tmp_path / "log", serve=limits) as served, served.connect() as remote:
-        readers = [remote.reader("latest") for _ in range(TIMES)]
+        readers = [remote.follow("latest") for _ in range(TIMES)]
         for _ in range(TIMES):
             await asyncio.gather(*(cancelled(anext(reader)) for reader in readers))
         offset = await remote.append(b"v")
@@ -236,7 +236,7 @@ async def test_a_server_that_stops_is_left_in_spite_of_what_was_cancelled(tmp_pa
         served.connect() as remote,
         remote.group("g", start="latest") as group,
     ):
-        reader = remote.reader("latest")
+        reader = remote.follow("latest")
         await cancelled(anext(reader))
         await cancelled(group.fetch())
         await served.server.aclose()

@@ -22,7 +22,7 @@ async def groups(wal: Wal, count: int) -> list[int]:
 
 
 async def fetch(fetching: Fetching, wal: Wal, position: int, most_bytes: int = MIB) -> Batch:
-    reader = wal.reader(position)
+    reader = wal.follow(position)
     return await fetching.fetch(wal, reader, position, most_bytes=most_bytes)
 
 

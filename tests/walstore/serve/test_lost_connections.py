@@ -247,7 +247,7 @@ async def test_a_reader_reads_on(served: Served, proxy: Proxy, remote: RemoteWal
     got: list[bytes] = []
 
     async def read() -> None:
-        async for record in remote.reader(stop=51):
+        async for record in remote.follow(stop=51):
             got.append(record.value)
 
     async with asyncio.TaskGroup() as group:
@@ -292,7 +292,7 @@ async def test_requests_wait_for_a_server_that_comes_back(tmp_path: Path) -> Non
         async with Server.open(wal, unix=socket):
             remote = await connect(f"unix://{socket}", reconnect_seconds=30)
             await remote.append(b"1")
-            waiting = asyncio.ensure_future(anext(remote.reader("latest")))
+            waiting = asyncio.ensure_future(anext(remote.follow("latest")))
             await asyncio.sleep(0)
         await until(lambda: not remote.is_connected)
         call = asyncio.ensure_future(remote.append(b"2"))
@@ -329,7 +329,7 @@ async def test_requests_fail_when_no_server_comes_back(tmp_path: Path) -> None:
         assert gone.value.retriable
         assert gone.value.outcome == "not_written"
         with pytest.raises(StorageUnavailableError):
-            await remote.reader().fetch(max_wait=0)
+            await remote.follow().fetch(max_wait=0)
         async with Server.open(wal, unix=socket):
             assert await remote.append(b"1") == 1  # it tries again by itself
         await remote.aclose()
@@ -405,7 +405,7 @@ async def test_a_connection_that_dies_silently_is_replaced(
     async with connect(proxy.address, clock=clock) as remote:
         producer = remote.producer("p")
         await producer.append(b"1")
-        following = asyncio.ensure_future(anext(remote.reader("latest")))
+        following = asyncio.ensure_future(anext(remote.follow("latest")))
         await remote.refresh()
         await served.wal.append(b"2")
         proxy.silence()
@@ -447,7 +447,7 @@ async def test_closing_a_connection_that_is_dead_ends(
     # What waits for nothing but an answer does not hold the closing up at all.
     remote = await connect(proxy.address, clock=clock)
     proxy.silence()
-    following = asyncio.ensure_future(anext(remote.reader("latest")))
+    following = asyncio.ensure_future(anext(remote.follow("latest")))
     await asyncio.sleep(0)
     await remote.aclose()
     with pytest.raises(WalClosedError):
@@ -480,7 +480,7 @@ async def test_a_client_that_waits_for_nothing_sends_nothing(
         await pass_time(clock, 10.0, times=20)
         assert requests == sent
         # One that waits asks whether the server is there, and stays while it is.
-        following = asyncio.ensure_future(anext(remote.reader("latest")))
+        following = asyncio.ensure_future(anext(remote.follow("latest")))
         await until(lambda: requests["read"] == 1)
         for asked in range(1, 4):
             await pass_time(clock, 10.0)
@@ -570,7 +570,7 @@ async def test_a_server_of_which_requests_wait_is_not_taken_for_dead(
                 server.turns.held_bytes += 1 << 30
                 asked = remote.append(b"v", headers={"h": bytes(1 << 14)})
             case _:
-                readers = [remote.reader() for _ in range(40)]
+                readers = [remote.follow() for _ in range(40)]
                 waiting = [group.create_task(reader.__anext__()) for reader in readers]
                 asked = remote.append(b"v")
         call = group.create_task(asked)

@@ -44,7 +44,7 @@ async def test_large_records_and_slow_readers(cluster: Machines) -> None:
     async with connect(way_in.address, log="orders") as remote:
         for _ in range(16):
             await remote.append(value)
-        async with remote.reader() as reader:
+        async with remote.follow() as reader:
             first = await reader.fetch(max_records=1)
             assert len(first) == 1
             rest = [record.value async for record in remote.reader(2, follow=False)]

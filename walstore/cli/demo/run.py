@@ -135,7 +135,7 @@ class Demo:
         """Follow the log's files, without its lock, through the kill and the restart."""
         await self._opened.wait()
         async with Wal.open_readonly(self._job.directory) as log:
-            reader = log.reader("earliest")
+            reader = log.follow("earliest")
             while not (self._closed.is_set() and reader.is_caught_up):
                 batch = await reader.fetch(max_records=1 << 16, max_wait=_LOOK_SECONDS)
                 await asyncio.to_thread(self._outside.take, batch)

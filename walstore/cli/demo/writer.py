@@ -210,7 +210,7 @@ class DemoWriter:
 
     async def _read_tail(self, wal: Wal) -> None:
         """Follow the newest records, and measure the time from their append to their arrival."""
-        reader = wal.reader("latest")
+        reader = wal.follow("latest")
         while not (self._written.is_set() and reader.is_caught_up):
             batch = await reader.fetch(max_records=4096, max_wait=_STATUS_SECONDS)
             now_ns = time.monotonic_ns()
@@ -221,7 +221,7 @@ class DemoWriter:
 
     async def _read_history(self, wal: Wal) -> int:
         """Read from the first record: the cloud, then files, then memory. Return the next offset."""
-        reader, position = wal.reader("earliest"), wal.head
+        reader, position = wal.follow("earliest"), wal.head
         while not (self._written.is_set() and reader.is_caught_up):
             batch = await reader.fetch(
                 max_records=1 << 16, max_bytes=4 << 20, max_wait=_STATUS_SECONDS

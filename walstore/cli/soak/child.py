@@ -324,11 +324,11 @@ async def read(plan: SoakJob) -> None:
         assert plan.directory is not None
         async with Wal.open_readonly(plan.directory) as wal:
             cursor = await wal.cursor(plan.role)
-            await _follow(plan, wal.reader(plan.position), cursor.commit)
+            await _follow(plan, wal.follow(plan.position), cursor.commit)
     else:
         async with CloudLog.open(plan.url) as log:
             commit = partial(log.cursors.commit, plan.role)
-            await _follow(plan, log.reader(plan.position, follow=True), commit)
+            await _follow(plan, log.follow(plan.position), commit)
 
 
 async def _follow(

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from walstore.cluster.replication.replica import Replica
 from walstore.core.batches.batch import Batch
+from walstore.core.faces.readable_log import follow_or_warn
 from walstore.core.files.directory import list_segments
 from walstore.core.files.log_bounds import LogBounds
 from walstore.core.files.log_files import LogFiles
@@ -145,14 +146,25 @@ class CopyLog:
         *,
         stop: int | None = None,
         stream: str | None = None,
-        follow: bool = True,
+        follow: bool | None = None,
     ) -> Reader:
         """Return a reader of replicated records; options as :meth:`walstore.Wal.reader`.
 
         OffsetTrimmedError for what is not here any more; StorageUnavailableError when the copy is made again,
         or its machine leads the log.
         """
-        return Reader(self, start=start, stop=stop, stream=stream, follow=follow)
+        follows = follow_or_warn(follow=follow)
+        return Reader(self, start=start, stop=stop, stream=stream, follow=follows)
+
+    def follow(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+    ) -> Reader:
+        """Return a reader that waits for new records at the end; as :meth:`walstore.Wal.follow`."""
+        return Reader(self, start=start, stop=stop, stream=stream)
 
     async def wait_limit(self, limit: int) -> None:
         """Return when records below ``limit`` can be read."""

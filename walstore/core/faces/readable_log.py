@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Self
 
 from walstore.core.read.reader import Reader
+from walstore.core.runtime.old_names import warn_old
 from walstore.core.runtime.owned import Owned
 from walstore.core.validation.arguments import as_int, as_moment_us
 from walstore.records import Start
@@ -42,17 +43,31 @@ class ReadableLog(Owned):
     async def refresh(self) -> None:
         """Ask for the present :attr:`head` and :attr:`limit`."""
 
-    @abstractmethod
     def reader(
         self,
         start: Start | str | int | datetime = Start.EARLIEST,
         *,
         stop: int | None = None,
         stream: str | None = None,
-        follow: bool = True,
+        follow: bool | None = None,
     ) -> Reader:
-        """Return a reader of records, from ``start`` on and before ``stop``. Say ``follow``: a log in a store
-        stops at its end by default, the others wait for more."""
+        """Return a reader of the records that are there: it ends at the end of the log, or before ``stop``.
+
+        ``start``, ``stop`` and ``stream`` are as of :meth:`walstore.Wal.reader`. :meth:`follow` waits for
+        more, and so does ``follow=True``, for programs that choose at run time. Say ``follow=False`` in this
+        version: left out, it still means True, with a DeprecationWarning, but for a log in a store.
+        """
+        return self._read(start, stop, stream, follow=follow_or_warn(follow=follow))
+
+    def follow(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+    ) -> Reader:
+        """Return a reader that waits for new records at the end of the log; with ``stop`` it ends there."""
+        return self._read(start, stop, stream, follow=True)
 
     async def offset_at(self, timestamp_us: int | datetime) -> int:
         """Return the first offset at or after a time, or :attr:`limit` if all records are older.
@@ -80,9 +95,31 @@ class ReadableLog(Owned):
         await self.aclose()
 
     @abstractmethod
+    def _read(
+        self,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
+        *,
+        follow: bool,
+    ) -> Reader:
+        """Return a reader."""
+
+    @abstractmethod
     async def _find_offset(self, time_us: int) -> int:
         """Return it for a checked time."""
 
     @abstractmethod
     async def _find_timestamp(self, offset: int) -> int:
         """Return it for a checked offset."""
+
+
+def follow_or_warn(*, follow: bool | None) -> bool:
+    """Return whether a reader follows of which that was said, or was not; then warn."""
+    if follow is not None:
+        return follow
+    warn_old(
+        "reader() will stop at the end from the next version; write follow() for one that waits for new "
+        "records, or reader(follow=False)"
+    )
+    return True

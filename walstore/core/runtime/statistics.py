@@ -129,12 +129,14 @@ class ScrubRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics(ReadyAnswer):
+class Statistics(ReadyAnswer["Statistics"]):
     """A snapshot of a log. Counters count since it was opened.
 
     If taken on another thread than the log's event loop, each value is correct, but two of them may be
     from slightly different moments.
     """
+
+    __hash__ = ReadyAnswer.__hash__
 
     head: int
     """First offset that can be read from any tier."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from walstore.core.faces.readable_log import follow_or_warn
 from walstore.core.format.packed import MOST_OFFSET
 from walstore.core.ports import Clock
 from walstore.core.read.reader import Reader
@@ -81,10 +82,23 @@ class RemoteReadonlyWal(RemoteReads):
         *,
         stop: int | None = None,
         stream: str | None = None,
-        follow: bool = True,
+        follow: bool | None = None,
         read_bytes: int = _READ_BYTES,
     ) -> Reader:
         """Return a reader; options as :meth:`walstore.Wal.reader`. It goes on when the server is replaced."""
+        return self._read(
+            start, stop, stream, follow=follow_or_warn(follow=follow), read_bytes=read_bytes
+        )
+
+    def _read(
+        self,
+        start: Start | str | int | datetime,
+        stop: int | None,
+        stream: str | None,
+        *,
+        follow: bool,
+        read_bytes: int = _READ_BYTES,
+    ) -> Reader:
         self.client.check_home()
         source = CopySource(self.client, self._mirror, "durable")
         return Reader(

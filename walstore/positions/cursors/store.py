@@ -59,7 +59,7 @@ class CursorLog(Protocol):
         """Return when no crash can lose the record, if this process can ensure that: a durable cursor must
         not be beyond the durable limit."""
 
-    def reader(self, start: Start | str | int | datetime, /) -> Reader:
+    def reader(self, start: Start | str | int | datetime, /, *, follow: bool) -> Reader:
         """Return a reader of durable records."""
 
 
@@ -273,7 +273,7 @@ class CursorStore(CursorBackend):
         """Return the offset of ``start``; None for the head, which is known only under the lock."""
         if isinstance(start, str) and start == Start.EARLIEST:
             return None
-        async with self._log.reader(start) as reader:
+        async with self._log.reader(start, follow=False) as reader:
             offset = reader.position
         self.check_position(offset)
         return offset

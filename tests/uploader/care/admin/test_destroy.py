@@ -307,7 +307,7 @@ async def test_a_follower_is_told_that_the_log_is_gone(
     async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
         await log.append(b"in")
     async with cloud_log(store.inner, clock) as reading:
-        reader = reading.reader(follow=True)
+        reader = reading.follow()
         assert (await anext(reader)).value == b"in"
         following = asyncio.create_task(anext(reader))
         await clock.wait_for_sleepers(1)

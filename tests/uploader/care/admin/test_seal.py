@@ -348,9 +348,9 @@ async def test_a_follower_ends_where_the_log_does(worker, clock: ManualClock) ->
         CloudLog.open(URL, store=store, clock=clock) as reading,
         asyncio.TaskGroup() as group,
     ):
-        reader = reading.reader(follow=True)
+        reader = reading.follow()
         following = group.create_task(_values(reader))
-        at_the_end = group.create_task(_values(reading.reader("latest", follow=True)))
+        at_the_end = group.create_task(_values(reading.follow("latest")))
         await clock.wait_for_sleepers(2)
         await extend(log, store)
         assert await seal(URL, store=store) == 5
@@ -359,9 +359,9 @@ async def test_a_follower_ends_where_the_log_does(worker, clock: ManualClock) ->
             await asyncio.sleep(0)
         assert following.result() == [b"a", b"b"] * 2
         assert at_the_end.result() == [b"a", b"b"]
-        assert len(await reading.reader(follow=True).fetch(max_wait=None)) == 4
+        assert len(await reading.follow().fetch(max_wait=None)) == 4
         later = datetime(2100, 1, 1, tzinfo=UTC)
-        assert await _values(reading.reader(later, follow=True)) == []
+        assert await _values(reading.follow(later)) == []
 
 
 async def _values(reader: Reader) -> list[bytes]:

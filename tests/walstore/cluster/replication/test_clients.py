@@ -66,7 +66,7 @@ async def test_a_client_goes_on_with_the_next_primary(cluster: Cluster) -> None:
         producer = remote.producer("p")
         await producer.append(b"0")
         assert remote.replicated_limit == remote.visible_limit == remote.tail == 2
-        reader = remote.reader()
+        reader = remote.follow()
         first = await reader.fetch()
     appends = [asyncio.ensure_future(producer.append(b"%d" % number)) for number in range(1, 20)]
     following = asyncio.ensure_future(reader.fetch(max_records=1))

@@ -697,7 +697,7 @@ async def test_exactly_once_within_a_replicated_log(cluster: Cluster) -> None:
 async def test_readers_wait_for_more_copies(cluster: Cluster) -> None:
     wal = await cluster.primary(0)
     await wal.append(b"1")
-    async with wal.reader("latest") as reader:
+    async with wal.follow("latest") as reader:
         following = asyncio.ensure_future(reader.fetch())
         for number in (1, 2):
             await cluster.machines[number].stop()

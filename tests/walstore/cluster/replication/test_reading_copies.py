@@ -42,7 +42,7 @@ async def copy_at(machine: Machine) -> RemoteReadonlyWal:
 
 async def first(log: RemoteReadonlyWal | CopyLog, count: int, start: int = 1) -> list[bytes]:
     found: list[bytes] = []
-    reader = log.reader(start)
+    reader = log.follow(start)
     async with asyncio.timeout(60):
         while len(found) < count:
             found.append((await anext(reader)).value)
@@ -65,7 +65,7 @@ async def test_a_reader_follows_without_waiting_for_the_next_write(
     """The primary says at once what is replicated, while a copy has readers."""
     monkeypatch.setattr(follower, "_BEAT_SECONDS", 15)  # an idle primary says it that often
     async with await cluster.primary(0) as wal, await copy_at(cluster.machines[1]) as log:
-        reader = log.reader()
+        reader = log.follow()
         await wal.append(b"first")
         assert (await anext(reader)).value == b"first"
         for number in range(20):
@@ -75,7 +75,7 @@ async def test_a_reader_follows_without_waiting_for_the_next_write(
 
 async def test_through_rotation_and_trimming(cluster: Cluster) -> None:
     async with await cluster.primary(0) as wal, await copy_at(cluster.machines[1]) as log:
-        reader = log.reader()
+        reader = log.follow()
         for number in range(40):
             await wal.append_many([b"%d" % number * 200] * 20)
         async with asyncio.timeout(60):
@@ -89,7 +89,7 @@ async def test_through_rotation_and_trimming(cluster: Cluster) -> None:
             await log.refresh()
         assert 1 < log.head <= head
         with pytest.raises(OffsetTrimmedError):
-            await anext(log.reader(1))
+            await anext(log.follow(1))
 
 
 async def test_what_is_not_replicated_is_not_shown(cluster: Cluster) -> None:
@@ -105,7 +105,7 @@ async def test_what_is_not_replicated_is_not_shown(cluster: Cluster) -> None:
         await log.refresh()
         assert log.limit == 2
         await until(lambda: any(b"two have it" in data for data in cluster.files(1).values()))
-        reader = log.reader(2)
+        reader = log.follow(2)
         batch = await reader.fetch(max_wait=1.5)  # longer than an idle primary waits
         assert not len(batch)
         await cluster.machines[2].start()
@@ -117,7 +117,7 @@ async def test_it_goes_on_with_the_next_primary(cluster: Cluster) -> None:
     wal = await cluster.primary(0)
     await wal.append(b"one")
     async with await copy_at(cluster.machines[2]) as log:
-        reader = log.reader()
+        reader = log.follow()
         assert (await anext(reader)).value == b"one"
         await wal.aclose()
         await cluster.machines[0].start()
@@ -133,7 +133,7 @@ async def test_a_client_goes_on_at_another_machine(cluster: Cluster) -> None:
         await wal.append(b"one")
         places = [machine.address for machine in cluster.machines[1:]]
         async with await connect_readonly(places, log="orders") as log:
-            reader = log.reader()
+            reader = log.follow()
             assert (await anext(reader)).value == b"one"
             used = next(one for one in cluster.machines if one.address == log.address)
             await used.stop()
@@ -151,12 +151,12 @@ async def test_a_machine_that_becomes_the_primary(cluster: Cluster) -> None:
     assert machine.node is not None
     log = await machine.node.log("orders")
     assert await first(log, 1) == [b"one"]
-    waiting = asyncio.ensure_future(anext(log.reader(2)))
+    waiting = asyncio.ensure_future(anext(log.follow(2)))
     async with machine.node.leading("orders"):
         with pytest.raises(StorageUnavailableError, match="leads the log now"):
             await waiting
         with pytest.raises(StorageUnavailableError):
-            log.reader()
+            log.follow()
             await log.offset_at(0)
         with pytest.raises(StorageUnavailableError, match="leads the log"):
             await machine.node.log("orders")
@@ -242,8 +242,8 @@ async def test_a_copy_that_knows_less_than_was_heard(
         with pytest.raises(StorageUnavailableError, match="has less of the log"):
             async for _ in log.reader(follow=False):
                 pass
-        assert not len(await log.reader(101).fetch(max_wait=0.2))
-        assert not len(await log.reader(200).fetch(max_wait=0.2))
+        assert not len(await log.follow(101).fetch(max_wait=0.2))
+        assert not len(await log.follow(200).fetch(max_wait=0.2))
         assert log.limit == 101
         await cluster.machines[0].start()
         async with await cluster.primary(2) as after:
@@ -261,8 +261,8 @@ async def test_a_head_that_somebody_else_moved(cluster: Cluster) -> None:
         assert node is not None
         await until(lambda: node._held["orders"].log.head > 1)
         with pytest.raises(OffsetTrimmedError):
-            await anext(log.reader("earliest"))
-        assert (await anext(log.reader("earliest"))).offset == log.head > 1
+            await anext(log.follow("earliest"))
+        assert (await anext(log.follow("earliest"))).offset == log.head > 1
 
 
 async def test_a_log_that_is_not_replicated_is_read_in_the_same_way(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_a_log_that_is_not_replicated_is_read_in_the_same_way(tmp_path: Pa
         async with connect_readonly(str(server.addresses[0])) as log:
             assert await first(log, 1) == [b"one"]
             assert log.replicated_limit is None
-            reader = log.reader(2)
+            reader = log.follow(2)
             await wal.append(b"two")
             assert (await anext(reader)).value == b"two"
 

@@ -570,7 +570,7 @@ async def test_what_is_acknowledged_can_be_read_at_once(cluster: Cluster) -> Non
                     assert [record.value async for record in reader] == [value]
 
         async def follow() -> None:
-            async with wal.reader() as reader:
+            async with wal.follow() as reader:
                 for _ in range(8 * 60):
                     await anext(reader)
 

@@ -304,7 +304,7 @@ async def test_W3_every_waiter_is_told_what_became_of_its_record(
 
 
 async def read_forever(wal: Wal) -> None:
-    async with wal.reader() as reader:
+    async with wal.follow() as reader:
         async for record in reader:
             assert record.value == b"durable"
 

@@ -21,7 +21,7 @@ async def take(reader: Reader, count: int) -> list[Record]:
 def follow(
     wal: Wal, count: int, **options
 ) -> tuple[list[Reader], list[asyncio.Task[list[Record]]]]:
-    readers = [wal.reader("latest", **options) for _ in range(CROWD)]
+    readers = [wal.follow("latest", **options) for _ in range(CROWD)]
     return readers, [asyncio.create_task(take(reader, count)) for reader in readers]
 
 
@@ -101,8 +101,8 @@ async def test_each_reader_has_its_own_position_in_what_is_shared(log_directory:
 async def test_readers_at_other_places_are_woken_too(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
         await wal.append_many([b"a", b"b"])
-        last, stopping = wal.reader(3), wal.reader(3, stop=4)
-        named = wal.reader(3, stream="s")
+        last, stopping = wal.follow(3), wal.follow(3, stop=4)
+        named = wal.follow(3, stream="s")
         crowd, tasks = follow(wal, 2)
         tasks += [
             asyncio.create_task(take(last, 2)),
@@ -132,7 +132,7 @@ async def test_what_is_shared_is_refused_once_the_log_is_closed(log_directory: P
 
 async def test_each_fetch_has_its_own_values(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        readers = [wal.reader("latest") for _ in range(CROWD)]
+        readers = [wal.follow("latest") for _ in range(CROWD)]
         tasks: list[asyncio.Task[Batch]] = [
             asyncio.create_task(reader.fetch()) for reader in readers
         ]
@@ -158,7 +158,7 @@ def timers() -> list[asyncio.TimerHandle]:
 
 async def test_a_fetch_leaves_no_timer_behind(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        reader = wal.reader()
+        reader = wal.follow()
         fetching = asyncio.create_task(reader.fetch(max_wait=60))
         await turns()
         assert len(timers()) == 1
@@ -176,9 +176,9 @@ async def test_a_fetch_leaves_no_timer_behind(log_directory: Path) -> None:
 
 async def test_the_deadline_of_one_reader_is_nothing_to_others(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        short = asyncio.create_task(wal.reader().fetch(max_wait=0.01))
-        long = asyncio.create_task(wal.reader().fetch(max_wait=60))
-        following = asyncio.create_task(anext(wal.reader()))
+        short = asyncio.create_task(wal.follow().fetch(max_wait=0.01))
+        long = asyncio.create_task(wal.follow().fetch(max_wait=60))
+        following = asyncio.create_task(anext(wal.follow()))
         batch = await short
         assert (len(batch), batch.start, batch.limit) == (0, 1, 1)
         assert not long.done()
@@ -191,10 +191,10 @@ async def test_the_deadline_of_one_reader_is_nothing_to_others(log_directory: Pa
 
 async def test_deadlines_that_pass_on_an_idle_log_leave_no_waiters(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        following = asyncio.create_task(anext(wal.reader()))
+        following = asyncio.create_task(anext(wal.follow()))
         await turns()
         for _ in range(50):
-            assert not await wal.reader().fetch(max_wait=0.0001)
+            assert not await wal.follow().fetch(max_wait=0.0001)
         assert len(wal._state.visible._queue) < 5
         await wal.append(b"a")
         assert (await following).value == b"a"
@@ -202,7 +202,7 @@ async def test_deadlines_that_pass_on_an_idle_log_leave_no_waiters(log_directory
 
 async def test_a_record_visible_as_the_deadline_passes_is_returned(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        reader = wal.reader()
+        reader = wal.follow()
         fetching = asyncio.create_task(reader.fetch(max_wait=60))
         await turns()
         (timer,) = timers()

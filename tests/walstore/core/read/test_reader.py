@@ -546,7 +546,7 @@ async def test_the_limit_may_fall_behind_the_position_after_a_seek_and_catch_up(
 
 async def test_two_readers_of_one_log_do_not_disturb_each_other(log_directory: Path) -> None:
     async with Wal.open(log_directory, settings=SMALL) as wal:
-        slow, fast = wal.reader(), wal.reader()
+        slow, fast = wal.follow(), wal.follow()
         seen: list[list[int]] = [[], []]
         for n in range(100):
             await wal.append(b"x" * 500)
@@ -560,7 +560,7 @@ async def test_two_readers_of_one_log_do_not_disturb_each_other(log_directory: P
 
 async def test_a_following_reader_ends_when_the_log_closes(log_directory: Path) -> None:
     wal = await Wal.open(log_directory)
-    reader = wal.reader()
+    reader = wal.follow()
     await wal.append(b"a")
     assert (await anext(reader)).offset == 1
     waiting = asyncio.ensure_future(anext(reader))
@@ -570,7 +570,7 @@ async def test_a_following_reader_ends_when_the_log_closes(log_directory: Path) 
         await waiting
     for start in (1, 2):
         with pytest.raises(WalClosedError):
-            await anext(wal.reader(start))
+            await anext(wal.follow(start))
 
 
 async def test_reads_of_a_damaged_segment_are_typed_errors(log_directory: Path) -> None:
@@ -597,7 +597,7 @@ async def test_reads_of_a_damaged_segment_are_typed_errors(log_directory: Path) 
 async def test_a_read_that_fails_once_can_be_repeated(log_directory: Path, faulty) -> None:
     async with Wal.open(log_directory, settings=SMALL.replace(cache_bytes=0), fs=faulty) as wal:
         await wal.append_many([b"a", b"b"])
-        reader = wal.reader()
+        reader = wal.follow()
         for kind in ("open", "pread"):
             faulty.fail(kind)
             with pytest.raises(StorageUnavailableError, match="cannot be read") as error:
@@ -610,8 +610,8 @@ async def test_a_read_that_fails_once_can_be_repeated(log_directory: Path, fault
 
 async def test_polling_an_idle_log_keeps_nothing(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
-        readers = [wal.reader() for _ in range(3)]
-        follower = asyncio.create_task(anext(wal.reader()))
+        readers = [wal.follow() for _ in range(3)]
+        follower = asyncio.create_task(anext(wal.follow()))
         await turns()
         for _ in range(50):
             await asyncio.gather(*(reader.fetch(max_wait=0) for reader in readers))

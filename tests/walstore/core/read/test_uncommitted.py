@@ -31,7 +31,7 @@ async def wal(log_directory: Path, faulty: FaultyFileSystem):
 
 
 async def test_records_are_seen_before_their_sync(wal, faulty) -> None:
-    reader, durable = wal.reader(visibility="accepted"), wal.reader()
+    reader, durable = wal.follow(visibility="accepted"), wal.follow()
     with faulty.hold("datasync") as hold:
         writing = asyncio.create_task(wal.append(b"1", b"key", "eu", {"h": b"x"}, 5))
         await hold.wait_entered()
@@ -54,7 +54,7 @@ async def test_records_are_seen_before_their_sync(wal, faulty) -> None:
 
 async def test_each_record_once_through_drafts_cache_and_files(wal) -> None:
     """A reader that is fast and slow by turns, beside many small and large batches."""
-    reader = wal.reader(visibility="accepted")
+    reader = wal.follow(visibility="accepted")
     found: list[bytes] = []
     sent: list[bytes] = []
     for n in range(300):
@@ -84,7 +84,7 @@ async def test_large_drafts_are_read_in_parts(log_directory, faulty) -> None:
 
 
 async def test_a_large_transaction_is_seen_once_it_is_a_segment(wal, faulty) -> None:
-    reader = wal.reader(visibility="accepted")
+    reader = wal.follow(visibility="accepted")
     async with wal.transaction() as transaction:
         for _ in range(100):
             await transaction.append(bytes(1000))
@@ -98,14 +98,14 @@ async def test_a_large_transaction_is_seen_once_it_is_a_segment(wal, faulty) -> 
         await leaving
     batch = await reading
     assert (batch.start, batch.values[0]) == (1, bytes(1000))
-    async with wal.reader(start=101, visibility="accepted") as behind:
+    async with wal.follow(start=101, visibility="accepted") as behind:
         assert (await anext(behind)).value == b"behind"
 
 
 async def test_batches_become_arrow(wal) -> None:
     wal.append_nowait(b"1", b"k", "eu", {"h": b"x"}, 5)
     wal.append_nowait(b"2")
-    batch = await wal.reader(visibility="accepted").fetch()
+    batch = await wal.follow(visibility="accepted").fetch()
     rows = batch.to_arrow().to_pylist()
     assert [(row["offset"], row["value"], row["key"]) for row in rows] == [
         (1, b"1", b"k"),
@@ -117,15 +117,15 @@ async def test_batches_become_arrow(wal) -> None:
 async def test_one_stream_of_it(wal) -> None:
     for n in range(6):
         wal.append_nowait(b"%d" % n, None, "eu" if n % 2 else "us")
-    batch = await wal.reader(stream="eu", visibility="accepted").fetch()
+    batch = await wal.follow(stream="eu", visibility="accepted").fetch()
     assert batch.values == [b"1", b"3", b"5"]
 
 
 async def test_waiting_readers_learn_that_the_log_ends(wal, faulty) -> None:
-    reading = asyncio.create_task(anext(wal.reader(visibility="accepted")))
+    reading = asyncio.create_task(anext(wal.follow(visibility="accepted")))
     await turns()
     faulty.fail("pwrite", error=errno.EIO, times=None)
-    late = asyncio.create_task(anext(wal.reader(start=2, visibility="accepted")))
+    late = asyncio.create_task(anext(wal.follow(start=2, visibility="accepted")))
     with pytest.raises(WalError):
         await wal.append(b"x")
     assert (await reading).value == b"x", "it was accepted, and is lost"
@@ -135,4 +135,4 @@ async def test_waiting_readers_learn_that_the_log_ends(wal, faulty) -> None:
 
 async def test_other_words_are_refused(wal) -> None:
     with pytest.raises(ValueError, match="visibility"):
-        wal.reader(visibility="synced")
+        wal.follow(visibility="synced")
