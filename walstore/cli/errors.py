@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from walstore import MissingExtraError
-from walstore.core.runtime.extras import extra_of, missing_extra
+from walstore.core.runtime.extras import extra_of, hidden_by, missing_extra
 from walstore.errors import (
     CollectionNotFoundError,
     ContentionError,
@@ -55,6 +55,8 @@ class ChildFailedError(WalError):
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the error comes from the user or the environment, not from a bug here."""
+    if isinstance(error, ImportError) and hidden_by(error) is not None:
+        return True
     if isinstance(error, ModuleNotFoundError):
         return extra_of(error) is not None
     return isinstance(error, WalError | OSError | UsageError)
@@ -105,6 +107,8 @@ def explain(error: BaseException) -> str:
 
     A name in it is as it is: :func:`walstore.cli.output.visible` shows what it contains, in one line.
     """
+    if isinstance(error, ImportError) and (hidden := hidden_by(error)) is not None:
+        return hidden
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         return str(missing_extra(error.name or "", extra_of(error) or ""))
     if isinstance(error, OSError) and error.strerror:

@@ -73,6 +73,23 @@ def missing_extra(name: str, extra: str, what: str = "this") -> MissingExtraErro
     )
 
 
+def hidden_by(error: ImportError) -> str | None:
+    """Return which file hides the package ``uploader``, and what to do, if that is why an import failed."""
+    found = sys.modules.get("uploader")
+    is_of_it = (error.name or "").partition(".")[0] == "uploader"
+    if not is_of_it or found is None or hasattr(found, "CloudTier"):
+        return None
+    return hiding(getattr(found, "__file__", None))
+
+
+def hiding(path: str | None) -> str:
+    """Return what to say of another module ``uploader``, which is in this file."""
+    return (
+        f"another module is named uploader ({path}), and hides the package of walstore with the cloud tier: "
+        "rename it, or remove its directory from sys.path; nothing was done"
+    )
+
+
 def extra_of(error: ModuleNotFoundError) -> str | None:
     """Return the extra that has the missing module, or None if no extra has it."""
     if isinstance(error, MissingExtraError):
