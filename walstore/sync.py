@@ -25,6 +25,7 @@ from walstore.core.read.reader import MIB, Reader
 from walstore.core.runtime.error_mapping import copy_error
 from walstore.core.runtime.resource import Opening
 from walstore.core.runtime.statistics import GroupInfo, GroupStatistics, Statistics
+from walstore.core.validation.arguments import as_int
 from walstore.errors import WalClosedError, WalError, WrongLoopError
 from walstore.log.wal import Wal
 from walstore.net.remote.remote_wal import RemoteWal
@@ -200,9 +201,9 @@ class BlockingLog:
         self, producer_id: str, sequence: int, values: Iterable[bytes], **options: Any
     ) -> range:
         """Append a group once, with a number of yours; as :meth:`walstore.Producer.append_many`."""
-        kept = list(values)
+        kept, number = list(values), as_int(sequence, "sequence")
         span: range = self._run(
-            lambda: self._log.producer(producer_id).append_many(kept, sequence=sequence, **options)
+            lambda: self._log.producer(producer_id).append_many(kept, sequence=number, **options)
         )
         return span
 

@@ -42,6 +42,8 @@ async def test_its_last_number_is_asked_for(face: Face) -> None:
 async def test_an_append_from_threads_is_made_once(face: Face) -> None:
     assert await face.log.append_once("p", 1, [b"a"]) == range(1, 2)
     assert await face.log.append_once("p", 1, [b"a"]) == range(1, 2)
+    with pytest.raises(TypeError, match="sequence must be an int"):  # else the log would choose one
+        await face.log.append_once("p", None, [b"b"])
     assert await values(face.log) == [b"a"]
 
 
