@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
 import inspect
 import os
+import pickle
 import threading
 import traceback
 import warnings
@@ -18,7 +21,7 @@ import pytest
 import uploader
 import walstore
 import walstore.sync
-from tests.contract.faces import FACES
+from tests.contract.faces import FACES, Face, on
 from tests.contract.handles import (
     Call,
     awaited,
@@ -187,3 +190,13 @@ def test_handles_for_threads_in_an_event_loop_and_in_a_child(
             problems += from_a_child([call for call in some if call.name not in ends])
             assert not problems, "\n".join(problems)
             assert log.append(b"3") == 3
+
+
+@on(*WITH_LOOPS)
+async def test_a_log_is_neither_copied_nor_pickled(face: Face) -> None:
+    """A copy would close what the log has open, and write beside it."""
+    for copy_it in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            copy_it(face.log)
+    gc.collect()  # what is left of the attempts
+    await face.writer.append(b"the owner goes on")

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
+from walstore.core.runtime.owned import NotCopied
 from walstore.core.runtime.resource import abandon_in_children
 from walstore.core.runtime.threads import Lane
 from walstore.errors import WalClosedError
@@ -60,7 +61,7 @@ class NoAnchor:
         """Hold nothing."""
 
 
-class _OpenDirectory:
+class _OpenDirectory(NotCopied):
     """A directory that is held open: it is followed wherever it is moved."""
 
     def __init__(self, path: Path, descriptor: int) -> None:

@@ -18,6 +18,7 @@ from typing import Final, Self, TypeVar
 
 from walstore.core.files.anchor import Anchor, NoAnchor
 from walstore.core.ports import Buffer
+from walstore.core.runtime.owned import NotCopied
 from walstore.core.runtime.resource import abandon_in_children
 from walstore.errors import WalClosedError, WalLockedError
 
@@ -32,7 +33,7 @@ _OPEN_FLAGS = {
 }
 
 
-class _Descriptor:
+class _Descriptor(NotCopied):
     """A descriptor that is closed once; in child processes immediately."""
 
     def __init__(self, descriptor: int) -> None:

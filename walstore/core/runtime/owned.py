@@ -13,7 +13,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 _T = TypeVar("_T")
 _BLOCKS: Final = frozenset(("__aenter__", "__aexit__", "__anext__"))
@@ -26,7 +26,19 @@ def checks_itself(call: _T) -> _T:
     return call
 
 
-class Owned:
+class NotCopied:
+    """Base of what is open: a copy, here or in another process, would be a second owner of it."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """TypeError, for ``copy`` and ``pickle``."""
+        raise TypeError(
+            f"an open {type(self).__name__} cannot be copied or pickled; open another one"
+        )
+
+
+class Owned(NotCopied):
     """Base of handles that belong to one event loop; see the module."""
 
     __slots__ = ()

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
+from walstore.core.runtime.owned import NotCopied
 from walstore.core.runtime.tasks import log_failure, shield
 from walstore.errors import WalClosedError, WrongLoopError
 
@@ -35,7 +36,7 @@ class _Closeable(Protocol):
 _C = TypeVar("_C", bound=_Closeable)
 
 
-class MustClose:
+class MustClose(NotCopied):
     """Base of what a program opens and has to close: a ResourceWarning tells of one that is collected open.
 
     Its descriptors are closed with it.
