@@ -290,7 +290,7 @@ class PosixFileSystem:
         """Open a file; see :class:`walstore.core.ports.FileSystem`."""
         descriptor = self._open(path, _OPEN_FLAGS[mode])
         if mode == "r":  # else the system refuses a directory, and names it
-            _check_no_directory(descriptor, path)
+            _check_file(descriptor, path)
         return PosixFile(descriptor)
 
     def list(self, directory: Path) -> list[str]:
@@ -322,7 +322,7 @@ class PosixFileSystem:
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
         descriptor = self._open(path, os.O_RDONLY)
-        size = _check_no_directory(descriptor, path).st_size + 1
+        size = _check_file(descriptor, path).st_size + 1
         try:
             data = piece = os.read(descriptor, size)
             while len(piece) == size:  # it grew meanwhile
@@ -408,9 +408,12 @@ class PosixFileSystem:
     def _open(self, path: Path, flags: int) -> int:
         if flags & (os.O_RDWR | os.O_CREAT):
             flags |= os.O_NOFOLLOW
+        flags |= (
+            os.O_CLOEXEC | os.O_NONBLOCK
+        )  # a pipe in the place of a file would wait for a writer
         try:
             with self._anchor.at(path) as (parent, name):
-                return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
+                return os.open(name, flags, 0o644, dir_fd=parent)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
@@ -451,13 +454,14 @@ def _check_there(descriptor: int, path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
-def _check_no_directory(descriptor: int, path: Path) -> os.stat_result:
-    """Return what a file is; a directory is closed and refused, with its path: a read does not give it."""
+def _check_file(descriptor: int, path: Path) -> os.stat_result:
+    """Return what a file is; a directory, or a pipe, is closed and refused: as IsADirectoryError."""
     found = os.fstat(descriptor)
-    if stat.S_ISDIR(found.st_mode):
-        os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return found
+    if stat.S_ISREG(found.st_mode):
+        return found
+    os.close(descriptor)
+    text = os.strerror(errno.EISDIR) if stat.S_ISDIR(found.st_mode) else "Not a regular file"
+    raise IsADirectoryError(errno.EISDIR, text, str(path))
 
 
 _OWNER_BYTES: Final = 256

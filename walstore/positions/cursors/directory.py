@@ -284,7 +284,7 @@ def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | Non
         return None
     except IsADirectoryError:
         raise CorruptionError(
-            "this is a directory, not a cursor; move it away", path=str(path)
+            "this is a directory or a pipe, not a cursor; move it away", path=str(path)
         ) from None
     return decode_cursor(data, str(path))
 

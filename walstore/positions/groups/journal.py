@@ -345,7 +345,7 @@ def look_at_journals(
         except FileNotFoundError:  # deleted meanwhile
             continue
         except IsADirectoryError:
-            text = "this is a directory, not the journal of a group; move it away"
+            text = "this is a directory or a pipe, not the journal of a group; move it away"
             found[name] = CorruptionError(text, path=str(path))
         except (CorruptionError, FormatVersionError) as error:
             found[name] = error

@@ -216,6 +216,16 @@ def test_a_relative_directory_can_be_made(
     assert (tmp_path / "a" / "b").is_dir()
 
 
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(
+    system: PosixFileSystem, tmp_path: Path
+) -> None:
+    """An open that waits for somebody who writes to it would hold a thread for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for read in (system.read, lambda path: system.open(path, "r")):
+        with pytest.raises(IsADirectoryError, match="Not a regular file"):
+            read(tmp_path / "pipe")
+
+
 def test_a_file_in_the_way_of_a_directory_is_an_error(
     system: PosixFileSystem, tmp_path: Path
 ) -> None:
