@@ -287,7 +287,7 @@ def _index() -> str:
     lines = [MARK, "# Reference", "", "| | |", "|---|---|"]
     lines += [f"| [{page.title}]({page.name}.md) | {page.summary} |" for page in PAGES]
     lines += [
-        "| [Errors](../errors.md) | What each means, and what became of the data. |",
+        "| [Errors](../errors.md) | What each means, and the outcome for the data. |",
         "| [Command line](../cli.md) | Every verb, option and exit code. |",
     ]
     return "\n".join(lines) + "\n"
@@ -449,15 +449,15 @@ def _string(node: ast.stmt | None) -> str:
 _ERRORS_INTRODUCTION = """\
 # Errors
 
-All errors are `WalError`. Each says two things that a program can act on:
+All errors are `WalError`. Each has two attributes that a program can act on:
 
-* `outcome`: what became of the records of the failed call. `"not_written"`: safe to submit again.
+* `outcome`: the outcome for the records of the failed call. `"not_written"`: safe to submit again.
   `"durable"`: they are in the log. `"unknown"`: open the log again and read before submitting again.
-* `retriable`: whether the same call may succeed later without anybody changing anything.
+* `retriable`: whether the same call may succeed later without intervention.
 
-The table has the values of the class; an error object may have others. Wrong arguments raise `TypeError`
-or `ValueError`. What to do about an error is in [operations.md](operations.md#when-something-is-wrong).
-Exit codes of the command line are in [cli.md](cli.md).
+The table shows the values of the class; an error object may have others. Wrong arguments raise `TypeError`
+or `ValueError`. [operations.md](operations.md#when-something-is-wrong) explains what to do about an error,
+and [cli.md](cli.md) lists the exit codes of the command line.
 """
 
 
@@ -509,9 +509,9 @@ _LLMS_INTRODUCTION = """\
 
 > A write-ahead log for asyncio programs in Python, shipped to object storage as wal3 fragments.
 
-One process writes a local log; any number of tasks and processes read it. Each append chooses how safe it
-must be before it returns: "memory", "disk" (the default) or "cloud". A log may also be in object storage
-alone, with several writers there. Spark reads and writes logs, too.
+One process writes a local log; any number of tasks and processes read it. You choose per append what it
+waits for: "memory", "disk" (the default) or "cloud". A log can also exist in object storage alone, with
+several writers. Spark reads and writes logs.
 """
 
 

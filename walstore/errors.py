@@ -74,8 +74,8 @@ class WalError(Exception):
 class WalClosedError(WalError):
     """The log is closed: cleanly, because another owner fenced it, or because it failed.
 
-    After a failure the cause is chained, and the log stays closed until it is opened again; nothing
-    acknowledged at level ``disk`` is lost by that.
+    After a failure the cause is chained, and the log stays closed until it is opened again. No record
+    acknowledged at level ``disk`` is lost.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class WalLockedError(WalError):
 class FencedError(WalError):
     """A newer owner took over; this one may no longer write.
 
-    Raised for a fence of the log, or for the cloud prefix that a local log ships to: then the log is
-    closed, and the records on its disk stay there. ``outcome`` is ``"unknown"`` for a record that is on
-    this disk: only the log that continues elsewhere shows whether it has the record, too. ``epoch`` is the
-    newer owner's, of a replicated log; None if it is not known.
+    Raised for a fence of the log, or for the cloud prefix that a local log ships to. In the second case
+    the log is closed, and the records on its disk stay there. ``outcome`` is ``"unknown"`` for a record that
+    is on this disk: only the log that continues elsewhere shows whether it also has the record. For a
+    replicated log, ``epoch`` is the newer owner's; None if it is not known.
     """
 
     epoch: int | None = None
@@ -109,9 +109,9 @@ class FencedError(WalError):
 class CorruptionError(WalError):
     """Stored bytes differ from what was written. Nothing was changed; see ``walstore verify``.
 
-    A copy of a replicated log with less than it noted as synced, or with a damaged file ``PROMISE`` or
-    ``SYNCED``, counts for nothing until its directory is emptied and it is made again. One that knows records
-    to be replicated which its leader has not keeps them: ``walstore logs give-up`` or ``reset-head`` decides.
+    A copy of a replicated log that lost synced records, or has a damaged file ``PROMISE`` or ``SYNCED``, does
+    not count until its directory is emptied and the copy is made again. A copy with records that it knows to
+    be replicated and its leader lacks keeps them: ``walstore logs give-up`` or ``reset-head`` decides.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class OffsetError(WalError):
 
 
 class OffsetTrimmedError(OffsetError):
-    """The offset was in the log once and has been removed by retention or trim."""
+    """Retention or trim removed the offset from the log."""
 
     _message = "the offset was removed from the log"
 
@@ -166,9 +166,9 @@ class ExpectationError(WalError):
 
 
 class RegisterMismatchError(ExpectationError):
-    """A register had another value than expected; ``actual`` holds all registers.
+    """A register had another value than expected; ``actual`` contains all registers.
 
-    ``expected`` is what was given; of a served log, choices of values are their text.
+    ``expected`` contains the given conditions; for a served log, choices of values are given as text.
     """
 
     expected: Mapping[str, object]
@@ -185,7 +185,7 @@ class OffsetMismatchError(ExpectationError):
 class SequenceMismatchError(ExpectationError):
     """A producer's sequence number leaves a gap, or is older than the log remembers.
 
-    In the second case ``outcome`` is ``"durable"``: it was appended, but its offset is no longer known.
+    In the second case ``outcome`` is ``"durable"``: it is in the log, but its offset is no longer known.
     """
 
     expected: int
@@ -221,8 +221,8 @@ class StreamClosedError(WalError):
 
 
 class LimitExceededError(WalError):
-    """A maximum is reached: of a log's registers or streams, of a server's requests or open transactions,
-    or of a row's count.
+    """A log's registers or streams, a server's requests or open transactions, or a row's count reached their
+    maximum.
 
     Nothing was written.
     """
@@ -254,8 +254,8 @@ class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know
 class DiskFullError(WalError):
     """No space is left on the device, or less than ``min_free_bytes``.
 
-    If ``retriable`` is true, appends are refused before the disk is full and work again without
-    intervention once there is space. Otherwise the log has failed: free some space and open it again.
+    If ``retriable`` is true, the log refused the append before the disk was full, and accepts appends again
+    once space is available. Otherwise the log has failed: free some space and open it again.
     """
 
 
@@ -287,9 +287,9 @@ class LogSealedError(WalError):
 
 
 class LogSuspendedError(WalError):
-    """The log of a cluster is suspended: nobody leads it, and what was acknowledged stays with its copies.
+    """The log of a cluster is suspended: it has no leader, and its copies keep all acknowledged records.
 
-    Resume it with ``walstore logs resume NAME``, then call again. A client stays usable meanwhile.
+    Resume it with ``walstore logs resume NAME``, then call again. A client stays usable.
     """
 
     def __init__(self, message: str, *, location: str) -> None:
@@ -326,7 +326,7 @@ class UpperMismatchError(ExpectationError):
 class SinceViolationError(WalError):
     """A collection no longer distinguishes the updates up to ``since``, so it cannot be read as of ``as_of``.
 
-    Read as of ``since`` or later. A reader that must read earlier times registers before they are compacted.
+    Read as of ``since`` or later. To read earlier times, register a reader before they are compacted.
     """
 
     def __init__(self, message: str, *, as_of: int, since: int) -> None:
@@ -336,9 +336,9 @@ class SinceViolationError(WalError):
 
 
 class LeaseExpiredError(WalError):
-    """The reader's lease expired, it was removed, or another handle took its name; it holds nothing any more.
+    """The reader's lease expired, it was removed, or another handle took its name; it holds nothing now.
 
-    Register a reader again, and begin with a snapshot: updates may have been compacted meanwhile.
+    Register a reader again, and begin with a snapshot: updates may have been compacted since.
     """
 
     def __init__(self, message: str, *, reader: str) -> None:
@@ -349,9 +349,9 @@ class LeaseExpiredError(WalError):
 class IndefiniteError(WalError):
     """Two writers of a collection published different updates for the same times.
 
-    Nothing of the later one was taken over. The contents of the collection for these times are undefined
-    until one of the shards is corrected: writers of the same collection must derive their updates from the
-    same input.
+    None of the later writer's updates were taken over. The contents of the collection for these times are
+    undefined until one of the shards is corrected: writers of the same collection must derive their updates
+    from the same input.
     """
 
     def __init__(self, message: str, *, writers: tuple[str, str], lower: int, upper: int) -> None:

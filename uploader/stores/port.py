@@ -29,7 +29,7 @@ class PreconditionFailedError(WalError):
     """The object under ``key`` already exists, or is not the one the caller expected.
 
     The request that got this answer changed nothing. Over a network the object may still be the caller's
-    own: an earlier attempt whose answer was lost. ``uploader.root.cas`` distinguishes the two.
+    own, from an earlier attempt with a lost answer.
     """
 
     def __init__(self, message: str, *, key: str) -> None:
