@@ -510,8 +510,8 @@ _LLMS_INTRODUCTION = """\
 > A write-ahead log for asyncio programs in Python, shipped to object storage as wal3 fragments.
 
 One process writes a local log; any number of tasks and processes read it. You choose per append what it
-waits for: "memory", "disk" (the default) or "cloud". A log can also exist in object storage alone, with
-several writers. Spark reads and writes logs.
+waits for: "memory", "disk" (the default), "replicated" or "cloud". A log can also exist in object storage
+alone, with several writers. Spark reads and writes logs.
 """
 
 
