@@ -165,7 +165,10 @@ class RecordFile:
     async def _read(self) -> Known | None:
         parse = partial(CommitRecord.parse, path=self.key)
         found = await find_stored(self._store, self.key, parse)
-        return None if found is None else Known(found.value, found.etag)
+        if found is None:
+            return None
+        assert found.etag is not None
+        return Known(found.value, found.etag)
 
 
 def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class CollectionHead:
                 f"there is no collection at {self._store.url}; create it with create=True",
                 location=self._store.url,
             ) from None
+        assert stored.etag is not None
         head = stored.value.head
         if stored.value.missing_version is not None and not head.is_deleted:
             version = await self.version(stored.value.missing_version)

@@ -82,6 +82,7 @@ class GroupPlace:
                 "unharmed. delete_group() removes the group; start= says where a new one begins",
                 path=layout.group_path(name),
             ) from found.damage
+        assert found.etag is not None
         return found.value, found.etag
 
     async def find(self, name: str) -> StoredDocument[GroupDocument | None] | None:
