@@ -134,7 +134,7 @@ MUTANTS: Final = (
     Mutant(GARBAGE_PLAN, "limit_seq_no=dropped[-1].seq_no + 1,", "limit_seq_no=dropped[-1].seq_no,"),
     Mutant(HEADS, "max(self.interval_us, interval_us)", "min(self.interval_us, interval_us)"),
     Mutant(HEADS, "if head.offset >= offset and head.since_us <= now_us]", "if head.offset >= offset]"),
-    Mutant(APPLY, "if etag is None or found != garbage:", "if etag is None:"),
+    Mutant(APPLY, "if found.etag is None or found.value != garbage:", "if found.etag is None:"),
     Mutant(DELETER, "[item.key for item in batch]", "[item.key for item in batch[1:]]"),
 )  # fmt: skip
 

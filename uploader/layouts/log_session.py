@@ -16,8 +16,9 @@ from uploader.format.layout import manifest_key
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
-from uploader.root import cas
 from uploader.root.root import Note, Root
+from uploader.root.stored_document import StoredDocument
+from uploader.root.swapped_document import SwappedDocument
 from uploader.root.write_guard import missing
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.runtime.task_groups import task_group
@@ -225,10 +226,5 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
 
     OutcomeUnknownError if the store does not report the outcome.
     """
-    etag: str | None = None
-    while True:
-        result = await cas.put(store, key, data, etag, retry=retry)
-        result.decided(store.url, f"{key} was put; call again")
-        if result.outcome is cas.PutOutcome.COMMITTED:
-            return
-        etag = result.etag
+    document = SwappedDocument(store, key, bytes, serialise=bytes, nothing=bytes, retry=retry)
+    await document.change(lambda _: data, seen=StoredDocument(b"", None))

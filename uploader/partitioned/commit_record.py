@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.stager import StagedFragment
-from uploader.root import cas
-from uploader.root.stored_document import find_stored
+from uploader.root.stored_document import StoredDocument
+from uploader.root.swapped_document import DocumentSwap, SwappedDocument
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
@@ -121,51 +121,37 @@ class CommitRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A version of the record, and the ETag that replaces it."""
-
-    record: CommitRecord
-    etag: str
+NOTHING: Final = CommitRecord("", 0, None, "", 0, is_done=True, logs={})
+"""Of a query that was never run, or whose record was removed."""
 
 
-class RecordFile:
-    """Reads and replaces one record. Belongs to one event loop."""
+class RecordFile(SwappedDocument[CommitRecord]):
+    """Reads and replaces one record, and waits out faults. Belongs to one event loop.
+
+    Without an object the record is :data:`NOTHING`.
+    """
 
     def __init__(
         self, store: ObjectStore, key: str, *, retry: RetryPolicy, stall_guard: StallGuard
     ) -> None:
-        self.key = key
-        self._store = store
-        self._retry = retry
+        super().__init__(
+            store,
+            key,
+            partial(CommitRecord.parse, path=key),
+            nothing=lambda: NOTHING,
+            retry=retry,
+        )
         self._stall_guard = stall_guard
 
-    async def read(self) -> Known | None:
-        """Return the newest version; None if there is none. CorruptionError if it is damaged."""
-        return await self._stall_guard.call(self._read)
+    async def read(self) -> StoredDocument[CommitRecord]:
+        """As of :class:`SwappedDocument`."""
+        return await self._stall_guard.call(super().read)
 
-    async def write(self, record: CommitRecord, before: Known | None) -> Known | None:
-        """Replace ``before`` by a version; None if another one is there by now.
-
-        Then ours may have been there in between: read it.
-        """
-        data = record.serialise()
-
-        async def attempt() -> cas.PutResult:
-            etag = None if before is None else before.etag
-            found = await cas.put(self._store, self.key, data, etag, retry=self._retry)
-            return found.decided(self._store.url, f"{self.key} was put; call again")
-
-        result = await self._stall_guard.call(attempt)
-        if result.outcome is cas.PutOutcome.LOST:
-            return None
-        assert result.etag is not None
-        return Known(record, result.etag)
-
-    async def _read(self) -> Known | None:
-        parse = partial(CommitRecord.parse, path=self.key)
-        found = await find_stored(self._store, self.key, parse)
-        return None if found is None else Known(found.value, found.etag)
+    async def swap(
+        self, value: CommitRecord, before: StoredDocument[CommitRecord]
+    ) -> DocumentSwap[CommitRecord]:
+        """As of :class:`SwappedDocument`."""
+        return await self._stall_guard.call(partial(super().swap, value, before))
 
 
 def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:

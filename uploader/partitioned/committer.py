@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader.layouts.log_session import LogSession
-from uploader.partitioned.commit_record import CommitRecord, Known, RecordFile
+from uploader.partitioned.commit_record import NOTHING, CommitRecord, RecordFile
 from uploader.partitioned.publisher import PartitionPublisher
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.stager import BATCH_KEYS, StagedFragment, delete_staged, forget_staged
@@ -38,6 +38,7 @@ from uploader.partitioned.write_id import (
     parse_staged,
     staging_of,
 )
+from uploader.root.stored_document import StoredDocument
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
@@ -99,20 +100,15 @@ class Committer:
         """
         async with self._watched():
             file = self._file(write.record_key)
-            while True:
-                known = await file.read()
-                if known is None:
-                    record = CommitRecord(
-                        write.source, 1, None, write.job, 0, is_done=True, logs={}
-                    )
-                elif not known.record.has(write.epoch):
-                    record = known.record.fenced()
-                elif known.record.job == write.job:
-                    return False
-                else:
-                    break
-                if await file.write(record, known):
-                    break
+
+            def fenced(record: CommitRecord) -> CommitRecord | None:
+                if record is NOTHING:
+                    return CommitRecord(write.source, 1, None, write.job, 0, is_done=True, logs={})
+                return None if record.has(write.epoch) else record.fenced()
+
+            record = await file.change(fenced)
+            if record.has(write.epoch) and record.job == write.job:
+                return False
             await delete_staged(self._store, write.staging)
             return True
 
@@ -125,25 +121,29 @@ class Committer:
 
     async def _commit(self, write: WriteId, staged: Mapping[int, Sequence[StagedFragment]]) -> bool:
         file = self._file(write.record_key)
-        is_ours = False
+        is_ours, lost = False, 0
         while True:
             known = await file.read()
-            if known is not None:
-                _check_record(known.record, write)
-            if known and not known.record.is_done:
+            record = known.value
+            if record is not NOTHING:
+                _check_record(record, write)
+            if not record.is_done:
                 await self._publisher.publish(file, known)
-            elif known and known.record.has(write.epoch):
+            elif record.has(write.epoch):
                 await self._clean(file, write.query, write.epoch)
                 return is_ours
-            elif known is None and is_ours and not write.is_named:
+            elif record is NOTHING and is_ours and not write.is_named:
                 return True  # another driver finished it and removed the record
             elif await self._put_record(file, known, write, staged):
                 is_ours = True
+            else:
+                lost += 1
+                await file.pause(lost)
 
     async def _put_record(
         self,
         file: RecordFile,
-        known: Known | None,
+        known: StoredDocument[CommitRecord],
         write: WriteId,
         staged: Mapping[int, Sequence[StagedFragment]],
     ) -> bool:
@@ -158,14 +158,14 @@ class Committer:
         plans = await self._publisher.plan(write.job, wanted)
         record = CommitRecord(
             source=write.source,
-            generation=1 if known is None else known.record.generation + 1,
+            generation=known.value.generation + 1,
             epoch=write.epoch,
             job=write.job,
             committed_us=self._clock.now_us(),
             is_done=not plans,
             logs=plans,
         )
-        return await file.write(record, known) is not None
+        return (await file.swap(record, known)).put is not None
 
     # -- other jobs --------------------------------------------------------------------------
 
@@ -173,10 +173,10 @@ class Committer:
         """Publish the commits of jobs whose drivers died; such jobs are not run again."""
         keys = [listed.key async for listed in self._store.list(JOBS)]
         for key in keys:
-            known = await self._file(key).read()
-            if known is None or known.record.is_done:
+            record = (await self._file(key).read()).value
+            if record.is_done:
                 continue
-            age_seconds = (self._clock.now_us() - known.record.committed_us) / 1e6
+            age_seconds = (self._clock.now_us() - record.committed_us) / 1e6
             if age_seconds > _FORSAKEN_SECONDS:
                 try:
                     await self._finish(key)
@@ -186,11 +186,11 @@ class Committer:
     async def _finish(self, key: str) -> bool:
         file = self._file(key)
         is_needed = False
-        while (known := await file.read()) is not None and not known.record.is_done:
+        while not (known := await file.read()).value.is_done:
             is_needed = True
             await self._publisher.publish(file, known)
-        if is_needed and known is not None and known.record.epoch is not None:
-            await self._clean(file, key.rpartition("/")[2], known.record.epoch)
+        if is_needed and known.value.epoch is not None:
+            await self._clean(file, key.rpartition("/")[2], known.value.epoch)
         return is_needed
 
     # -- inside ------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from functools import partial
 
 from uploader.format.manifest import Manifest
 from uploader.layouts.log_session import find_root
-from uploader.partitioned.commit_record import Known, LogPlan, PublishPlace, RecordFile
+from uploader.partitioned.commit_record import CommitRecord, LogPlan, PublishPlace, RecordFile
 from uploader.partitioned.partitions import SubStore
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.stager import StagedFragment, placed, setsum_at, writer_of
@@ -32,7 +32,7 @@ from uploader.partitioned.write_id import HOLD_SECONDS, JOBS, is_passing, job_ti
 from uploader.root.garbage_file import announced_head
 from uploader.root.holds import GarbageHold, Holds
 from uploader.root.ownership import direct_writer_name
-from uploader.root.stored_document import read_object
+from uploader.root.stored_document import StoredDocument, read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
 from uploader.runtime.task_groups import task_group
@@ -243,21 +243,21 @@ class PartitionPublisher:
                 tasks.create_task(plan_one(partition))
         return plans
 
-    async def publish(self, file: RecordFile, known: Known) -> None:
+    async def publish(self, file: RecordFile, known: StoredDocument[CommitRecord]) -> None:
         """Publish what a record names and mark it done; return early if another driver went on with it."""
         keeper = RecordKeeper(file, known, self._settings.max_moves)
 
         async def publish_one(partition: int) -> None:
             async with slots, self._open(partition) as publisher:
                 await publisher.publish(
-                    known.record.logs[partition],
+                    known.value.logs[partition],
                     lambda plan, place: keeper.move(partition, plan, place),
                 )
 
         slots = asyncio.Semaphore(self._settings.parallel_logs)
         try:
             async with task_group() as tasks:
-                for partition in known.record.logs:
+                for partition in known.value.logs:
                     tasks.create_task(publish_one(partition))
             await keeper.finish()
         except SupersededError:
@@ -266,11 +266,10 @@ class PartitionPublisher:
             await self._explain_missing(file, keeper.known, error)
 
     async def _explain_missing(
-        self, file: RecordFile, known: Known, error: StagedMissingError
+        self, file: RecordFile, known: StoredDocument[CommitRecord], error: StagedMissingError
     ) -> None:
         """Return if another driver published what is missing."""
-        newest = await file.read()
-        if newest is None or newest.etag != known.etag:
+        if (await file.read()).etag != known.etag:
             return
         if file.key.startswith(JOBS):
             # Such a record is deleted when all is done, and a late put of it may bring it back. The staged
@@ -309,7 +308,9 @@ class SupersededError(Exception):
 class RecordKeeper:
     """The record while it is being published."""
 
-    def __init__(self, file: RecordFile, known: Known, max_moves: int) -> None:
+    def __init__(
+        self, file: RecordFile, known: StoredDocument[CommitRecord], max_moves: int
+    ) -> None:
         self.known = known
         self._file = file
         self._moves_left = max_moves
@@ -318,32 +319,28 @@ class RecordKeeper:
     async def move(self, partition: int, plan: LogPlan, place: PublishPlace) -> LogPlan:
         """Move a plan to another place, unless another driver has moved it."""
         async with self._lock:
-            while (found := self.known.record.logs[partition]).base == plan.base:
+            while (found := self.known.value.logs[partition]).base == plan.base:
                 self._count()
-                record = self.known.record.moved(partition, place)
-                written = await self._file.write(record, self.known)
-                self.known = written or await self._read_again()
+                record = self.known.value.moved(partition, place)
+                swap = await self._file.swap(record, self.known)
+                self._check(swap.newest.value)
+                self.known = swap.newest
             return found
 
     async def finish(self) -> None:
         """Mark the record as done."""
         async with self._lock:
-            while True:
-                written = await self._file.write(self.known.record.done(), self.known)
-                if written:
-                    return
-                self.known = await self._read_again()
+            await self._file.change(self._done, seen=self.known)
 
-    async def _read_again(self) -> Known:
-        found = await self._file.read()
-        ours = self.known.record
-        if (
-            found is None
-            or found.record.is_done
-            or (found.record.epoch, found.record.job) != (ours.epoch, ours.job)
-        ):
+    def _done(self, record: CommitRecord) -> CommitRecord:
+        self._check(record)
+        return record.done()
+
+    def _check(self, record: CommitRecord) -> None:
+        """Raise SupersededError unless the record is of the same commit, and not done."""
+        ours = self.known.value
+        if record.is_done or (record.epoch, record.job) != (ours.epoch, ours.job):
             raise SupersededError
-        return found
 
     def _count(self) -> None:
         self._moves_left -= 1

@@ -21,9 +21,9 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.root import cas
 from uploader.root.holds import Keepers, lowest_cursor
 from uploader.root.stored_document import find_stored
+from uploader.root.swapped_document import SwappedDocument
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.runtime.two_clock_time import TwoClockTime
@@ -43,35 +43,22 @@ async def announced_head(store: ObjectStore) -> int:
     return layout.FIRST_OFFSET if found is None else found.value.first_to_keep
 
 
-class GarbageFile:
-    """The announced collection of one log."""
+class GarbageFile(SwappedDocument[Garbage]):
+    """The announced collection of one log; empty if there is none.
+
+    Reading raises CorruptionError also if the document names what no collector may take.
+    """
 
     def __init__(self, store: ObjectStore, *, retry: RetryPolicy, worker: Worker) -> None:
-        self._store = store
-        self._retry = retry
-        self._worker = worker
-
-    async def load(self) -> tuple[Garbage, str | None]:
-        """Return the announced garbage, empty if there is none, and the ETag, None without an object.
-
-        CorruptionError if the document is damaged, or names what no collector may take.
-        """
-        found = await find_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
-        return (Garbage(), None) if found is None else (found.value, found.etag)
-
-    async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
-        """Announce garbage in the place of what ``etag`` names; return the new ETag.
-
-        None if another collector was first. OutcomeUnknownError if the store does not report the outcome.
-        """
-        data = await self._worker.run(garbage.serialise)
-        result = await cas.put(self._store, layout.GARBAGE, data, etag, retry=self._retry)
-        result.decided(self._store.url, f"{layout.GARBAGE} was written; collect again")
-        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
-
-    async def clear(self, etag: str) -> bool:
-        """Mark the collection that ``etag`` names as finished; False if another collector did."""
-        return await self.swap(Garbage(), etag) is not None
+        super().__init__(
+            store,
+            layout.GARBAGE,
+            _parse,
+            nothing=Garbage,
+            retry=retry,
+            question=f"{layout.GARBAGE} was written; collect again",
+            worker=worker,
+        )
 
 
 logger = logging.getLogger("walstore")

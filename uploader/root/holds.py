@@ -16,8 +16,8 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
-from uploader.root import cas
-from uploader.root.stored_document import find_stored, parse_aside
+from uploader.root.stored_document import StoredDocument, find_stored
+from uploader.root.swapped_document import SwappedDocument
 from uploader.runtime.task_groups import settle_all, task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -59,17 +59,20 @@ class Holds:
 
         OutcomeUnknownError if the store does not report whether it was put; call again.
         """
-        key, data, etag = layout.hold_path(hold.name), hold.serialise(), None
-        while True:
-            result = await cas.put(self._store, key, data, etag, retry=self._retry)
-            result.decided(self._store.url, f"{key} was put; call again")
-            if result.outcome is cas.PutOutcome.COMMITTED:
-                return
-            etag = result.etag
-            if result.data is not None:
-                before = await parse_aside(partial(GarbageHold.parse, name=hold.name), result.data)
-                if before.position <= hold.position and before.expires_us == hold.expires_us:
-                    return
+        document = SwappedDocument[GarbageHold | None](
+            self._store,
+            layout.hold_path(hold.name),
+            partial(GarbageHold.parse, name=hold.name),
+            retry=self._retry,
+            most_bytes=MOST_SMALL_BYTES,
+        )
+
+        def put(before: GarbageHold | None) -> GarbageHold | None:
+            if before is None or before.position > hold.position:
+                return hold
+            return None if before.expires_us == hold.expires_us else hold
+
+        await document.change(put, seen=StoredDocument(None, None))
 
 
 class Keepers:

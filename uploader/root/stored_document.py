@@ -25,14 +25,16 @@ _SHORT_BYTES: Final = 16 << 10
 """Parsing a document up to this length takes about as long as waking a thread, or less."""
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredDocument(Generic[_T]):
+class StoredDocument(Generic[_T_co]):
     """The value of a document, and the ETag of its object."""
 
-    value: _T
-    etag: str
+    value: _T_co
+    etag: str | None
+    """None if there is no object."""
     damage: CorruptionError | None = None
     """Why there is no value."""
 
@@ -76,8 +78,7 @@ async def read_stored(
     CorruptionError also if ``parse`` raises ValueError: what the document says has no meaning.
     """
     stored = await read_object(store, key, most_bytes=most_bytes)
-    checked = partial(_checked, parse, key)
-    return StoredDocument(await parse_aside(checked, stored.data, worker=worker), stored.etag)
+    return StoredDocument(await parse_stored(parse, key, stored.data, worker=worker), stored.etag)
 
 
 async def find_stored(
@@ -114,11 +115,19 @@ async def find_stored_or_damaged(
     except ObjectNotFoundError:
         return None
     try:
-        return StoredDocument(
-            await parse_aside(partial(_checked, parse, key), stored.data), stored.etag
-        )
+        return StoredDocument(await parse_stored(parse, key, stored.data), stored.etag)
     except CorruptionError as error:
         return StoredDocument(None, stored.etag, error)
+
+
+async def parse_stored(
+    parse: Callable[[bytes], _T], key: str, data: bytes, *, worker: Lane | None = None
+) -> _T:
+    """Return what ``parse`` makes of the document at ``key``; see :func:`parse_aside`.
+
+    CorruptionError also if it raises ValueError.
+    """
+    return await parse_aside(partial(_checked, parse, key), data, worker=worker)
 
 
 def _checked(parse: Callable[[bytes], _T], key: str, data: bytes) -> _T:

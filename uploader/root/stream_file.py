@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from uploader.format import layout
 from uploader.format.stream_table import StreamTable
-from uploader.root import cas
-from uploader.root.stored_document import find_stored, find_stored_or_damaged
+from uploader.root.stored_document import StoredDocument, find_stored_or_damaged
+from uploader.root.swapped_document import DocumentSwap, SwappedDocument
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
@@ -23,55 +23,48 @@ Change = Callable[[StreamTable], StreamTable | None]
 times. After a lost answer the newest one may be what an earlier call made."""
 
 
-class StreamFile:
-    """The table of one log, as one program sees it. Any number of tasks may call it."""
+class StreamFile(SwappedDocument[StreamTable]):
+    """The table of one log, as one program sees it; empty without an object.
+
+    A change raises UnsupportedStoreError if the store has no swaps.
+    """
 
     def __init__(self, store: ObjectStore, *, retry: RetryPolicy, worker: Worker) -> None:
-        self._store = store
-        self._retry = retry
-        self._worker = worker
+        super().__init__(
+            store,
+            layout.STREAMS,
+            StreamTable.parse,
+            nothing=StreamTable,
+            retry=retry,
+            question=f"{layout.STREAMS} was written; call again",
+            worker=worker,
+        )
         self.table: StreamTable | None = None
         """The newest that was read or written; None before the first time."""
 
+    async def read(self) -> StoredDocument[StreamTable]:
+        """As of :class:`SwappedDocument`; remembers the table."""
+        return self._note(await super().read())
+
     async def load(self) -> StreamTable:
-        """Read the table; an empty one if there is none. CorruptionError, and the store's errors."""
-        table, _ = await self._load()
-        return table
+        """Read the table. CorruptionError, and the store's errors."""
+        return (await self.read()).value
 
-    async def change(self, make: Change) -> StreamTable:
-        """Replace the newest table by the result of ``make``, despite concurrent changes; return it.
+    async def swap(
+        self, value: StreamTable, before: StoredDocument[StreamTable]
+    ) -> DocumentSwap[StreamTable]:
+        """As of :class:`SwappedDocument`; remembers the table."""
+        # A chain of manifests needs no swaps, so they may not have been probed yet.
+        await require_conditional_puts(self._store, with_swaps=True, retry=self._retry)
+        swap = await super().swap(value, before)
+        self._note(swap.newest)
+        return swap
 
-        Passes on what ``make`` raises. UnsupportedStoreError if the store has no swaps.
-        OutcomeUnknownError if it does not answer: call again.
-        """
-        while True:
-            table, etag = await self._load()
-            made = make(table)
-            if made is None:
-                return table
-            data = await self._worker.run(made.serialise)
-            # A chain of manifests needs no swaps, so they may not have been probed yet.
-            await require_conditional_puts(self._store, with_swaps=True, retry=self._retry)
-            result = await cas.put(self._store, layout.STREAMS, data, etag, retry=self._retry)
-            result.decided(self._store.url, f"{layout.STREAMS} was written; call again")
-            if result.outcome is cas.PutOutcome.COMMITTED:
-                return self._note(made)
-
-    # -- inside ------------------------------------------------------------------------------
-
-    async def _load(self) -> tuple[StreamTable, str | None]:
-        found = await find_stored(
-            self._store, layout.STREAMS, StreamTable.parse, worker=self._worker
-        )
-        if found is None:
-            return self._note(StreamTable()), None
-        return self._note(found.value), found.etag
-
-    def _note(self, table: StreamTable) -> StreamTable:
+    def _note(self, found: StoredDocument[StreamTable]) -> StoredDocument[StreamTable]:
         """Remember a table, unless a newer one was seen meanwhile."""
-        if self.table is None or table.revision >= self.table.revision:
-            self.table = table
-        return table
+        if self.table is None or found.value.revision >= self.table.revision:
+            self.table = found.value
+        return found
 
 
 async def read_closings(store: ObjectStore) -> int:

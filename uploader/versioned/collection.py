@@ -253,7 +253,7 @@ class Collection:
     async def status(self) -> CollectionStatus:
         """Return what the collection consists of."""
         self._session.check_home()
-        head = (await self._session.head.load()).head
+        head = await self._session.head.load()
         pending = await self._session.pending.survey(head)
         parts = cover(pending, head.upper)
         return CollectionStatus(
@@ -287,7 +287,7 @@ class Collection:
         CollectionNotFoundError if there never was one, InvalidSettingsError if it is not deleted.
         """
         async with cls(CollectionSession(url, store=store, retry=retry, clock=clock)) as collection:
-            if not (await collection._session.head.load_any()).head.is_deleted:
+            if not (await collection._session.head.read()).value.is_deleted:
                 raise InvalidSettingsError(
                     "the collection is not deleted; open it, and call delete()"
                 )
@@ -308,14 +308,14 @@ class Collection:
         end, so it gets no mark: a writer that appends to it all the time notices after ten minutes at most.
         """
         self._session.check_home()
-        head = (await self._session.head.load_any()).head
+        head = (await self._session.head.read()).value
         if dry_run:
             return len(await self._doomed())
         while not head.is_deleted:
             try:
                 head = await self._session.head.change(transitions.delete)
             except CollectionNotFoundError:
-                head = (await self._session.head.load_any()).head
+                head = (await self._session.head.read()).value
         for writer in await self._shards():
             try:
                 await self._plug(writer, head)
@@ -383,7 +383,7 @@ async def _found(
 ) -> None:
     """Load the head of the collection, created if asked for; raises what ``Collection.open`` does."""
     try:
-        head = (await session.head.load()).head
+        head = await session.head.load()
     except CollectionNotFoundError:
         if not create or wanted is None or await _was_deleted(session):
             raise
@@ -424,6 +424,6 @@ def _shown(columns: pa.Schema, others: pa.Schema) -> str:
 
 async def _was_deleted(session: CollectionSession) -> bool:
     try:
-        return (await session.head.load_any()).head.is_deleted
+        return (await session.head.read()).value.is_deleted
     except CollectionNotFoundError:
         return False

@@ -8,30 +8,20 @@ from functools import partial
 from typing import Final
 
 from uploader.root import cas
-from uploader.root.stored_document import read_stored
+from uploader.root.stored_document import StoredDocument, read_stored
+from uploader.root.swapped_document import DocumentSwap, SwappedDocument
 from uploader.runtime.two_clock_time import TwoClockTime
-from uploader.stores.port import ObjectNotFoundError, ObjectStore
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.versioned import transitions
 from uploader.versioned.head import MOST_COMMITS, MOST_HEAD_BYTES, Head, parse_head
 from uploader.versioned.names import HEAD, new_id
 from uploader.versioned.version import MOST_VERSION_BYTES, Version
 from walstore.core.ports import Clock
-from walstore.errors import (
-    CollectionNotFoundError,
-    ContentionError,
-    LimitExceededError,
-    OutcomeUnknownError,
-)
-
-MOST_ROUNDS: Final = 200
-"""So many times a change is applied to a newer head before it gives up."""
+from walstore.errors import CollectionNotFoundError, LimitExceededError
 
 _FRESH_SECONDS: Final = 5.0
 """A change begins with a head that was read since; an older one has probably changed."""
-
-Transition = Callable[[Head], Head]
-"""Returns the next head, or the same if there is nothing to change; raises what forbids the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +29,30 @@ class SeenHead:
     """A head and when the request that read it began."""
 
     head: Head
-    etag: str
+    etag: str | None
     at: TwoClockTime
 
 
-class CollectionHead:
+class CollectionHead(SwappedDocument[Head]):
     """The head of one collection. Any number of tasks may call it.
 
-    All methods raise CollectionNotFoundError if there is none, or if it was deleted (except
-    :meth:`load_any`), and pass on the store's errors.
+    All methods raise CollectionNotFoundError if there is none, or if it was deleted (except :meth:`read`),
+    and pass on the store's errors. A change whose outcome the store does not report is found by its id in
+    the heads that follow, as far as they remember.
     """
 
     def __init__(self, store: ObjectStore, *, retry: RetryPolicy, clock: Clock) -> None:
-        self._store = store
-        self._retry = retry
+        super().__init__(
+            store,
+            HEAD,
+            parse_head,
+            serialise=_serialise,
+            nothing=self._missing,
+            retry=retry,
+            question="the collection's head was changed; open it again",
+            most_bytes=MOST_HEAD_BYTES,
+            is_mine=_is_mine,
+        )
         self._clock = clock
         self._seen: SeenHead | None = None
         self._versions: dict[str, Version] = {}
@@ -69,36 +69,16 @@ class CollectionHead:
         result = await cas.create(self._store, HEAD, head.serialise(), retry=self._retry)
         if result.outcome is cas.PutOutcome.UNKNOWN:
             result.decided(self._store.url, "the collection was created; open it again")
-        return (await self.load()).head
+        return await self.load()
 
-    async def load(self) -> SeenHead:
-        """Read the newest head; CollectionNotFoundError also for a deleted collection."""
-        seen = await self.load_any()
-        if seen.head.is_deleted:
-            raise CollectionNotFoundError(
-                f"the collection at {self._store.url} was deleted", location=self._store.url
-            )
-        return seen
+    async def load(self) -> Head:
+        """Return the newest head; CollectionNotFoundError also for a deleted collection."""
+        return self._checked((await self.read()).value)
 
-    async def load_any(self) -> SeenHead:
+    async def read(self) -> StoredDocument[Head]:
         """Read the newest head, also of a deleted collection."""
         at = TwoClockTime.now(self._clock)
-        try:
-            stored = await read_stored(self._store, HEAD, parse_head, most_bytes=MOST_HEAD_BYTES)
-        except ObjectNotFoundError:
-            raise CollectionNotFoundError(
-                f"there is no collection at {self._store.url}; create it with create=True",
-                location=self._store.url,
-            ) from None
-        head = stored.value.head
-        if stored.value.missing_version is not None and not head.is_deleted:
-            version = await self.version(stored.value.missing_version)
-            head = replace(head, version=version)
-        seen = SeenHead(head, stored.etag, at)
-        # Of two reads at once, the older may be answered last.
-        if self._seen is None or head.serial >= self._seen.head.serial:
-            self._seen = seen
-        return seen
+        return await self._noted(await super().read(), at)
 
     async def settle(self, positions: Collection[int]) -> Head:
         """Return the newest head, which no longer lets a controller purge pending batches at ``positions``.
@@ -106,7 +86,7 @@ class CollectionHead:
         Those before its ``purged`` count for nothing. The others were put before, or are kept now. Costs one
         read, and a change of the head if a controller is about to purge them.
         """
-        head = (await self.load()).head
+        head = await self.load()
         if transitions.keep(head, positions) is not head:
             head = await self.change(lambda head: transitions.keep(head, positions))
         return head
@@ -123,75 +103,65 @@ class CollectionHead:
             self._versions[key] = found
         return found
 
-    async def change(self, transition: Transition) -> Head:
-        """Apply ``transition`` to the newest head until it is the newest, and return what it made.
+    async def change(
+        self, make: Callable[[Head], Head | None], *, seen: StoredDocument[Head] | None = None
+    ) -> Head:
+        """As of :class:`SwappedDocument`, from the head that was seen last if that is recent.
 
-        Cancellation: the change may still happen, unless another change is seen first.
-
-        OutcomeUnknownError if the store does not report whether it happened, ContentionError if others'
-        changes came first :data:`MOST_ROUNDS` times; and whatever ``transition`` raises.
+        Returns what was put, not what followed it: that may have another controller's epoch.
         """
-        seen = self._seen
-        if seen is None or seen.at.age_seconds(self._clock) >= _FRESH_SECONDS:
-            seen = await self.load()
-        for round_ in range(MOST_ROUNDS):
-            try:
-                wanted = transition(seen.head)
-            except Exception:
-                # The head in memory may be an old one.
-                seen, before = await self.load(), seen
-                if seen.etag == before.etag:
-                    raise
-                continue
-            if wanted is seen.head:
-                newest = await self.load()
-                if newest.etag == seen.etag:
-                    return seen.head
-                seen = newest
-                continue
-            made = await self._swap(seen, wanted)
-            if made is not None:
-                return made
-            await self._clock.sleep(self._retry.wait_seconds(min(round_ + 1, 4)))
-            seen = await self.load()
-        raise ContentionError(
-            f"the head at {self._store.url} changes all the time; try again later"
+        known = self._seen
+        if seen is None and known and known.at.age_seconds(self._clock) < _FRESH_SECONDS:
+            seen = StoredDocument(known.head, known.etag)
+        return await super().change(lambda head: make(self._checked(head)), seen=seen)
+
+    async def swap(self, value: Head, before: StoredDocument[Head]) -> DocumentSwap[Head]:
+        """As of :class:`SwappedDocument`; the head gets a number and the id of its change."""
+        commits = (*before.value.commits, new_id())[-MOST_COMMITS:]
+        put = replace(value, serial=before.value.serial + 1, commits=commits)
+        at = TwoClockTime.now(self._clock)
+        swap = await super().swap(put, before)
+        return replace(swap, newest=await self._noted(swap.newest, at))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _noted(self, found: StoredDocument[Head], at: TwoClockTime) -> StoredDocument[Head]:
+        """Return a head with its version, and remember it."""
+        head = found.value
+        if head.lacks_version and not head.is_deleted:
+            assert head.version_key is not None
+            head = replace(head, version=await self.version(head.version_key))
+        # Of two reads at once, the older may be answered last.
+        if self._seen is None or head.serial >= self._seen.head.serial:
+            self._seen = SeenHead(head, found.etag, at)
+        return replace(found, value=head)
+
+    def _checked(self, head: Head) -> Head:
+        if head.is_deleted:
+            raise CollectionNotFoundError(
+                f"the collection at {self._store.url} was deleted", location=self._store.url
+            )
+        return head
+
+    def _missing(self) -> Head:
+        raise CollectionNotFoundError(
+            f"there is no collection at {self._store.url}; create it with create=True",
+            location=self._store.url,
         )
 
-    async def _swap(self, seen: SeenHead, wanted: Head) -> Head | None:
-        """Put ``wanted`` in the place of what was seen; return what was put, None if it did not happen.
 
-        Not what followed it: that may have another controller's epoch. OutcomeUnknownError.
-        """
-        commit_id = new_id()
-        commits = (*seen.head.commits, commit_id)[-MOST_COMMITS:]
-        put = replace(wanted, serial=seen.head.serial + 1, commits=commits)
-        at = TwoClockTime.now(self._clock)
-        data = put.serialise()
-        if len(data) > MOST_HEAD_BYTES:
-            raise LimitExceededError(
-                f"the head of the collection would have {len(data)} bytes; nothing was changed",
-                limit=MOST_HEAD_BYTES,
-            )
-        result = await cas.swap(self._store, HEAD, data, seen.etag, retry=self._retry)
-        if result.outcome is cas.PutOutcome.COMMITTED:
-            assert result.etag is not None
-            self._seen = SeenHead(put, result.etag, at)
-            return put
-        if result.data is not None:
-            # A refusal may be about our own put that was made twice: the other's head was made from it then.
-            # Not if all attempts were answered and more changes came than a request takes time for.
-            other = parse_head(result.data).head
-            is_known = other.serial - put.serial < MOST_COMMITS or not result.was_unanswered
-            if commit_id not in other.commits and is_known:
-                return None
-        found = await self.load_any()
-        if commit_id in found.head.commits:
-            return put
-        if found.etag != seen.etag and found.head.serial - put.serial < MOST_COMMITS:
-            # Another change took its place; a late swap of ours finds another ETag.
-            return None
-        raise OutcomeUnknownError(
-            f"{self._store.url} did not say whether the collection's head was changed; open it again",
-            retriable=True,
-        ) from result.cause
+def _serialise(head: Head) -> bytes:
+    data = head.serialise()
+    if len(data) > MOST_HEAD_BYTES:
+        raise LimitExceededError(
+            f"the head of the collection would have {len(data)} bytes; nothing was changed",
+            limit=MOST_HEAD_BYTES,
+        )
+    return data
+
+
+def _is_mine(put: Head, newest: Head) -> bool | None:
+    """Return whether a change is in the newest head; None if that may have forgotten it."""
+    if put.commits[-1] in newest.commits:
+        return True
+    return False if newest.serial - put.serial < MOST_COMMITS else None

@@ -156,14 +156,14 @@ class CollectionWriter:
             return await self._session.worker.run(_conformed, given, schema, lower, upper)
         except InvalidSettingsError:
             # Another program may have added columns meanwhile.
-            newest = (await self._session.head.load()).head.schema
+            newest = (await self._session.head.load()).schema
             if newest.id == schema.id:
                 raise
             return await self._session.worker.run(_conformed, given, newest, lower, upper)
 
     async def _survey(self) -> tuple[int, int]:
         """Return where the shard ends, and up to where a first batch of it may begin."""
-        head = (await self._session.head.load()).head
+        head = await self._session.head.load()
         own = await self._session.pending.counted(head, self.name)
         self._position = max((span.upper for span in own), default=head.purged)
         self._upper = reach = max(head.upper, self._position)
@@ -306,7 +306,7 @@ class CollectionWriter:
         try:
             return await read(self._session.head.seen.head.schema)
         except StaleSchemaError:
-            return await read((await self._session.head.load()).head.schema)
+            return await read((await self._session.head.load()).schema)
 
     def _is_equal(self, theirs: pa.Table, ours: pa.Table) -> bool:
         """Return whether two tables have the same updates; each may be of an older schema."""

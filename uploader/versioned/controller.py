@@ -331,7 +331,7 @@ class Controller:
 
     async def _newest(self) -> Head:
         self._check()
-        head = (await self._session.head.load()).head
+        head = await self._session.head.load()
         transitions.check_epoch(head, self.epoch)
         return transitions.expire(head, now_us=self._session.clock.now_us())
 
@@ -379,7 +379,7 @@ class Controller:
             tables += await session.pending.read(plan.parts, head.schema)
         except ObjectNotFoundError as error:
             # Inputs of the newest version are only removed by another controller.
-            transitions.check_epoch((await session.head.load()).head, self.epoch)
+            transitions.check_epoch(await session.head.load(), self.epoch)
             raise FencedError(f"an input of the compaction was removed: {error.key}") from error
         outputs = await session.worker.run(merge, tables, plan, head.schema)
         encode = partial(
@@ -424,7 +424,7 @@ class Controller:
             result = await engine.merge(job)
         except Exception as error:
             # Inputs of the newest version are only removed by another controller.
-            transitions.check_epoch((await session.head.load()).head, self.epoch)
+            transitions.check_epoch(await session.head.load(), self.epoch)
             if isinstance(error, ObjectNotFoundError):
                 raise FencedError(f"an input of the compaction was removed: {error.key}") from error
             raise
@@ -473,7 +473,7 @@ class Controller:
         """
         session = self._session
         for _ in range(_ROUNDS):
-            head = (await session.head.load()).head
+            head = await session.head.load()
             transitions.check_epoch(head, self.epoch)
             version = transitions.next_version(
                 head, run=plan.run, output=output, created_us=session.clock.now_us()

@@ -129,6 +129,13 @@ class Head:
         )
 
     @property
+    def lacks_version(self) -> bool:
+        """Whether the document does not repeat the newest version: it is only in that one's own object."""
+        return (
+            self.version_key is not None and parse_version_key(self.version_key) != self.version.n
+        )
+
+    @property
     def upper(self) -> int:
         """The upper frontier of the merged area."""
         return self.version.upper
@@ -166,19 +173,10 @@ class Head:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedHead:
-    """A head as its document tells it."""
-
-    head: Head
-    missing_version: str | None
-    """Key of the newest version's document, if the head does not repeat it."""
-
-
-def parse_head(data: bytes) -> ParsedHead:
+def parse_head(data: bytes) -> Head:
     """Read a head's document; CorruptionError for any other shape, FormatVersionError for a newer format."""
 
-    def build(fields: Fields) -> ParsedHead:
+    def build(fields: Fields) -> Head:
         found = fields.number("format")
         if found > FORMAT:
             raise FormatVersionError(
@@ -213,7 +211,7 @@ def parse_head(data: bytes) -> ParsedHead:
             raise ValueError("version_key belongs to another version")
         if key is None and (not is_inline or head.version.n or head.version.batches):
             raise ValueError("the newest version has no key")
-        return ParsedHead(head, None if is_inline else key)
+        return head
 
     return read_document(data, build, path=HEAD, most_bytes=MOST_HEAD_BYTES)
 

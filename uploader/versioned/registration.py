@@ -196,7 +196,7 @@ class Registration:
     async def load(self) -> Head:
         """Read the head, and check that this reader is still registered."""
         self.check()
-        head = (await self._session.head.load()).head
+        head = await self._session.head.load()
         self.note(head)
         return head
 

@@ -129,7 +129,7 @@ async def _chain(session: CollectionSession, head: Head) -> list[tuple[str | Non
         try:
             found.append((parent, await session.head.version(parent)))
         except ObjectNotFoundError:
-            newest = (await session.head.load()).head
+            newest = await session.head.load()
             transitions.check_epoch(newest, head.epoch)
             if (parse_version_key(parent) or 0) < newest.gc_floor:
                 break  # collected since ``head`` was read, while this was a dry run

@@ -346,7 +346,7 @@ async def _watch(url: str, *, is_unlimited: bool = False) -> AsyncIterator[tuple
     async with at_collection(url):
         session = CollectionSession(url)
         try:
-            head = (await session.head.load()).head
+            head = await session.head.load()
             yield session.store.url, Controller(session, head.epoch, settings)
         finally:
             await session.aclose()

@@ -426,7 +426,7 @@ async def settle(program: Program) -> None:
 
 
 def _check_layers(history: CollectionHistory) -> None:
-    version = parse_head(history.world.bucket(URL).objects["head"].data).head.version
+    version = parse_head(history.world.bucket(URL).objects["head"].data).version
     batches = version.batches
     if len(batches) > 1 + max(version.rows, 1).bit_length():
         raise CollectionViolationError("layers", f"{[batch.rows for batch in batches]}")
@@ -435,7 +435,7 @@ def _check_layers(history: CollectionHistory) -> None:
 def check_held(history: CollectionHistory) -> set[str]:
     """Check what the newest head promises its readers; return the objects of the versions that are kept."""
     objects = history.world.bucket(URL).objects
-    head = parse_head(objects["head"].data).head
+    head = parse_head(objects["head"].data)
     if head.gc_floor > head.oldest_held_version or head.purged > head.upper:
         raise CollectionViolationError(
             "holds", f"{head.gc_floor} is collected, {head.readers} are held"

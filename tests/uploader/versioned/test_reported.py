@@ -74,7 +74,7 @@ class Scene:
         self.site.clock.seconds += HOUR
 
     async def head(self) -> Head:
-        return parse_head((await self.site.objects.get("head")).data).head
+        return parse_head((await self.site.objects.get("head")).data)
 
     async def collection(self) -> Collection:
         """Open it in the program under test."""

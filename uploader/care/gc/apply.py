@@ -25,6 +25,7 @@ from uploader.root import cas
 from uploader.root.garbage_file import GarbageFile
 from uploader.root.holds import Keepers, lowest_cursor
 from uploader.root.root import Root
+from uploader.root.stored_document import StoredDocument
 from uploader.root.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -86,12 +87,12 @@ class Execution:
 
     async def _announce(self, plan: Plan) -> None:
         """Swap the announcement from empty to the plan, unless it says so already."""
-        found, etag = await self.file.load()
-        if found == plan.garbage:
+        found = await self.file.read()
+        if found.value == plan.garbage:
             return
-        if found.is_empty and etag == plan.etag:
+        if found.value.is_empty and found.etag == plan.etag:
             await self._put_snapshots(plan.garbage)
-            if await self.file.swap(plan.garbage, etag) is not None:
+            if (await self.file.swap(plan.garbage, found)).put is not None:
                 return
         raise ContentionError(
             f"another collector of {self.url} was quicker; plan again", retriable=True
@@ -117,9 +118,9 @@ class Execution:
 
     async def _give_up(self, garbage: Garbage) -> None:
         """Clear the announcement, unless it has changed by now."""
-        found, etag = await self.file.load()
-        if found == garbage and etag is not None:
-            await self.file.clear(etag)
+        found = await self.file.read()
+        if found.value == garbage and found.etag is not None:
+            await self.file.swap(Garbage(), found)
 
     async def _outwait(self, garbage: Garbage, held: HeldError) -> None:
         """Try again when no other collector can be about to drop it.
@@ -160,8 +161,8 @@ class Execution:
         """Check again, delete, and mark this collection as finished."""
         garbage = plan.garbage
         manifest = await self.newest()
-        found, etag = await self.file.load()
-        if etag is None or found != garbage:
+        found = await self.file.read()
+        if found.etag is None or found.value != garbage:
             return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, is_superseded=True)
         if not is_dropped(manifest, garbage):
             raise CollectionRefusedError(
@@ -178,7 +179,7 @@ class Execution:
             progress=progress,
             audit=audit,
         )
-        await self.file.clear(etag)
+        await self.file.swap(Garbage(), found)
         return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, deleted=deleted)
 
     # -- dropping ----------------------------------------------------------------------------
@@ -203,14 +204,14 @@ class Execution:
         that took so long that the cursors must be checked again; else the errors of changing the manifest.
         """
         await self._check_root(garbage)
-        found, etag = await self.file.load()
-        if found != garbage or etag is None:
+        found = await self.file.read()
+        if found.value != garbage or found.etag is None:
             raise ContentionError("another collector has finished or given it up", retriable=True)
         looked_at = self.clock.monotonic()
         cursors = await self.keepers.list()
         lowest = lowest_cursor(cursors, self.clock.now_us())
         if lowest is None or lowest.position < garbage.first_to_keep:
-            await self._mark(found, etag, cursors_checked=False)
+            await self._mark(found, cursors_checked=False)
         if lowest is None:
             raise HeldError("all cursors are gone, so nothing may be collected", cursor=None)
         if lowest.position < garbage.first_to_keep:
@@ -236,7 +237,7 @@ class Execution:
 
         # One that no longer fits, or never did, is not given to writers.
         make(self.root.manifest)
-        await self._mark(found, etag, cursors_checked=True)
+        await self._mark(found, cursors_checked=True)
         await self.root.change(make)
 
     async def _check_root(self, garbage: Garbage) -> None:
@@ -249,12 +250,12 @@ class Execution:
         except CorruptionError as error:
             raise StaleGarbageError(f"what is to stand for the rest is missing: {error}") from error
 
-    async def _mark(self, found: Garbage, etag: str, *, cursors_checked: bool) -> None:
+    async def _mark(self, found: StoredDocument[Garbage], *, cursors_checked: bool) -> None:
         """Note in the announcement whether writers may drop it; ContentionError if it has changed."""
-        if found.cursors_checked == cursors_checked:
+        if found.value.cursors_checked == cursors_checked:
             return
-        marked = dataclasses.replace(found, cursors_checked=cursors_checked)
-        if await self.file.swap(marked, etag) is None:
+        marked = dataclasses.replace(found.value, cursors_checked=cursors_checked)
+        if (await self.file.swap(marked, found)).put is None:
             raise ContentionError("another collector was quicker", retriable=True)
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from uploader.format import layout
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.format.garbage import first_seq_no
 from uploader.format.manifest import Manifest
-from uploader.root import cas
-from uploader.root.stored_document import StoredDocument, find_stored_or_damaged
+from uploader.root.stored_document import find_stored_or_damaged
+from uploader.root.swapped_document import SwappedDocument
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.core.ports import Clock
+from walstore.errors import CorruptionError
 
 logger = logging.getLogger("walstore")
 
@@ -47,14 +47,23 @@ class ObservedHead:
         return self.since_us + max(self.interval_us, interval_us)
 
 
-class HeadFile:
-    """The record of one log's heads. One task at a time."""
+class HeadFile(SwappedDocument[tuple[ObservedHead, ...]]):
+    """The record of one log's heads; a damaged one counts as none."""
 
     def __init__(
         self, store: ObjectStore, *, retry: RetryPolicy, clock: Clock, interval_seconds: float
     ) -> None:
-        self._store = store
-        self._retry = retry
+        super().__init__(
+            store,
+            layout.HEADS,
+            _parse,
+            serialise=_serialise,
+            nothing=tuple,
+            retry=retry,
+            question=f"{layout.HEADS} was written; collect again",
+            most_bytes=MOST_SMALL_BYTES,
+            damaged=_none,
+        )
         self._clock = clock
         self._interval_us = round(interval_seconds * MICROSECONDS)
 
@@ -63,29 +72,28 @@ class HeadFile:
 
         OutcomeUnknownError if the store does not report whether it was noted; call again.
         """
-        while True:
-            heads, etag = await self._load()
+        offset, known = manifest.oldest_offset, None
+
+        def noted(heads: tuple[ObservedHead, ...]) -> tuple[ObservedHead, ...] | None:
+            nonlocal known
             now_us = self._clock.now_us()
-            known = _covering(heads, manifest.oldest_offset, now_us)
+            known = _covering(heads, offset, now_us)
             if known is not None:
-                return known
-            seq_no = first_seq_no(manifest)
-            made = ObservedHead(manifest.oldest_offset, seq_no, now_us, self._interval_us)
-            data = _serialise((*self._worth_keeping(heads, now_us), made))
-            result = await cas.put(self._store, layout.HEADS, data, etag, retry=self._retry)
-            result.decided(self._store.url, f"{layout.HEADS} was written; collect again")
-            if result.outcome is cas.PutOutcome.COMMITTED:
-                return made
+                return None
+            known = ObservedHead(offset, first_seq_no(manifest), now_us, self._interval_us)
+            return (*self._worth_keeping(heads, now_us), known)
+
+        await self.change(noted)
+        assert known is not None
+        return known
 
     async def find(self, offset: int) -> ObservedHead | None:
         """Return since when the log has begun at ``offset`` or further on, if that was noted."""
-        heads, _ = await self._load()
-        return _covering(heads, offset, self._clock.now_us())
+        return _covering((await self.read()).value, offset, self._clock.now_us())
 
     async def aged(self) -> ObservedHead | None:
         """Return the furthest head below which everything may be deleted, or None."""
-        heads, _ = await self._load()
-        now_us = self._clock.now_us()
+        heads, now_us = (await self.read()).value, self._clock.now_us()
         return max(
             (head for head in heads if head.due_us(self._interval_us) <= now_us),
             key=lambda head: head.offset,
@@ -93,14 +101,6 @@ class HeadFile:
         )
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _load(self) -> tuple[list[ObservedHead], str | None]:
-        found = await _find(self._store)
-        if found is None:
-            return [], None
-        if found.value is None:
-            logger.warning("%s; waiting again", found.damage)
-        return found.value or [], found.etag
 
     def _worth_keeping(self, heads: Sequence[ObservedHead], now_us: int) -> list[ObservedHead]:
         """Return the furthest head that is due and those behind it; not those seen in the future."""
@@ -111,15 +111,19 @@ class HeadFile:
         return kept[: _MOST - 1]
 
 
-async def read_heads(store: ObjectStore) -> list[ObservedHead]:
+async def read_heads(store: ObjectStore) -> Sequence[ObservedHead]:
     """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
-    found = await _find(store)
-    return [] if found is None else found.value or []
+    found = await find_stored_or_damaged(store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES)
+    return () if found is None else found.value or ()
 
 
-async def _find(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None] | None:
-    parse = partial(read_document, build=_heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
-    return await find_stored_or_damaged(store, layout.HEADS, parse, most_bytes=MOST_SMALL_BYTES)
+def _none(damage: CorruptionError) -> tuple[ObservedHead, ...]:
+    logger.warning("%s; waiting again", damage)
+    return ()
+
+
+def _parse(data: bytes) -> tuple[ObservedHead, ...]:
+    return read_document(data, _heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> ObservedHead | None:
@@ -136,8 +140,8 @@ def _serialise(heads: Sequence[ObservedHead]) -> bytes:
     return serialise({"heads": [{name: getattr(head, name) for name in names} for head in heads]})
 
 
-def _heads(document: Fields) -> list[ObservedHead]:
-    return [
+def _heads(document: Fields) -> tuple[ObservedHead, ...]:
+    return tuple(
         ObservedHead(**{name: fields.number(name) for name in ObservedHead.__slots__})
         for fields in document.objects("heads")
-    ]
+    )

@@ -53,7 +53,8 @@ class Planner:
         CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
         cursors keep moving back.
         """
-        garbage, etag = await self.file.load()
+        announced = await self.file.read()
+        garbage, etag = announced.value, announced.etag
         cursors, manifest = await self._read()
         if not garbage.is_empty:
             cutoff = Cutoff(garbage.first_to_keep, ANNOUNCED)

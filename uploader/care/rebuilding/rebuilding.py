@@ -31,7 +31,8 @@ from uploader.format.manifest import Manifest, blocker
 from uploader.layouts.log_session import LogSession
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID
-from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
+from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object
+from uploader.root.swapped_document import SwappedDocument
 from uploader.root.write_guard import check_not_destroyed, destroyed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectNotFoundError, ObjectStore
@@ -221,17 +222,16 @@ class Rebuild:
 
     async def _reopen(self) -> None:
         """Remove the mark from the newest manifest, which a collector may have changed meanwhile."""
-        while True:
-            found = await read_stored(self._store, layout.MANIFEST, Manifest.parse)
-            if not found.value.is_rebuilding:
-                return
-            data = found.value.end_rebuilding().serialise()
-            result = await cas.swap(
-                self._store, layout.MANIFEST, data, found.etag, retry=self._retry
-            )
-            result.decided(self._store.url, "the log was opened for appends; rebuild again")
-            if result.outcome is cas.PutOutcome.COMMITTED:
-                return
+
+        def reopened(found: Manifest | None) -> Manifest | None:
+            if found is None:
+                raise self._changed(layout.MANIFEST)
+            return found.end_rebuilding() if found.is_rebuilding else None
+
+        question = "the log was opened for appends; rebuild again"
+        await SwappedDocument[Manifest | None](
+            self._store, layout.MANIFEST, Manifest.parse, retry=self._retry, question=question
+        ).change(reopened)
 
     async def _put(self, key: str, data: bytes, etag: str | None) -> None:
         """Put an object where there is none, or the one with that ETag; ContentionError for another one.

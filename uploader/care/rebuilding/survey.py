@@ -172,7 +172,9 @@ async def survey(
 async def _get(store: ObjectStore, key: str) -> StoredObject | None:
     """Return an object, None if there is none; without its bytes if it is longer than what belongs there."""
     found = await find_stored_or_damaged(store, key, bytes, most_bytes=most_bytes_at(key))
-    return None if found is None else StoredObject(found.value or b"", found.etag)
+    if found is None or found.etag is None:
+        return None
+    return StoredObject(found.value or b"", found.etag)
 
 
 def _parse_manifest(data: bytes) -> tuple[Manifest | None, tuple[Finding, ...]]:

@@ -30,8 +30,9 @@ from walstore.records import Start
 class CloudCursors(CursorObjects):
     """The cursors of one log, as one program sees them. Any number of tasks may call it.
 
-    All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
-    still happen. The next call that changes the cursor checks for a collection, and may undo it.
+    All methods pass on the store's errors; those that change a cursor raise ContentionError if other
+    programs' changes come first 200 times. When one of them is cancelled, the change may still happen. The
+    next call that changes the cursor checks for a collection, and may undo it.
     """
 
     @classmethod

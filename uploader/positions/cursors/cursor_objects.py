@@ -28,9 +28,9 @@ from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES
 from uploader.format.manifest import Manifest
-from uploader.root import cas
 from uploader.root.garbage_file import announced_head
-from uploader.root.stored_document import StoredDocument, find_stored, find_stored_or_damaged
+from uploader.root.stored_document import StoredDocument
+from uploader.root.swapped_document import SwappedDocument
 from uploader.runtime.task_groups import settle_all
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -124,15 +124,21 @@ class CursorObjects(Owned):
         OffsetTrimmedError, and it is as before, if what it asks for is collected, or being collected;
         OutcomeUnknownError if the store does not report the outcome, and what ``make`` raises.
         """
+        lost = 0
         while True:
-            left = await self._settled(name)
-            found = None if left is None or left.is_removed else left
-            made = make(found)
-            if made is found or (found is None and made.is_removed):
-                return made
-            written = await self._write(left, made)
-            if written is not None:
-                return written
+            left = await self._find(name)
+            if left is not None and left.is_unchecked:
+                await self._settle(left)
+            else:
+                found = None if left is None or left.is_removed else left
+                made = make(found)
+                if made is found or (found is None and made.is_removed):
+                    return made
+                written = await self._write(left, made)
+                if written is not None:
+                    return written
+            lost += 1
+            await self._document(name).pause(lost)
 
     async def delete(self, name: str) -> bool:
         """Remove a cursor, so that it no longer holds anything, damaged or not; return whether there was one.
@@ -140,27 +146,27 @@ class CursorObjects(Owned):
         Its object stays, as an expired pin. OutcomeUnknownError if the store does not report the outcome;
         call again.
         """
-        while True:
-            stored = await self._stored(name)
-            if stored is None:
-                return False
-            found = stored.value
-            if found is not None and found.is_removed:
-                return False
-            position = layout.FIRST_OFFSET if found is None else found.position
-            if await self._put(stored.etag, self.removed(name, position)) is not None:
-                return True
+        was_there = False
+
+        def make(found: CloudCursor | None) -> CloudCursor | None:
+            nonlocal was_there
+            was_there = found is not None and not found.is_removed
+            return self.removed(name, found.position) if found and was_there else None
+
+        await self._document(name).change(make)
+        return was_there
 
     async def delete_damaged(self, name: str) -> bool:
         """Remove a cursor's object if it cannot be read, and only that object; False if there is none.
 
         OutcomeUnknownError if the store does not report the outcome; call again.
         """
-        stored = await self._stored(name)
-        if stored is None or stored.value is not None:
+        document = self._document(name)
+        stored = await document.read()
+        if stored.damage is None:
             return False
         removed = self.removed(name, layout.FIRST_OFFSET)
-        return await self._put(stored.etag, removed) is not None
+        return (await document.swap(removed, stored)).put is not None
 
     def new(
         self, name: str, position: int, offsets: OffsetRange, *, expires_us: int | None = None
@@ -198,36 +204,33 @@ class CursorObjects(Owned):
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _document(self, name: str) -> SwappedDocument[CloudCursor | None]:
+        """Return the object of a cursor; a damaged one stands at the log's first offset."""
+        held = CloudCursor(name=name, position=layout.FIRST_OFFSET, epoch_us=0, writer="")
+        return SwappedDocument(
+            self._store,
+            layout.cursor_path(name),
+            partial(CloudCursor.parse, name=name),
+            retry=self._retry,
+            question=f"cursor {name!r} was written; call again",
+            damaged=lambda _: held,
+            most_bytes=MOST_SMALL_BYTES,
+        )
+
     async def _find(self, name: str) -> CloudCursor | None:
         """Return the cursor in the object, even a removed one; None if there is no object."""
-        found = await find_stored(
-            self._store,
-            layout.cursor_path(name),
-            partial(CloudCursor.parse, name=name),
-            most_bytes=MOST_SMALL_BYTES,
-        )
-        return None if found is None else dataclasses.replace(found.value, etag=found.etag)
+        stored = await self._document(name).read()
+        if stored.damage is not None:
+            raise stored.damage
+        return stored.value and dataclasses.replace(stored.value, etag=stored.etag)
 
-    async def _stored(self, name: str) -> StoredDocument[CloudCursor | None] | None:
-        """Return the object of a cursor, without a value if it is damaged; None if there is no object."""
-        return await find_stored_or_damaged(
-            self._store,
-            layout.cursor_path(name),
-            partial(CloudCursor.parse, name=name),
-            most_bytes=MOST_SMALL_BYTES,
-        )
-
-    async def _settled(self, name: str) -> CloudCursor | None:
-        """Return what :meth:`_find` does, after settling a change that another call left unchecked."""
-        while True:
-            found = await self._find(name)
-            if found is None or not found.is_unchecked:
-                return found
-            head = (await self._kept()).head
-            if found.position >= head:
-                await self._put(found.etag, found.checked())
-            else:
-                await self._undo(found, head)
+    async def _settle(self, found: CloudCursor) -> None:
+        """End a change that another call left unchecked."""
+        head = (await self._kept()).head
+        if found.position >= head:
+            await self._put(found.etag, found.checked())
+        else:
+            await self._undo(found, head)
 
     async def _load_listed(self, name: str, *, strict: bool) -> CloudCursor | None:
         try:
@@ -249,11 +252,8 @@ class CursorObjects(Owned):
         if left is None:
             # Otherwise each call would leave a cursor in a destroyed log: none is ever deleted.
             await self.newest()
-        etag = await self._put(None if left is None else left.etag, made)
-        if etag is None:
-            return None
-        made = dataclasses.replace(made, etag=etag)
-        return await self._check(made) if made.is_unchecked else made
+        put = await self._put(None if left is None else left.etag, made)
+        return await self._check(put) if put is not None and put.is_unchecked else put
 
     async def _check(self, made: CloudCursor) -> CloudCursor | None:
         """Check for a collection, then mark the object as checked; None to begin again.
@@ -264,8 +264,7 @@ class CursorObjects(Owned):
         """
         kept = await self._kept()
         if made.position >= kept.head:
-            etag = await self._put(made.etag, made.checked())
-            return None if etag is None else dataclasses.replace(made.checked(), etag=etag)
+            return await self._put(made.etag, made.checked())
         if not await self._undo(made, kept.head):
             return None
         raise kept.trimmed(
@@ -286,15 +285,13 @@ class CursorObjects(Owned):
         before = made.before or self.removed(made.name, head)
         return await self._put(made.etag, before) is not None
 
-    async def _put(self, etag: str | None, made: CloudCursor) -> str | None:
+    async def _put(self, etag: str | None, made: CloudCursor) -> CloudCursor | None:
         """Replace the object that has this ETag, or create it without one; None if that is not there.
 
         OutcomeUnknownError if the store does not report the outcome.
         """
-        key = layout.cursor_path(made.name)
-        result = await cas.put(self._store, key, made.serialise(), etag, retry=self._retry)
-        result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
-        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
+        swap = await self._document(made.name).swap(made, StoredDocument(None, etag))
+        return swap.put and dataclasses.replace(swap.put, etag=swap.newest.etag)
 
     def removed(self, name: str, position: int) -> CloudCursor:
         """Not for callers: return what replaces a cursor that is removed."""

@@ -154,7 +154,7 @@ class CloudGroup(SharedGroup):
                 next_tag=self._known.next_tag,
                 check=self._check_unfailed,
             )
-            document = self._known.know(*found)
+            document = self._known.know(found)
             self._check_unfailed()
             self.check_kind(document)
             self._known.made = document.made

@@ -163,9 +163,9 @@ class CloudGroups(Owned):
             stored = await place.load(name)
         except (CorruptionError, FormatVersionError) as error:
             return GroupInfo(name, None, None, None, error)
-        if stored is None or stored[0].is_removed:
+        if stored.value is None or stored.value.is_removed:
             return None
-        floor, used = stored[0].floor, (self._used_groups or {}).get(name)
+        floor, used = stored.value.floor, (self._used_groups or {}).get(name)
         now = None if used is None else used.look()
         return GroupInfo(name, floor, max(0, place.log.tail - floor), now)
 

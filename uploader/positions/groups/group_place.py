@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 from uploader.format import layout
 from uploader.format.group_document import MOST_GROUP_BYTES, GroupDocument
 from uploader.positions.cursors.cloud_cursors import CloudCursors
-from uploader.root import cas
-from uploader.root.stored_document import StoredDocument, find_stored_or_damaged, run_aside
+from uploader.root.stored_document import StoredDocument, run_aside
+from uploader.root.swapped_document import SwappedDocument
 from uploader.runtime.task_groups import BackgroundTask
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -68,36 +68,39 @@ class GroupPlace:
     retry: RetryPolicy
     clock: Clock
 
-    async def load(self, name: str) -> tuple[GroupDocument, str] | None:
-        """Return a group and the ETag of its object, also a removed one; None if there never was one.
+    async def load(self, name: str) -> StoredDocument[GroupDocument | None]:
+        """Return a group, also a removed one; None if there never was one.
 
         CorruptionError if it is damaged.
         """
-        found = await self.find(name)
-        if found is None:
-            return None
-        if found.value is None:
+        found = await GroupObject(self, name).read()
+        if found.damage is not None:
             raise CorruptionError(
                 f"group {name!r} is damaged, so nobody knows what is settled ({found.damage}); the log is "
                 "unharmed. delete_group() removes the group; start= says where a new one begins",
                 path=layout.group_path(name),
             ) from found.damage
-        return found.value, found.etag
+        return found
 
-    async def find(self, name: str) -> StoredDocument[GroupDocument | None] | None:
-        """Return the object of a group, with None as the value of a damaged one."""
-        return await find_stored_or_damaged(
-            self.store,
+
+class GroupObject(SwappedDocument[GroupDocument | None]):
+    """The object of one group. One that is damaged is of no group: its ``made`` is empty."""
+
+    def __init__(self, place: GroupPlace, name: str, done: str = "changed; try again") -> None:
+        """``done`` is what the store may leave open."""
+        super().__init__(
+            place.store,
             layout.group_path(name),
             partial(GroupDocument.parse, name=name),
+            retry=place.retry,
+            question=f"group {name!r} was {done}",
+            damaged=lambda _: GroupDocument(made="", tag=""),
             most_bytes=MOST_GROUP_BYTES,
         )
 
-    async def put(self, name: str, document: GroupDocument, etag: str | None) -> cas.PutResult:
-        """Replace the object that has this ETag, or create it; OutcomeUnknownError without an answer."""
-        size = len(document.rows) * _ROW_BYTES
-        data = await run_aside(document.serialise, size_bytes=size)
-        return await cas.put(self.store, layout.group_path(name), data, etag, retry=self.retry)
+    async def _encode(self, value: GroupDocument | None) -> bytes:
+        size = len(value.rows) * _ROW_BYTES if value else 0
+        return await run_aside(partial(self._serialise, value), size_bytes=size)
 
 
 def cursor_of(name: str, document: GroupDocument) -> str:
@@ -107,26 +110,24 @@ def cursor_of(name: str, document: GroupDocument) -> str:
 
 async def remove(place: GroupPlace, name: str, tag: str, *, only: str | None = None) -> bool:
     """Remove a group, with its cursor; return whether there was one. ``only`` is the one that is meant."""
-    while True:
-        found = await place.find(name)
-        if found is None:
-            return False
-        document = found.value
-        if only is not None and (document is None or document.made != only):
-            return False
-        if document is None or not document.is_removed:
-            made = tag if document is None else document.made
-            removed = GroupDocument(made=made, tag=tag, is_removed=True)
-            result = await place.put(name, removed, found.etag)
-            result.decided(place.store.url, f"group {name!r} was removed; call again")
-            if result.outcome is not cas.PutOutcome.COMMITTED:
-                continue
-        # Also of one that was removed before: that call may have ended in between.
-        if document is None:
-            await _delete_cursors(place, name)
-        else:
-            await remove_cursor(place, name, document)
-        return document is None or not document.is_removed
+    found: GroupDocument | None = None
+
+    def removed(document: GroupDocument | None) -> GroupDocument | None:
+        nonlocal found
+        found = None if document and only not in {None, document.made} else document
+        if found is None or found.is_removed:
+            return None
+        return GroupDocument(made=found.made or tag, tag=tag, is_removed=True)
+
+    await GroupObject(place, name, "removed; call again").change(removed)
+    if found is None:
+        return False
+    # Also of one that was removed before: that call may have ended in between.
+    if found.made:
+        await remove_cursor(place, name, found)
+    else:
+        await _delete_cursors(place, name)
+    return not found.is_removed
 
 
 async def remove_cursor(place: GroupPlace, name: str, document: GroupDocument) -> None:
@@ -150,8 +151,8 @@ async def find_or_make(
     make_tag: Callable[[], str],
     next_tag: Callable[[], str],
     check: Callable[[], None],
-) -> tuple[GroupDocument, str]:
-    """Return a group and the ETag of its object; it has a cursor at its floor, or behind it, by then.
+) -> StoredDocument[GroupDocument | None]:
+    """Return a group; it has a cursor at its floor, or behind it, by then.
 
     ``make_tag`` names a group that is made, ``next_tag`` each change. ``check`` is called between attempts,
     and raises once nobody wants the group any more. Raises as :meth:`uploader.CloudLog.group`.
@@ -159,13 +160,19 @@ async def find_or_make(
     while True:
         check()
         found = await place.load(name)
-        is_new = found is None or found[0].is_removed
-        if found is None or is_new:
-            etag = None if found is None else found[1]
-            found = await _make(place, name, settings, etag, made=make_tag(), tag=next_tag())
-            if found is None:
+        document = found.value
+        is_new = document is None or document.is_removed
+        if document is None or is_new:
+            document = GroupDocument(
+                made=make_tag(),
+                tag=next_tag(),
+                position=await _start(place, settings),
+                stream=settings.stream,
+                is_ordered=settings.is_ordered,
+            )
+            made = await GroupObject(place, name, "made; call again").swap(document, found)
+            if made.put is None:
                 continue
-        document = found[0]
         await _check_position(place, name, document)
         try:
             await place.cursors.create(cursor_of(name, document), document.floor)
@@ -178,7 +185,7 @@ async def find_or_make(
                 raise
             continue
         again = await place.load(name)
-        if again is not None and not again[0].is_removed and again[0].made == document.made:
+        if again.value and not again.value.is_removed and again.value.made == document.made:
             return again
         # It was deleted meanwhile, perhaps before it had this cursor.
         await remove_cursor(place, name, document)
@@ -191,25 +198,6 @@ def jobs_trimmed(name: str, error: OffsetTrimmedError) -> OffsetTrimmedError:
         f"jobs of group {name!r} were removed from the log, so its cursor was deleted or changed by "
         "somebody; delete_group() removes the group, and start= says where a new one begins",
     )
-
-
-async def _make(
-    place: GroupPlace, name: str, settings: GroupSettings, etag: str | None, *, made: str, tag: str
-) -> tuple[GroupDocument, str] | None:
-    """Make the group where there is none, or a removed one; None if another process came first."""
-    document = GroupDocument(
-        made=made,
-        tag=tag,
-        position=await _start(place, settings),
-        stream=settings.stream,
-        is_ordered=settings.is_ordered,
-    )
-    result = await place.put(name, document, etag)
-    result.decided(place.store.url, f"group {name!r} was made; call again")
-    if result.outcome is not cas.PutOutcome.COMMITTED:
-        return None
-    assert result.etag is not None
-    return document, result.etag
 
 
 async def _start(place: GroupPlace, settings: GroupSettings) -> int:

@@ -6,14 +6,11 @@ found by its tag in the document that is read next.
 
 from __future__ import annotations
 
-from functools import partial
-
 from uploader.format.group_document import GroupDocument
-from uploader.positions.groups.group_place import GroupPlace
+from uploader.positions.groups.group_place import GroupObject, GroupPlace
 from uploader.positions.groups.group_turn import GroupTurn, Lease, Sight
-from uploader.root import cas
-from uploader.root.stored_document import parse_aside
-from walstore.errors import WalClosedError
+from uploader.root.stored_document import StoredDocument
+from walstore.errors import OutcomeUnknownError, WalClosedError
 
 
 class KnownGroup:
@@ -33,10 +30,10 @@ class KnownGroup:
         self._name = name
         self._process = process
         self._turns = 0
-        self._etag = ""
+        self._etag: str | None = None
         self._moments: dict[str, float] = {}
         """When this process asked for its last changes, by tag."""
-        self._lost: dict[str, str] = {}
+        self._lost: dict[str, str | None] = {}
         """Tags of changes whose outcome it did not learn, and the ETags that they were to replace."""
 
     def next_tag(self) -> str:
@@ -46,15 +43,15 @@ class KnownGroup:
 
     async def reload(self) -> GroupDocument:
         """Read the object and return what it says; WalClosedError if the group is gone."""
-        found = await self._place.load(self._name)
-        if found is None:
-            raise self._gone()
-        return self.know(*found)
+        return self.know(await self._place.load(self._name))
 
-    def know(self, document: GroupDocument, etag: str) -> GroupDocument:
+    def know(self, found: StoredDocument[GroupDocument | None]) -> GroupDocument:
         """Go on with a document that was read or put, and return it; WalClosedError if the group is gone."""
-        if document.is_removed or self.made not in {None, document.made}:
-            raise self._gone()
+        document, etag = found.value, found.etag
+        if found.damage is not None:
+            raise found.damage
+        if document is None or document.is_removed or self.made not in {None, document.made}:
+            raise WalClosedError(f"the group {self._name!r} was deleted")
         self.sight.look(document, self._place.clock.monotonic(), self._moments)
         self.document, self._etag = document, etag
         rows = document.rows
@@ -80,22 +77,16 @@ class KnownGroup:
         self._moments = {tag: at for tag, at in self._moments.items() if tag in self._lost}
         self._moments[made.tag] = began
         self._lost[made.tag] = self._etag
-        result = await self._place.put(self._name, made, self._etag)
-        if result.outcome is cas.PutOutcome.UNKNOWN:
+        before = StoredDocument(self.document, self._etag)
+        try:
+            swap = await GroupObject(self._place, self._name).swap(made, before)
+        except OutcomeUnknownError:
             self.document = None
-        result.decided(self._place.store.url, f"group {self._name!r} was changed; try again")
-        if result.outcome is cas.PutOutcome.COMMITTED:
+            raise
+        if not swap.was_unanswered:
             del self._lost[made.tag]
-            assert result.etag is not None
-            self.know(made, result.etag)
-            return True
-        if not result.was_unanswered:
-            del self._lost[made.tag]
-        if result.data is None or result.etag is None:
-            raise self._gone()
-        parse = partial(GroupDocument.parse, name=self._name)
-        self.know(await parse_aside(parse, result.data), result.etag)
-        return False
+        self.know(swap.newest)
+        return swap.put is not None
 
     def found_again(self, turn: GroupTurn, wanted: int) -> tuple[list[Lease], list[Lease]]:
         """Return leases that changes of this process made without its knowledge: of jobs, and to bury.
@@ -104,6 +95,3 @@ class KnownGroup:
         """
         found, buried = turn.find(self._lost, self.leased) if self._lost else ([], [])
         return found[:wanted], buried
-
-    def _gone(self) -> WalClosedError:
-        return WalClosedError(f"the group {self._name!r} was deleted")
