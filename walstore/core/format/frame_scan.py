@@ -97,6 +97,26 @@ class FrameScan:
                 return
             position = resumed
 
+    def claimed(self, position: int) -> Iterator[tuple[int, FrameHeader]]:
+        """Yield places and headers of what looks like frames from byte ``position`` on, each where the one
+        before ends by its length. Nothing of them is checked."""
+        while True:
+            header = frame.parse_header(
+                self._load(position, frame.HEADER_BYTES), position - self._at
+            )
+            if header is None:
+                return
+            yield position, header
+            position += header.length
+
+    def claimed_limit(self, position: int, limit: int) -> int:
+        """Return the end of the last of :meth:`claimed` that ends at or before byte ``limit``."""
+        for at, header in self.claimed(position):
+            if at + header.length > limit:
+                break
+            position = at + header.length
+        return position
+
     def whole_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
         """Return the frame that begins at byte ``position``, if there is a whole one."""
         found = self.frame_at(position)
@@ -188,11 +208,8 @@ class FrameScan:
     def _has_trailer(self, position: int, header: FrameHeader) -> bool:
         """Return whether a trailer is where the header says; avoids reading a damaged length."""
         at = position + header.length - frame.TRAILER.size
-        if at + frame.TRAILER.size > self.end:
-            return False
-        data = self._read(frame.TRAILER.size, at)
-        expected = (header.length, frame.TRAILER_MAGIC)
-        return len(data) == frame.TRAILER.size and frame.TRAILER.unpack(data) == expected
+        expected = frame.TRAILER.pack(header.length, frame.TRAILER_MAGIC)
+        return at + len(expected) <= self.end and self._read(len(expected), at) == expected
 
     def _bytes(self, position: int, size: int) -> memoryview:
         """Return up to ``size`` bytes at ``position``."""

@@ -93,6 +93,20 @@ def test_a_frame_is_whole_only_at_its_place() -> None:
     assert scan_of(first + second).whole_at(BEGIN + len(first)) is not None
 
 
+@pytest.mark.parametrize("ahead", [1, 100, 1 << 20])
+def test_lengths_alone_lead_from_frame_to_frame(ahead: int) -> None:
+    frames = segment_of([30, 300, 3])
+    ends = [BEGIN + sum(map(len, frames[:count])) for count in range(4)]
+    data = bytearray(b"".join(frames))
+    data[len(frames[0]) - 20] ^= 1  # nothing is checked
+    scan = scan_of(bytes(data), ahead_bytes=ahead)
+    assert [(at, one.start) for at, one in scan.claimed(BEGIN)] == list(zip(ends, [1, 2, 3]))
+    assert [scan.claimed_limit(BEGIN, limit) for limit in (BEGIN, ends[1] - 1)] == [BEGIN] * 2
+    assert [scan.claimed_limit(BEGIN, limit) for limit in (ends[1], ends[2] - 1)] == [ends[1]] * 2
+    assert scan.claimed_limit(ends[1], 1 << 40) == ends[3]
+    assert scan.claimed_limit(BEGIN + 8, ends[3]) == BEGIN + 8
+
+
 # -- looking behind damage ------------------------------------------------------------------------
 
 
