@@ -526,7 +526,7 @@ def _cut_torn_tail(
     chain, header = found.chain, found.header
     end, size = found.position, file.size()
     if size > end:
-        end = walk_file(file, path, chain, found.index, end, header.salt)
+        end = walk_file(file, path, chain, header.salt, end, index=found.index)
     rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
     verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
     if verdict is Verdict.CORRUPT:

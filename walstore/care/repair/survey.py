@@ -117,7 +117,7 @@ class SegmentWalk:
                 continue
             if is_over := self._is_unfinished(at, chain):
                 found.torn_bytes = found.rest_bytes = unfinished_bytes(
-                    self._file, at, self._used_limit(at), header, chain.previous_crc
+                    self._file, at, self._end, header, chain.previous_crc
                 )
                 break
             if self._mend(at, chain):
@@ -155,9 +155,9 @@ class SegmentWalk:
         mark = self._hint.tail_position if self._hint else 0
         end, salt = at, self._found.salt
         if at <= mark <= self._end:
-            end = walk_file(self._file, self._path, chain, SegmentIndex(), end, salt, mark)
+            end = walk_file(self._file, self._path, chain, salt, end, end=mark)
             self._compare(chain, end)
-        end = walk_file(self._file, self._path, chain, SegmentIndex(), end, salt, self._end)
+        end = walk_file(self._file, self._path, chain, salt, end, end=self._end)
         last = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
         self._add(at, end, first, chain, last.synced_limit if last is not None else 0)
         return end, chain

@@ -277,9 +277,8 @@ class SegmentCheck:
             return None
         if not self._is_sealed:
             if not self._was_synced(at, later):
-                used = used_limit(self._file, at, scan.end)
                 self._findings.unfinished_bytes += unfinished_bytes(
-                    self._file, at, used, self._header, chain.previous_crc
+                    self._file, at, scan.end, self._header, chain.previous_crc
                 )
                 return None
             # One read may return a batch as it was before a live writer finished it, and behind it later

@@ -254,7 +254,7 @@ class _Scan:
                 index, position = SegmentIndex(), segment.HEADER_BYTES
             if footer is not None:
                 # For the ledger that the next segment begins with.
-                position = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+                position = walk_file(file, path, chain, header.salt, position)
         if footer is not None:
             summary, index = footer
             _check_end(path, summary, chain, position)

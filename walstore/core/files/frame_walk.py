@@ -28,20 +28,21 @@ def walk_file(
     file: File,
     path: Path,
     chain: Chain,
-    index: SegmentIndex,
-    position: int,
     salt: int | None,
+    position: int = segment.HEADER_BYTES,
+    *,
+    index: SegmentIndex | None = None,
     end: int | None = None,
 ) -> int:
     """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
 
-    ``salt`` is that of the segment's header. Nothing at or behind byte ``end`` is read; None: the whole file.
+    ``salt`` is that of the segment's header; ``index`` gets the frames. Nothing at or behind ``end`` is read.
     Raises CorruptionError for a whole frame whose content is malformed, and FormatVersionError for one that
     uses a feature that this version lacks.
     """
     scan = FrameScan(file.pread, sys.maxsize if end is None else end, salt)
     try:
-        return recovery.follow(scan, chain, index, position)
+        return recovery.follow(scan, chain, SegmentIndex() if index is None else index, position)
     except ValueError as error:
         raise unreadable_batch(error, path, chain.next_offset) from None
 
@@ -57,12 +58,13 @@ def used_limit(file: File, position: int, end: int | None = None) -> int:
 
 
 def unfinished_bytes(
-    file: File, position: int, limit: int, header: SegmentHeader | None, previous_crc: int
+    file: File, position: int, end: int, header: SegmentHeader | None, previous_crc: int
 ) -> int:
-    """Return how many bytes from ``position`` to ``limit``, the last used one, may be of an unfinished batch.
+    """Return how many used bytes from ``position`` to ``end`` may be of an unfinished batch.
 
     In a recycled segment that is at most the length that the batch claims. 0 if it was not begun.
     """
+    limit = used_limit(file, position, end)
     if header is None or not header.reuses_blocks:
         return limit - position
     first = peek_frame(file, position)

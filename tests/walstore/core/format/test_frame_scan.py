@@ -100,7 +100,11 @@ def test_lengths_alone_lead_from_frame_to_frame(ahead: int) -> None:
     data = bytearray(b"".join(frames))
     data[len(frames[0]) - 20] ^= 1  # nothing is checked
     scan = scan_of(bytes(data), ahead_bytes=ahead)
-    assert [(at, one.start) for at, one in scan.claimed(BEGIN)] == list(zip(ends, [1, 2, 3]))
+    assert [(at, one.start) for at, one in scan.claimed(BEGIN)] == [
+        (ends[0], 1),
+        (ends[1], 2),
+        (ends[2], 3),
+    ]
     assert [scan.claimed_limit(BEGIN, limit) for limit in (BEGIN, ends[1] - 1)] == [BEGIN] * 2
     assert [scan.claimed_limit(BEGIN, limit) for limit in (ends[1], ends[2] - 1)] == [ends[1]] * 2
     assert scan.claimed_limit(ends[1], 1 << 40) == ends[3]
