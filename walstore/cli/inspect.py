@@ -13,7 +13,6 @@ from walstore.cli.output import format_bytes, format_count, format_time
 from walstore.cli.report import Fields, Listing, Report
 from walstore.cli.running import run_async
 from walstore.cli.samples import find_logs
-from walstore.cli.stored import live_bytes
 from walstore.cli.top import ls
 from walstore.core.files.log_bounds import find_missing
 from walstore.core.files.log_files import LogSnapshot
@@ -126,7 +125,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "head": log.head,
             "tail": log.tail,
             "records": log.tail - log.head,
-            "bytes": live_bytes(manifest),
+            "bytes": manifest.live_bytes,
             "appended_bytes": manifest.acc_bytes,
             "snapshots": len(manifest.snapshots),
             "fragments": len(manifest.fragments),
