@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from uploader.format.entries import Entry, SnapshotPointer
@@ -13,16 +13,9 @@ _Entry = TypeVar("_Entry", bound=Entry)
 
 
 class TreeWalk(Generic[_Entry]):
-    """Yields entries, each before what is below it.
+    """Yields entries, each before what is below it, if the caller entered that.
 
-    ::
-
-        walk = TreeWalk(manifest.entries)
-        for entry in walk:
-            if not isinstance(entry, Fragment):
-                walk.enter((await tree.snapshot(entry)).children)
-
-    Nothing is below a snapshot that is not entered. Keeps the entries of one snapshot on each level.
+    Keeps the entries of one snapshot on each level.
     """
 
     def __init__(
@@ -33,18 +26,14 @@ class TreeWalk(Generic[_Entry]):
         self._start = start
         self._limit = limit
 
-    def __iter__(self) -> TreeWalk[_Entry]:
-        """Return the walk."""
-        return self
-
-    def __next__(self) -> _Entry:
-        """Return the next entry."""
+    def __iter__(self) -> Iterator[_Entry]:
+        """Yield the entries; once."""
         while self._levels:
-            for entry in self._levels[-1]:
-                if entry.limit > self._start and entry.start < self._limit:
-                    return entry
-            self._levels.pop()
-        raise StopIteration
+            entry = next(self._levels[-1], None)
+            if entry is None:
+                self._levels.pop()
+            elif entry.limit > self._start and entry.start < self._limit:
+                yield entry
 
     def enter(self, entries: Iterable[_Entry]) -> None:
         """Continue with what is below the last entry."""

@@ -103,12 +103,10 @@ class SegmentWalk:
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
         chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
-        if peek_frame(self._file, at) is None or self._scan.whole_at(at) is None:
-            # The log continues here if it has nothing (or nothing whole) in this file.
-            rest = self._used_limit(at) > at
-            if header is not None and not rest:
-                found.runs.append(FrameRun.none(found.start, header))
-                return found
+        is_empty = self._scan.whole_at(at) is None and self._used_limit(at) == at
+        if header is not None and is_empty:  # the log continues here
+            found.runs.append(FrameRun.none(found.start, header))
+            return found
         is_over = False
         while at < self._end:
             whole = self._scan.whole_at(at)

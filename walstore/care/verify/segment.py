@@ -273,7 +273,8 @@ class SegmentCheck:
         later = scan.next_whole(at)
         if not self._is_sealed and later == at:
             return at  # a live writer finished it between two reads
-        if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
+        magic = segment.FOOTER_MAGIC
+        if later is None and self._file.pread(len(magic), at) == magic:
             return None
         if not self._is_sealed:
             if not self._was_synced(at, later):

@@ -104,7 +104,6 @@ _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
 _U32: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
-_TRAILER_BYTES: Final = _U32.pack(TRAILER_MAGIC)
 NOWHERE: Final = b""
 """The place of a frame of version 1, and of one without a position yet."""
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -576,17 +575,3 @@ def has_trailer(buffer: memoryview, header: FrameHeader) -> bool:
     """Return whether a frame, whose length is in ``buffer``, ends with its trailer there."""
     trailer = TRAILER.unpack_from(buffer, header.end - TRAILER.size)
     return trailer == (header.length, TRAILER_MAGIC)
-
-
-def find_trailer(buffer: memoryview, position: int) -> int | None:
-    """Return the end of the frame that began at ``position``, if a trailer after it matches.
-
-    Then the frame was completely written, so damage inside it is not a cut-off write.
-    """
-    data = bytes(buffer[position:])
-    at = data.find(_TRAILER_BYTES)
-    while at >= 0:
-        if at >= 4 and _U32.unpack_from(data, at - 4)[0] == at + 4:
-            return position + at + 4
-        at = data.find(_TRAILER_BYTES, at + 1)
-    return None

@@ -54,8 +54,7 @@ class FrameScan:
         self._data = b""
         self._view = memoryview(self._data)
         self._at = 0
-        self._failed_bytes = 0
-        self._most_failed_bytes = _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * (end - begin)
+        self._may_fail_bytes = _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * (end - begin)
 
     @classmethod
     def of(cls, data: memoryview, position: int, salt: int | None) -> FrameScan:
@@ -122,7 +121,7 @@ class FrameScan:
         found = self.frame_at(position)
         if found is None or frame.is_whole(found[1], found[0], frame.place(self.salt, position)):
             return found
-        self._failed_bytes += found[0].length
+        self._may_fail_bytes -= found[0].length
         return None
 
     def frame_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
@@ -156,16 +155,12 @@ class FrameScan:
         for at in self.candidates(position, least_start):
             if at < position:
                 continue
-            found = None if self._is_exhausted else self.whole_at(at)
-            if self._is_exhausted:
+            found = self.whole_at(at) if self._may_fail_bytes >= 0 else None
+            if self._may_fail_bytes < 0:
                 raise LookalikesError("too many bytes look like batches")
             if found is not None:
                 yield at, found[0]
                 position = at + found[0].length
-
-    def begins_with(self, magic: bytes, position: int) -> bool:
-        """Return whether the bytes at ``position`` are ``magic``."""
-        return bytes(self._bytes(position, len(magic))) == magic
 
     def forget(self) -> None:
         """Read the bytes again: a writer may have changed those after the durable limit."""
@@ -173,8 +168,11 @@ class FrameScan:
         self._view = memoryview(self._data)
 
     def trailer_limits(self, position: int) -> Iterator[int]:
-        """Yield the ends of the trailers whose frame began at ``position``, by their length."""
-        for at in self._find(_TRAILER_MAGIC, position + frame.HEADER_BYTES):
+        """Yield the ends of the trailers whose frame began at ``position``, by their length.
+
+        Then the frame was completely written, so damage inside it is not a cut-off write.
+        """
+        for at in self._find(_TRAILER_MAGIC, position + frame.TRAILER.size - len(_TRAILER_MAGIC)):
             data = self._bytes(at - 4, 4)
             if int.from_bytes(data, "little") == at + 4 - position:
                 yield at + 4
@@ -200,10 +198,6 @@ class FrameScan:
                 at = data.find(magic, at + 1)
             # The chunks overlap, so that no magic falls between two of them.
             position = max(begin + len(data) - len(magic), position) + 1
-
-    @property
-    def _is_exhausted(self) -> bool:
-        return self._failed_bytes > self._most_failed_bytes
 
     def _has_trailer(self, position: int, header: FrameHeader) -> bool:
         """Return whether a trailer is where the header says; avoids reading a damaged length."""

@@ -90,12 +90,6 @@ def take(
         chain.ledger.apply(changes)
 
 
-def needed_bytes(buffer: memoryview) -> int:
-    """Return the buffer length needed for the frame that seems to begin it, or 0."""
-    header = frame.parse_header(buffer, 0)
-    return 0 if header is None else header.length
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known about syncs of a segment in addition to its frames."""
@@ -178,14 +172,13 @@ def _testified(
     first: frame.FrameHeader | None,
 ) -> bool:
     """Return whether a later frame shows that the frame at the start of ``rest`` was synced."""
-    inside = 0
+    scan, behind = FrameScan.of(rest, position, salt), position
     if salt is None:  # whole frames inside a value look like those of the log
-        inside = frame.find_trailer(rest, 0) or 0
+        behind = next(scan.trailer_limits(position), position)
         if first is not None and _is_sound(first, chain):
-            inside = max(inside, first.end)
+            behind = max(behind, position + first.end)
     least = 0 if salt is None else chain.next_offset
-    scan = FrameScan.of(rest, position, salt)
-    for _, later in scan.whole_frames(position + inside, least):
+    for _, later in scan.whole_frames(behind, least):
         if later.epoch < max(evidence.own_epoch, chain.epoch) or later.start < chain.next_offset:
             continue
         if later.synced_position > position or later.synced_limit > chain.next_offset:
@@ -211,7 +204,7 @@ def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool
     """
     if header is not None and header.end <= len(rest) and rest[header.end - 1]:
         return True
-    return frame.find_trailer(rest, 0) is not None
+    return any(FrameScan.of(rest, 0, None).trailer_limits(0))
 
 
 def any_nonzero(data: memoryview) -> bool:

@@ -291,17 +291,6 @@ def test_a_frame_without_its_trailer_is_not_whole() -> None:
     assert not frame.is_whole(memoryview(data), header, frame.NOWHERE)
 
 
-def test_the_trailer_tells_written_from_cut() -> None:
-    data = build(RICH)
-    damaged = bytearray(data)
-    damaged[0:8] = b"\xff" * 8
-    assert frame.find_trailer(memoryview(damaged), 0) == len(data)
-    assert frame.find_trailer(memoryview(bytes(16) + damaged), 16) == 16 + len(data)
-    assert frame.find_trailer(memoryview(damaged[:-4]), 0) is None
-    assert frame.find_trailer(memoryview(damaged), 8) is None
-    assert frame.find_trailer(memoryview(b"WEnd" * 8), 0) is None
-
-
 @given(st.integers(0, (1 << 32) - 1), st.integers(0, 1 << 28), st.integers(1, 1 << 28))
 def test_a_frame_is_whole_only_at_its_place(salt: int, position: int, shift: int) -> None:
     at = frame.place(salt, 8 * position)

@@ -175,3 +175,16 @@ def test_overlapping_lookalikes_are_not_checked_without_end() -> None:
     with pytest.raises(LookalikesError):
         list(scan.whole_frames(0))
     assert scan.next_whole(0) is None
+
+
+def test_the_trailer_tells_written_from_cut() -> None:
+    data = bytearray(build(values_only(b"one", b"two")))
+    data[0:8] = b"\xff" * 8
+
+    def ends(data: bytes, position: int) -> list[int]:
+        return list(FrameScan.of(memoryview(data), 0, None).trailer_limits(position))
+
+    assert ends(data, 0) == [len(data)]
+    assert ends(bytes(16) + data, 16) == [16 + len(data)]
+    assert ends(data[:-4], 0) == ends(data, 8) == ends(b"WEnd" * 8, 0) == []
+    assert ends(b"\x08\0\0\0WEnd", 0) == [8]

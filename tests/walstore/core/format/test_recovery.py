@@ -189,13 +189,6 @@ def test_garbage_that_was_never_synced_is_torn() -> None:
     assert verdict(log[0] + b"garbage" * 100) is Verdict.TORN
 
 
-def test_how_much_a_large_frame_needs() -> None:
-    data = build_log([1], size=5000)[0]
-    assert recovery.needed_bytes(memoryview(data)[:100]) == len(data)
-    assert recovery.needed_bytes(memoryview(data)[:10]) == 0
-    assert recovery.needed_bytes(memoryview(bytes(100))) == 0
-
-
 @given(st.binary(max_size=300), st.integers(0, 300))
 def test_any_nonzero(data, zeroes) -> None:
     padded = data + bytes(zeroes)
