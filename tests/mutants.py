@@ -90,7 +90,7 @@ MUTANTS: Final = (
     Mutant(FRAME, "return self.position + self.length", "return self.position + self.length - 8"),
     Mutant(FRAME, "if len(packed) < body_bytes:", "if packed:"),
     Mutant(FRAME, "_U32.pack((salt + position) & _MASK)", "_U32.pack(salt)"),
-    Mutant(FRAME, "if not _has_trailer(buffer, header):", "if False:"),
+    Mutant(FRAME, "if not has_trailer(buffer, header):", "if False:"),
     Mutant(FRAME, "return (crc32c(at, crc) if at else crc) == header.crc", "return True"),
     Mutant(FRAME, "if position + HEADER_BYTES > len(buffer):", "if position > len(buffer):"),
     Mutant(SEGMENT, "position - self.positions[-1] < INDEX", "position - self.positions[-1] <= INDEX"),

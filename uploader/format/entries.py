@@ -294,9 +294,14 @@ class Snapshot:
             }
         )
 
+    @property
+    def children(self) -> tuple[SnapshotPointer, ...] | tuple[Fragment, ...]:
+        """What it holds, in offset order."""
+        return self.snapshots or self.fragments
+
     def pointer(self) -> SnapshotPointer:
         """Return what the level above must say of it; ValueError if it holds nothing."""
-        children = self.snapshots or self.fragments
+        children = self.children
         if not children:
             raise ValueError(f"a snapshot of nothing cannot be pointed at: {self.path}")
         return SnapshotPointer(
@@ -331,7 +336,7 @@ class Snapshot:
             yield CorruptionError(
                 f"a snapshot of depth {self.depth} stands above one of depth {deepest}", path=path
             )
-        children = self.snapshots or self.fragments
+        children = self.children
         yield from run_faults(children, path=path)
         yield from fragment_faults(self.fragments, path=path)
         total = Setsum.total(child.setsum for child in children)

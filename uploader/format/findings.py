@@ -81,7 +81,7 @@ def check_snapshot(snapshot: Snapshot, pointer: SnapshotPointer) -> list[Finding
     found = [of_error(fault) for fault in snapshot.faults(path=path)]
     if snapshot.path != path:
         found.append(_error(path, "it says that it has another key", path, snapshot.path))
-    if not (snapshot.snapshots or snapshot.fragments):
+    if not snapshot.children:
         return found
     own = snapshot.pointer()
     for name in ("setsum", "start", "limit"):

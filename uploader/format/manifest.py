@@ -179,11 +179,20 @@ class Manifest:
         return FIRST_SEQ_NO if self.initial_seq_no is None else self.initial_seq_no
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that it names, in offset order."""
+        return (*self.snapshots, *self.fragments)
+
+    @property
+    def live_bytes(self) -> int:
+        """Length of all fragments that the log holds."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
     def bounds(self) -> dict[int, int]:
         """Offsets at which an entry begins, and the next one, in order; how many entries come before each."""
-        entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
-        found = {entry.start: at for at, entry in enumerate(entries)}
-        found[self.next_offset] = len(entries)
+        found = {entry.start: at for at, entry in enumerate(self.entries)}
+        found[self.next_offset] = len(self.entries)
         return found
 
     @property
@@ -269,15 +278,14 @@ class Manifest:
         """Yield all that is wrong inside a manifest; see :meth:`scrub`."""
         if self.snapshots and not self.fragments:
             yield CorruptionError("no fragment is left outside the snapshots", path=path)
-        entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
-        yield from run_faults(entries, path=path)
+        yield from run_faults(self.entries, path=path)
         yield from fragment_faults(self.fragments, path=path)
         if self.next_seq_no > MAX_U64:
             yield CorruptionError("no number is left for another fragment", path=path)
         for snapshot in self.snapshots:
             yield from _pointer_faults(snapshot, path)
         yield from self._beginning_faults(path)
-        live = Setsum.total(entry.setsum for entry in entries)
+        live = Setsum.total(entry.setsum for entry in self.entries)
         if self.setsum != live + self.collected:
             yield CorruptionError(
                 "the setsums of what is left and what was collected do not add up",
@@ -285,10 +293,10 @@ class Manifest:
                 expected=self.setsum.hexdigest(),
                 found=(live + self.collected).hexdigest(),
             )
-        live_bytes = sum(entry.num_bytes for entry in entries)
-        if self.acc_bytes < min(live_bytes, MAX_U64):
+        if self.acc_bytes < min(self.live_bytes, MAX_U64):
             yield CorruptionError(
-                f"{live_bytes} bytes are held, but only {self.acc_bytes} were ever added", path=path
+                f"{self.live_bytes} bytes are held, but only {self.acc_bytes} were ever added",
+                path=path,
             )
 
     def scrub_successor(self, successor: Manifest, *, path: str = layout.MANIFEST) -> None:
@@ -353,10 +361,7 @@ def _scrub_history(before: Manifest, after: Manifest, path: str) -> None:
             at = bisect_right(offsets, fragment.start)
             if at < len(offsets) and offsets[at] < fragment.limit:
                 raise _rewritten(fragment.start, fragment.limit, path)
-    held: tuple[Sequence[Entry], ...] = (
-        (*before.snapshots, *before.fragments),
-        (*after.snapshots, *after.fragments),
-    )
+    held = before.entries, after.entries
     sums, low = [before.collected, after.collected], (0, 0)
     start = layout.FIRST_OFFSET
     for offset in (offset for offset in old if offset in new):

@@ -72,7 +72,7 @@ class Replacement:
     @classmethod
     def of(cls, snapshot: Snapshot) -> Replacement:
         """Return the replacement of what a snapshot holds by the snapshot."""
-        return cls(snapshot.snapshots or snapshot.fragments, snapshot.pointer())
+        return cls(snapshot.children, snapshot.pointer())
 
 
 def is_ripe(manifest: Manifest, settings: RollUpSettings) -> bool:

@@ -102,7 +102,7 @@ class Roller:
             found = await self._worker.run(_parse, result.data, snapshot.path)
             pointer = _same(found, snapshot)
         self.put_snapshots += 1
-        return Replacement(snapshot.snapshots or snapshot.fragments, pointer)
+        return Replacement(snapshot.children, pointer)
 
 
 def _parse(data: bytes, path: str) -> Snapshot:

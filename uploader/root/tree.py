@@ -317,7 +317,7 @@ class ManifestTree:
 
     def _check(self, snapshot: Snapshot, before: Setsum) -> None:
         """Compare a snapshot with the ends of older manifests inside it; those it shows are done with."""
-        children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
+        children: Sequence[Entry] = snapshot.children
         low, high = children[0].start, children[-1].limit
         for offset in [offset for offset in self._expected if low < offset < high]:
             at = bisect_left(children, offset, key=_start_of)
@@ -334,7 +334,7 @@ class ManifestTree:
     async def _first(
         self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]
     ) -> Fragment | None:
-        level: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
+        level: Sequence[Entry] = manifest.entries
         limit = len(level)
         while True:
             low, high = 0, limit
@@ -350,13 +350,12 @@ class ManifestTree:
             if isinstance(found, Fragment):
                 return found
             snapshot = await self._snapshots.get(found)
-            level = snapshot.snapshots or snapshot.fragments
+            level = snapshot.children
             limit = len(level) - 1  # of the last one it has said yes already
 
     async def _last(self, entry: Entry) -> Fragment:
         while not isinstance(entry, Fragment):
-            snapshot = await self._snapshots.get(entry)
-            entry = (snapshot.snapshots or snapshot.fragments)[-1]
+            entry = (await self._snapshots.get(entry)).children[-1]
         return entry
 
     async def _renew(

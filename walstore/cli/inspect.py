@@ -13,12 +13,12 @@ from walstore.cli.output import format_bytes, format_count, format_time
 from walstore.cli.report import Fields, Listing, Report
 from walstore.cli.running import run_async
 from walstore.cli.samples import find_logs
-from walstore.cli.stored import live_bytes
 from walstore.cli.top import ls
 from walstore.core.files.log_bounds import find_missing
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.files.segment_file import Segment
-from walstore.core.format import frame, segment
+from walstore.core.format import segment
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.ports import File
 from walstore.errors import CorruptionError
 
@@ -125,7 +125,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "head": log.head,
             "tail": log.tail,
             "records": log.tail - log.head,
-            "bytes": live_bytes(manifest),
+            "bytes": manifest.live_bytes,
             "appended_bytes": manifest.acc_bytes,
             "snapshots": len(manifest.snapshots),
             "fragments": len(manifest.fragments),
@@ -215,21 +215,19 @@ def _count_batches(
     file: File, path: Path, start: int, limit: int
 ) -> tuple[int, int | None, int | None]:
     """Return the batches with records below ``limit``, and the times of their first and last record."""
-    at, batches = segment.HEADER_BYTES, 0
+    end, offset, batches = segment.HEADER_BYTES, start, 0
     first_us = last_us = None
-    offset, chunk, begin = start, memoryview(b""), 0
-    while offset < limit:
-        if not begin <= at <= begin + len(chunk) - frame.HEADER_BYTES:
-            chunk, begin = memoryview(file.pread(_CHUNK_BYTES, at)), at
-        header = frame.parse_header(chunk, at - begin)
-        if header is None or header.start != offset:
-            raise CorruptionError(
-                "no batch where one was written; see 'walstore verify'", path=str(path), position=at
-            )
+    scan = FrameScan(file.pread, file.size(), None, ahead_bytes=_CHUNK_BYTES)
+    for at, header in scan.claimed(end):
+        if offset >= limit or header.start != offset:
+            break
         if header.count:
             batches += 1
             last_us = header.max_timestamp_us
             first_us = header.base_timestamp_us if first_us is None else first_us
-        offset = header.limit
-        at += header.length
+        end, offset = at + header.length, header.limit
+    if offset < limit:
+        raise CorruptionError(
+            "no batch where one was written; see 'walstore verify'", path=str(path), position=end
+        )
     return batches, first_us, last_us

@@ -16,7 +16,6 @@ from walstore.cli.location import open_location, parse_place, to_directory, to_u
 from walstore.cli.options import Confirm, Directory, StoredAt, argument, option
 from walstore.cli.output import format_bytes, format_count, format_time, progress_bar
 from walstore.cli.report import Fields, Report
-from walstore.cli.stored import live_bytes
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.runtime.clock import SystemClock
 from walstore.log.retention_plan import Pin, plan_trim
@@ -375,7 +374,7 @@ async def destroy(
         "applied": confirm,
         "head": manifest.oldest_offset if is_known else None,
         "tail": manifest.next_offset if is_known else None,
-        "bytes": live_bytes(manifest) if is_known else None,
+        "bytes": manifest.live_bytes if is_known else None,
         "objects": None,
         "object_bytes": None,
         "left": [],

@@ -15,7 +15,6 @@ from walstore.cli.cluster_scrub import scrub_notes
 from walstore.cli.errors import explain
 from walstore.cli.holder import find_holder
 from walstore.cli.location import connect_to, is_address, is_url, to_directory
-from walstore.cli.stored import live_bytes
 from walstore.core.files.locks import STORE_NAME
 from walstore.core.files.log_files import LogSnapshot
 from walstore.core.files.posix import PosixFileSystem
@@ -266,7 +265,7 @@ async def _open_stored(url: str) -> AsyncIterator[Look]:
                     session.store.url.rpartition("/")[2],
                     manifest.oldest_offset,
                     manifest.next_offset,
-                    live_bytes(manifest),
+                    manifest.live_bytes,
                     segments=len(manifest.fragments),
                     writer=manifest.writer or None,
                     cursors=tuple(

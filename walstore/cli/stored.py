@@ -92,14 +92,8 @@ def _entry_json(one: Entry, **names: object) -> dict[str, Any]:
     }
 
 
-def live_bytes(found: Manifest) -> int:
-    """Return the bytes of all fragments that a manifest holds."""
-    entries: tuple[Entry, ...] = (*found.snapshots, *found.fragments)
-    return sum(one.num_bytes for one in entries)
-
-
 def _manifest_parts(location: str, found: Manifest) -> Iterator[Part]:
-    size, ever = format_bytes(live_bytes(found)), format_bytes(found.acc_bytes)
+    size, ever = format_bytes(found.live_bytes), format_bytes(found.acc_bytes)
     yield [
         ("location", location),
         ("offsets", f"[{found.oldest_offset}, {found.next_offset})"),

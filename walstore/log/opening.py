@@ -40,7 +40,7 @@ from walstore.core.files.directory import (
 )
 from walstore.core.files.directory_scan import ScannedLog, find_damaged, find_log
 from walstore.core.files.floor import load_note
-from walstore.core.files.frame_walk import used_limit, walk_file
+from walstore.core.files.frame_walk import unfinished_bytes, used_limit, walk_file
 from walstore.core.files.locks import lock_log
 from walstore.core.files.open_files import ActiveCell
 from walstore.core.files.segment_file import Segment
@@ -526,7 +526,7 @@ def _cut_torn_tail(
     chain, header = found.chain, found.header
     end, size = found.position, file.size()
     if size > end:
-        end = walk_file(file, path, chain, found.index, end, header.salt)
+        end = walk_file(file, path, chain, header.salt, end, index=found.index)
     rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
     verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
     if verdict is Verdict.CORRUPT:
@@ -537,11 +537,10 @@ def _cut_torn_tail(
             position=end,
             expected=chain.next_offset,
         )
-    if header.reuses_blocks:  # what follows the torn batch is of an earlier segment
-        rest = rest[: recovery.needed_bytes(memoryview(rest))]
-    copy, torn = None, len(rest) if verdict is Verdict.TORN else 0
-    if torn:
-        copy = copies.keep(path, rest)
+    copy, torn = None, 0
+    if verdict is Verdict.TORN:
+        torn = unfinished_bytes(file, end, size, header, chain.previous_crc)
+        copy = copies.keep(path, rest[:torn])
         logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
     if size == end == found.position and is_closed:
         return end, 0, None

@@ -356,7 +356,7 @@ class DirectoryLog:
         with closing(self._view.fs.open(source.path, "r")) as file:
             header = read_header(file, source.path)
             chain = Chain(source.start, header.previous_crc, 0, header.epoch)
-            end = walk_file(file, source.path, chain, index, segment.HEADER_BYTES, header.salt)
+            end = walk_file(file, source.path, chain, header.salt, index=index)
         return end, index
 
 

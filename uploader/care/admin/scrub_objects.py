@@ -26,6 +26,7 @@ from uploader.format.garbage import Garbage, first_seq_no
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
 from uploader.format.layout import FragmentName
 from uploader.format.manifest import Manifest
+from uploader.format.tree_walk import named_snapshots
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import find_stored, read_object, read_stored
@@ -244,30 +245,21 @@ class ScrubObjects:
 
     async def _report_snapshots(self, keys: Sequence[str], manifest: Manifest) -> None:
         """Report the snapshots that the manifest does not lead to."""
-        named = await self._named_snapshots(manifest)
+        named = await named_snapshots(manifest, self._below)
         for key in keys:
             if key not in named and await self._store.head(key) is not None:
                 self._note(
                     key, "a snapshot that nothing names", "delete it, if no writer is at work"
                 )
 
-    async def _named_snapshots(self, manifest: Manifest) -> set[str]:
-        """Return the keys of all named snapshots. Reads only snapshots that contain other snapshots."""
-        named: set[str] = set()
-        level: list[SnapshotPointer] = list(manifest.snapshots)
-        while level:
-            pointer = level.pop()
-            named.add(pointer.path_to_snapshot)
-            if pointer.depth < 2:
-                continue
-            try:
-                path = pointer.path_to_snapshot
-                parse = partial(Snapshot.parse, path=path)
-                snapshot = (await read_stored(self._store, path, parse, worker=self._worker)).value
-            except (ObjectNotFoundError, CorruptionError):
-                continue  # reported by the walk
-            level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
-        return named
+    async def _below(self, pointer: SnapshotPointer) -> list[SnapshotPointer]:
+        path = pointer.path_to_snapshot
+        try:
+            parse = partial(Snapshot.parse, path=path)
+            snapshot = (await read_stored(self._store, path, parse, worker=self._worker)).value
+        except (ObjectNotFoundError, CorruptionError):
+            return []  # reported by the walk
+        return [child for child in snapshot.snapshots if child.depth < pointer.depth]
 
     def _report_other(
         self, key: str, part: Part | None, counted: Counter[tuple[str, str, str]]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
 
@@ -29,6 +28,7 @@ from uploader.format.findings import (
     of_error,
 )
 from uploader.format.manifest import Manifest
+from uploader.format.tree_walk import TreeWalk
 from uploader.layouts.log_session import find_root
 from uploader.root.root import Root
 from uploader.root.stored_document import read_stored
@@ -146,13 +146,18 @@ class ScrubWalk:
         """Yield the fragments that overlap ``[start, limit)``, as far as they are retained."""
         position = max(start, manifest.oldest_offset)
         while position < limit:
-            entries: tuple[Entry, ...] = (*manifest.snapshots, *manifest.fragments)
+            walk = TreeWalk(manifest.entries, position, limit)
             try:
-                async with aclosing(self._below(entries, position, limit)) as found:
-                    async for entry in found:
+                for entry in walk:
+                    if isinstance(entry, Fragment):
                         self._check_order(entry)
                         position = entry.limit
                         yield entry
+                    elif (snapshot := await self._snapshot(entry)) is not None:
+                        self.snapshots += 1
+                        walk.enter(snapshot.children)
+                    else:
+                        self._before = None
             except _SuspectError as suspect:
                 self._suspects.add(suspect.key)
                 manifest = await self._newest()
@@ -161,25 +166,6 @@ class ScrubWalk:
                 return
 
     # -- inside ------------------------------------------------------------------------------
-
-    async def _below(
-        self, entries: Sequence[Entry], start: int, limit: int
-    ) -> AsyncGenerator[Fragment, None]:
-        for entry in entries:
-            if entry.limit <= start or entry.start >= limit:
-                continue
-            if isinstance(entry, Fragment):
-                yield entry
-                continue
-            snapshot = await self._snapshot(entry)
-            if snapshot is None:
-                self._before = None
-                continue
-            self.snapshots += 1
-            children = snapshot.snapshots or snapshot.fragments
-            async with aclosing(self._below(children, start, limit)) as found:
-                async for fragment in found:
-                    yield fragment
 
     async def _snapshot(self, pointer: SnapshotPointer) -> Snapshot | None:
         """Return a snapshot; None, after a report, if it is unusable."""
@@ -230,7 +216,7 @@ def _parse_snapshot(data: bytes, pointer: SnapshotPointer) -> tuple[Snapshot | N
 
 def _leads_down(snapshot: Snapshot, pointer: SnapshotPointer) -> bool:
     """Return whether following a snapshot terminates and stays within its pointer's range."""
-    children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
+    children: Sequence[Entry] = snapshot.children
     return (
         all(child.depth < pointer.depth for child in snapshot.snapshots)
         and all(pointer.start <= child.start < child.limit <= pointer.limit for child in children)

@@ -121,9 +121,8 @@ class _Cutter:
     def _keep_below(self, pointer: SnapshotPointer) -> list[Entry]:
         """Return what stands for a snapshot afterwards: nothing, or one entry."""
         snapshot = self._snapshots[pointer.path_to_snapshot]
-        children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
-        kept = self.keep(children)
-        if kept == list(children):
+        kept = self.keep(snapshot.children)
+        if kept == list(snapshot.children):
             return [pointer]
         self.to_drop.append(pointer)
         if not kept or (len(kept) == 1 and not isinstance(kept[0], Fragment)):

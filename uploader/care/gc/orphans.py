@@ -16,7 +16,7 @@ its writer may be alive, and would publish and acknowledge a fragment that is no
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -27,6 +27,7 @@ from uploader.format.entries import SnapshotPointer
 from uploader.format.inventory import fragment_number
 from uploader.format.layout import MOST_SHARDS, shard_folder
 from uploader.format.manifest import Manifest
+from uploader.format.tree_walk import named_snapshots
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, can_follow
@@ -60,7 +61,11 @@ async def find_leaks(
         async with aclosing(_fragments(store, folder, head, collectable)) as found:
             async for leak in found:
                 yield leak
-    named = await _named_snapshots(tree, manifest)
+
+    async def below(pointer: SnapshotPointer) -> Sequence[SnapshotPointer]:
+        return (await tree.snapshot(pointer)).snapshots
+
+    named = await named_snapshots(manifest, below)
     async for listed in store.list(layout.SNAPSHOT_FOLDER):
         if listed.key not in named and await collectable.read(listed.key):
             yield Leak(listed.key, "snapshot", _reason(head))
@@ -80,18 +85,6 @@ async def _fragments(
             yield Leak(listed.key, "fragment", _reason(head))
         elif order.is_proven:
             return  # keys are in the order of their numbers
-
-
-async def _named_snapshots(tree: ManifestTree, manifest: Manifest) -> set[str]:
-    """Return the keys of all snapshots under a manifest; those of depth 1 are not read for that."""
-    named: set[str] = set()
-    waiting: list[SnapshotPointer] = list(manifest.snapshots)
-    while waiting:
-        pointer = waiting.pop()
-        named.add(pointer.path_to_snapshot)
-        if pointer.depth > 1:
-            waiting += (await tree.snapshot(pointer)).snapshots
-    return named
 
 
 def _reason(head: ObservedHead) -> str:

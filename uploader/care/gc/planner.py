@@ -14,6 +14,7 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.entries import Entry, Fragment, Snapshot
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.format.manifest import Manifest
+from uploader.format.tree_walk import TreeWalk
 from uploader.root.garbage_file import GarbageFile
 from uploader.root.holds import GarbageHold, Keepers, lowest_cursor
 from uploader.root.tree import ManifestTree
@@ -157,13 +158,13 @@ def _verify(
     manifest: Manifest, garbage: Garbage, *, most: float, is_pending: bool
 ) -> tuple[int, int, list[str]]:
     """Return the log's bytes, those that would be dropped, and the findings against it."""
-    live = _live_bytes(manifest)
+    live = manifest.live_bytes
     try:
         after = apply_garbage(manifest, garbage)
     except (StaleGarbageError, CorruptionError) as error:
         # The collector that applies an announced one finds that out, and abandons it.
         return live, 0, [] if is_pending else [f"it does not balance: {error}"]
-    dropped = 0 if after is None else live - _live_bytes(after)
+    dropped = 0 if after is None else live - after.live_bytes
     if dropped <= most * live:
         return live, dropped, []
     finding = (
@@ -171,11 +172,6 @@ def _verify(
         "raise max_drop_fraction if that is meant"
     )
     return live, dropped, [finding]
-
-
-def _live_bytes(manifest: Manifest) -> int:
-    entries: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
-    return sum(entry.num_bytes for entry in entries)
 
 
 async def find_cutoff(
@@ -218,22 +214,21 @@ async def load_beginning(
     They begin below the cutoff and hold the first ``max_fragments`` fragments.
     """
     found: dict[str, Snapshot] = {}
-    waiting = list(reversed(manifest.snapshots))
     fragments = 0
-    while waiting:
-        pointer = waiting.pop()
-        if pointer.start >= cutoff or fragments >= max_fragments:
+    walk = TreeWalk(manifest.snapshots, limit=cutoff)
+    for pointer in walk:
+        if fragments >= max_fragments:
             break
         snapshot = await tree.snapshot(pointer)
         found[pointer.path_to_snapshot] = snapshot
         fragments += count_dropped(snapshot.fragments, cutoff)
-        waiting += reversed(snapshot.snapshots)
+        walk.enter(snapshot.snapshots)
     return found
 
 
 async def _offset_before_bytes(tree: ManifestTree, manifest: Manifest, keep_bytes: int) -> int:
     """Return where the newest fragments begin that have so many bytes together; the head if all lack it."""
-    entries: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
+    entries: Sequence[Entry] = manifest.entries
     missing = keep_bytes
     while True:
         for entry in reversed(entries):
@@ -244,5 +239,4 @@ async def _offset_before_bytes(tree: ManifestTree, manifest: Manifest, keep_byte
             return manifest.oldest_offset
         if isinstance(entry, Fragment):
             return entry.start
-        snapshot = await tree.snapshot(entry)
-        entries = snapshot.snapshots or snapshot.fragments
+        entries = (await tree.snapshot(entry)).children

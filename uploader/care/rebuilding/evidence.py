@@ -19,6 +19,7 @@ from uploader.format import layout
 from uploader.format.entries import Entry, Fragment, SnapshotPointer
 from uploader.format.findings import RESTORE, Finding, Severity, check_snapshot
 from uploader.format.setsum import Setsum
+from uploader.format.tree_walk import TreeWalk
 from uploader.root.ownership import Claim
 
 
@@ -92,21 +93,24 @@ def _walk(
     pointer: SnapshotPointer, snapshots: Mapping[str, SeenSnapshot], findings: list[Finding]
 ) -> Iterator[Entry]:
     """Yield the fragments below a snapshot, and the snapshots below that are of no use."""
-    path = pointer.path_to_snapshot
-    seen = snapshots.get(path)
-    if seen is None or seen.snapshot is None:
-        findings.append(_error(path, "a snapshot is missing" if seen is None else seen.problem))
-        yield pointer
-        return
-    found = check_snapshot(seen.snapshot, pointer)
-    wrong = [one for one in found if one.severity is Severity.ERROR]
-    if wrong:
+    walk: TreeWalk[Entry] = TreeWalk([pointer])
+    for entry in walk:
+        if isinstance(entry, Fragment):
+            yield entry
+            continue
+        path = entry.path_to_snapshot
+        seen = snapshots.get(path)
+        if seen is None or seen.snapshot is None:
+            findings.append(_error(path, "a snapshot is missing" if seen is None else seen.problem))
+            yield entry
+            continue
+        found = check_snapshot(seen.snapshot, entry)
+        wrong = [one for one in found if one.severity is Severity.ERROR]
         findings += wrong
-        yield pointer
-        return
-    for below in seen.snapshot.snapshots:
-        yield from _walk(below, snapshots, findings)
-    yield from seen.snapshot.fragments
+        if wrong:
+            yield entry
+        else:
+            walk.enter(seen.snapshot.children)
 
 
 def _stated(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, set[Setsum]]:

@@ -323,7 +323,7 @@ class LogBuilder:
                 self._tail_salt = header.salt
                 if start == starts[-1]:
                     chain = Chain(start, header.previous_crc, 0, _EPOCH, self._ledger)
-                    walk_file(file, path, chain, SegmentIndex(), segment.HEADER_BYTES, header.salt)
+                    walk_file(file, path, chain, header.salt)
             finally:
                 file.close()
             self._sealed.append(summary)

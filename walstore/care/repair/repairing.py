@@ -269,7 +269,7 @@ def _write_segment(
         _copy(fs, directory, kept, file, output)
         index = SegmentIndex(SegmentStreams())
         chain = Chain(output.start, output.previous_crc, 0, 0)
-        end = walk_file(file, spare, chain, index, segment.HEADER_BYTES, output.salt)
+        end = walk_file(file, spare, chain, output.salt, index=index)
         found = (chain.next_offset, chain.previous_crc, end)
         wanted = segment.HEADER_BYTES + output.end - output.position
         if found != (output.limit, output.last_crc, wanted):
@@ -374,6 +374,6 @@ def _end_of(
             return *footer, header.epoch, header.salt
         index = SegmentIndex()
         chain = Chain(start, header.previous_crc, 0, header.epoch)
-        end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
+        end = walk_file(file, path, chain, header.salt, index=index)
     summary = SegmentSummary(start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us)
     return summary, index, chain.epoch, header.salt

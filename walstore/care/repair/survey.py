@@ -26,7 +26,7 @@ from walstore.core.files.directory import (
     is_name_taken,
     restore_interrupted,
 )
-from walstore.core.files.frame_walk import FrameScan, find_salt, unfinished_bytes, walk_chunks
+from walstore.core.files.frame_walk import find_salt, unfinished_bytes, used_limit, walk_file
 from walstore.core.files.segment_file import (
     peek_frame,
     read_footer,
@@ -37,6 +37,7 @@ from walstore.core.files.segment_file import (
 from walstore.core.format import checkpoint, frame, recovery, segment
 from walstore.core.format.checkpoint import Checkpoint, DurableCell
 from walstore.core.format.frame import FrameHeader
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.ledger import Ledger, Marks
 from walstore.core.format.recovery import Chain, Verdict
 from walstore.core.format.segment import SegmentHeader, SegmentIndex
@@ -89,7 +90,7 @@ class SegmentWalk:
         self._evidence = evidence_of(found.start, found.salt, hint, cell)
         if is_last:
             found.synced_position = self._evidence.durable_position
-        self._scan = FrameScan(file, self._end, found.salt)
+        self._scan = FrameScan(file.pread, self._end, found.salt)
         end = found.footer
         known = [Mark(end.data_bytes, end.limit, end.last_crc)] if end else []
         self._links = Links(file, self._scan, [*known, *marks])
@@ -102,12 +103,10 @@ class SegmentWalk:
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
         chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
-        if peek_frame(self._file, at) is None or self._scan.whole_at(at) is None:
-            # The log continues here if it has nothing (or nothing whole) in this file.
-            rest = self._scan.used_limit(at) > at
-            if header is not None and not rest:
-                found.runs.append(FrameRun.none(found.start, header))
-                return found
+        is_empty = self._scan.whole_at(at) is None and self._used_limit(at) == at
+        if header is not None and is_empty:  # the log continues here
+            found.runs.append(FrameRun.none(found.start, header))
+            return found
         is_over = False
         while at < self._end:
             whole = self._scan.whole_at(at)
@@ -116,7 +115,7 @@ class SegmentWalk:
                 continue
             if is_over := self._is_unfinished(at, chain):
                 found.torn_bytes = found.rest_bytes = unfinished_bytes(
-                    self._file, at, self._scan.used_limit(at), header, chain.previous_crc
+                    self._file, at, self._end, header, chain.previous_crc
                 )
                 break
             if self._mend(at, chain):
@@ -128,7 +127,7 @@ class SegmentWalk:
             at = following
             self._is_exact = False
         if not is_over:
-            found.rest_bytes = self._scan.used_limit(at) - at
+            found.rest_bytes = self._used_limit(at) - at
         if header is not None and self._held_no_records():
             found.runs.append(FrameRun.none(found.start, header))
         return found
@@ -152,11 +151,11 @@ class SegmentWalk:
             first.start, first.previous_crc, first.base_timestamp_us, first.epoch, self._ledger
         )
         mark = self._hint.tail_position if self._hint else 0
-        end = at
+        end, salt = at, self._found.salt
         if at <= mark <= self._end:
-            end = self._walk(chain, end, mark)
+            end = walk_file(self._file, self._path, chain, salt, end, end=mark)
             self._compare(chain, end)
-        end = self._walk(chain, end, self._end)
+        end = walk_file(self._file, self._path, chain, salt, end, end=self._end)
         last = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
         self._add(at, end, first, chain, last.synced_limit if last is not None else 0)
         return end, chain
@@ -207,24 +206,17 @@ class SegmentWalk:
         mended = mend(lambda size: self._file.pread(size, at), self._end - at, chain, place)
         if mended is None:
             return False
-        self._follow_buffer(memoryview(mended.data), chain, at)
-        patch = Patch(at + mended.position, mended.data[mended.position])
         header = mended.header
+        try:
+            recovery.take(chain, SegmentIndex(), at, header, memoryview(mended.data))
+        except ValueError as error:
+            raise unreadable_batch(error, self._path, chain.next_offset) from None
+        patch = Patch(at + mended.position, mended.data[mended.position])
         self._add(at, at + header.length, header, chain, header.synced_limit, (patch,))
         return True
 
-    def _walk(self, chain: Chain, at: int, end: int) -> int:
-        """Follow the frames below byte ``end``; return where they end."""
-        return walk_chunks(
-            self._file, lambda view, place: self._follow_buffer(view, chain, place), at, end
-        )
-
-    def _follow_buffer(self, view: memoryview, chain: Chain, at: int) -> int:
-        """Follow the whole frames at the beginning of a buffer; return their size."""
-        try:
-            return recovery.walk(view, chain, SegmentIndex(), at, self._found.salt)
-        except ValueError as error:
-            raise unreadable_batch(error, self._path, chain.next_offset) from None
+    def _used_limit(self, at: int) -> int:
+        return used_limit(self._file, at, self._end)
 
     def _compare(self, chain: Chain, end: int) -> None:
         """Compare the checkpoint with the frames up to the position that it names."""
@@ -256,7 +248,7 @@ class SegmentWalk:
         """Return whether opening the log would cut off the bytes at ``at``, or find nothing there."""
         if not self._is_last or self._found.was_sealed:
             return False
-        rest = memoryview(self._file.pread(self._scan.used_limit(at) - at, at))
+        rest = memoryview(self._file.pread(self._used_limit(at) - at, at))
         verdict, _ = recovery.judge(
             rest, chain, self._evidence, position=at, header=self._found.header
         )
@@ -314,19 +306,14 @@ class Links:
     def run_limit(self, position: int) -> tuple[int, list[FrameHeader]]:
         """Return the end and the headers of the whole frames from ``position`` on that form one chain."""
         headers: list[FrameHeader] = []
-        whole = self._scan.whole_at(position)
-        while whole is not None:
-            header = whole[0]
-            last = headers[-1] if headers else None
-            if last is not None and (
-                header.previous_crc != last.crc
-                or header.start != last.limit
-                or header.epoch < last.epoch
-            ):
+        chain: Chain | None = None
+        for at, header, _ in self._scan.frames(position):
+            chain = chain or Chain(header.start, header.previous_crc, 0, header.epoch)
+            if not chain.follows(header):
                 break
+            chain.advance(header)
             headers.append(header)
-            position += header.length
-            whole = self._scan.whole_at(position)
+            position = at + header.length
         return position, headers
 
     def is_linked(self, damage: int, position: int, headers: list[FrameHeader]) -> bool:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from walstore.core.files.directory import evidence_of, evidence_of_copy
-from walstore.core.files.frame_walk import FrameScan, unfinished_bytes
+from walstore.core.files.frame_walk import unfinished_bytes, used_limit
 from walstore.core.files.segment_file import decode, read_footer, read_last_footer
 from walstore.core.format import frame, segment
 from walstore.core.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
 from walstore.core.format.frame import FrameHeader
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.ledger import Marks
 from walstore.core.format.recovery import Chain, Evidence
 from walstore.core.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
@@ -144,7 +145,7 @@ class SegmentCheck:
         problems_before = findings.problem_count
         footer, self._is_sealed = self._read_footer(file)
         end = footer[0].data_bytes if footer else file.size()
-        self._scan = FrameScan(file, end, header.salt)
+        self._scan = FrameScan(file.pread, end, header.salt)
         self._streams = footer[1].streams if footer else SegmentStreams.unknown()
         self._indexes = [IndexCheck(self._path, footer[1], "index", findings)] if footer else []
         hint = self._described(header)
@@ -236,37 +237,33 @@ class SegmentCheck:
 
     def _walk(self, hint: Checkpoint | None) -> int:
         """Check all frames; return the position after the last one."""
-        scan, chain, findings = self._scan, self._chain, self._findings
+        findings = self._findings
         mark = hint.tail_position if hint is not None else 0
-        at: int = segment.HEADER_BYTES
-        while at < scan.end:
-            found = scan.whole_at(at)
-            if found is None:
-                resume = self._behind_damage(at)
-                for index in self._indexes:
-                    index.pass_over(scan.end if resume is None else resume)
-                if resume is None:
-                    break
-                at = resume
-                continue
-            header, view = found
+        end: int = segment.HEADER_BYTES
+        for at, header, view in self._scan.frames(end, self._pass_damage):
             self._check_frame(header, at)
             self._check_content(header, view, at)
             for index in self._indexes:
                 index.see(header, at)
-            chain.advance(header)
+            self._chain.advance(header)
             findings.batches += 1
             findings.records += header.count
             findings.size_bytes += header.length
-            at += header.length
-            if hint is not None and at >= mark > at - header.length:
-                self._check_mark(hint, at)
+            end = at + header.length
+            if hint is not None and end >= mark > at:
+                self._check_mark(hint, end)
         if (
             not self._is_sealed
         ):  # entries after the end are covered by the check of the durable limit
             for index in self._indexes:
                 index.pass_over(_EVERYTHING)
-        return at
+        return end
+
+    def _pass_damage(self, at: int) -> int | None:
+        resume = self._behind_damage(at)
+        for index in self._indexes:
+            index.pass_over(self._scan.end if resume is None else resume)
+        return resume
 
     def _behind_damage(self, at: int) -> int | None:
         """Classify the bytes at ``at``; return where to continue, or None if the segment ends here."""
@@ -276,12 +273,13 @@ class SegmentCheck:
         later = scan.next_whole(at)
         if not self._is_sealed and later == at:
             return at  # a live writer finished it between two reads
-        if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
+        magic = segment.FOOTER_MAGIC
+        if later is None and self._file.pread(len(magic), at) == magic:
             return None
         if not self._is_sealed:
             if not self._was_synced(at, later):
                 self._findings.unfinished_bytes += unfinished_bytes(
-                    self._file, at, scan.used_limit(at), self._header, chain.previous_crc
+                    self._file, at, scan.end, self._header, chain.previous_crc
                 )
                 return None
             # One read may return a batch as it was before a live writer finished it, and behind it later
@@ -300,7 +298,7 @@ class SegmentCheck:
         """Return whether the bytes at ``at``, which are no whole batch, had been a batch that was synced."""
         scan, chain, evidence = self._scan, self._chain, self._evidence
         if evidence.durable_limit > chain.next_offset or evidence.durable_position > at:
-            return scan.used_limit(at) > at
+            return used_limit(self._file, at, scan.end) > at
         while later is not None:
             found = scan.whole_at(later)
             if found is None:
@@ -332,7 +330,7 @@ class SegmentCheck:
     def _check_content(self, header: FrameHeader, view: memoryview, at: int) -> None:
         """Check the content of a frame whose CRC is right."""
         try:
-            batch = decode(view, header, self._path, at)
+            batch = decode(view, header, self._path, at - header.position)
             if header.count:
                 batch.check()
             denied = [name for name in batch.stream_names if not self._streams.may_hold(name)]

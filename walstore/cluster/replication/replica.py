@@ -57,8 +57,9 @@ from walstore.core.files.mended_segment import drop_unfinished, mend_segment, se
 from walstore.core.files.open_files import ActiveCell, ActiveFile
 from walstore.core.files.segment_file import Segment, load_summary, seal_of
 from walstore.core.files.unlinked_file import OPEN_AT_ONCE, UnlinkedFile, unlink
-from walstore.core.format import checkpoint, frame, segment
+from walstore.core.format import checkpoint, segment
 from walstore.core.format.checkpoint import DurableCell
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.core.ports import Buffer, FileSystem
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
@@ -605,7 +606,9 @@ class Replica:
         noted = (place, self.floor, self._differs_from)
         if self._file is None or header is None or header.salt is None or noted == self._noted:
             return
-        self._frames_end = _skip_frames(self._file, self._frames_end, place.position)
+        # By the lengths of frames: a piece that a primary sends may end within one.
+        scan = FrameScan(self._file.pread, place.position, None, ahead_bytes=_SKIP_BYTES)
+        self._frames_end = scan.claimed_limit(self._frames_end, place.position)
         cell = DurableCell(
             0, self._differs_from, 0, header.start, self._frames_end, self.floor, header.salt
         )
@@ -651,18 +654,3 @@ class Replica:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-
-def _skip_frames(file: ActiveFile, position: int, limit: int) -> int:
-    """Return the end of the last frame that ends at or before a byte, by the lengths in their headers.
-
-    A piece that a primary sends may end within a frame.
-    """
-    while True:
-        view = memoryview(file.read(position, min(_SKIP_BYTES, limit - position)))
-        at = 0
-        while (header := frame.parse_header(view, at)) and position + header.end <= limit:
-            at = header.end
-        if not at:
-            return position
-        position += at

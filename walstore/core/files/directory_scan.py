@@ -20,8 +20,9 @@ from walstore.core.files.segment_file import (
     read_last_footer,
     trailer_length,
 )
-from walstore.core.format import frame, segment
+from walstore.core.format import segment
 from walstore.core.format.checkpoint import Checkpoint, DurableCell
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.ledger import Ledger, Marks
 from walstore.core.format.recovery import Chain
 from walstore.core.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
@@ -254,7 +255,7 @@ class _Scan:
                 index, position = SegmentIndex(), segment.HEADER_BYTES
             if footer is not None:
                 # For the ledger that the next segment begins with.
-                position = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+                position = walk_file(file, path, chain, header.salt, position)
         if footer is not None:
             summary, index = footer
             _check_end(path, summary, chain, position)
@@ -329,10 +330,5 @@ def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> 
     length = trailer_length(file, end)
     if length is None or length > end - segment.HEADER_BYTES:
         return False
-    view = memoryview(file.pread(length, end - length))
-    header = frame.parse_header(view, 0)
-    return (
-        header is not None
-        and header.crc == hint.previous_crc
-        and frame.is_whole(view, header, frame.place(last.salt, end - length))
-    )
+    found = FrameScan(file.pread, end, last.salt).whole_at(end - length)
+    return found is not None and found[0].crc == hint.previous_crc

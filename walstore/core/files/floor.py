@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from walstore.core.files.directory import CELL_ATTEMPTS, REMAKE, SYNCED_NAME
-from walstore.core.files.frame_walk import FrameScan
 from walstore.core.files.open_files import ActiveCell
 from walstore.core.files.segment_file import read_header
 from walstore.core.format import checkpoint
 from walstore.core.format.checkpoint import DurableCell
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.segment import HEADER_BYTES
 from walstore.core.ports import FileSystem
 from walstore.errors import CorruptionError
@@ -78,12 +78,12 @@ def limit_at(fs: FileSystem, path: Path, start: int, position: int) -> int:
     if position <= HEADER_BYTES:
         return start
     with contextlib.closing(fs.open(path, "r")) as file:
-        scan = FrameScan(file, position, read_header(file, path).salt)
+        scan = FrameScan(file.pread, position, read_header(file, path).salt)
         for begin in (position - _SEARCHED_BYTES, HEADER_BYTES):
-            found = 0
             at = scan.next_whole(begin) if begin > HEADER_BYTES else HEADER_BYTES
-            while at is not None and (frame := scan.whole_at(at)) is not None:
-                at, found = at + frame[0].length, frame[0].limit
+            found = 0
+            for _, one, _ in scan.frames(position if at is None else at):
+                found = one.limit
             if found:
                 return found
     return start

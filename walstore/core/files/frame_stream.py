@@ -15,10 +15,10 @@ from typing import Final
 
 from crc32c import crc32c
 
-from walstore.core.files.frame_walk import FrameScan
-from walstore.core.files.segment_file import peek_frame, read_header
+from walstore.core.files.segment_file import read_header
 from walstore.core.format import frame, segment
 from walstore.core.format.frame import FrameHeader
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.segment import HEADER_BYTES, SegmentHeader
 from walstore.core.ports import Buffer, File, FileSystem
 from walstore.errors import CorruptionError
@@ -272,13 +272,11 @@ def _stream_at(file: File, path: Path, header: SegmentHeader, position: int) -> 
     if position < at:
         return FrameStream(path, header.start)
     seal = segment.parse_seal(file.pread(segment.SEAL.size, max(0, size - segment.SEAL.size)))
-    if seal == position or FrameScan(file, size, header.salt).whole_at(position) is not None:
+    scan = FrameScan(file.pread, size, header.salt, ahead_bytes=frame.HEADER_BYTES)
+    if seal == position or scan.whole_at(position) is not None:
         at = position
-    while at < position and at != seal:  # by their lengths; what is damaged ends the walk too early
-        found = peek_frame(file, at)
-        if found is None or found.length > position - at:
-            break
-        at += found.length
+    else:
+        at = scan.claimed_limit(at, position)  # what is damaged ends the walk too early
     return FrameStream.behind(path, header.start, header.salt, at)
 
 

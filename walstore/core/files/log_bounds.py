@@ -163,7 +163,7 @@ def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
         first = peek_frame(file, position)
         if first is not None and first.start == chain.next_offset:
             chain.previous_crc = first.previous_crc
-            walk_file(file, path, chain, SegmentIndex(), position, salt)
+            walk_file(file, path, chain, salt, position)
 
 
 def _measure_by_walk(
@@ -203,7 +203,7 @@ def _walk_last(
         return footer[0].limit, footer[1], header.epoch
     index = SegmentIndex()
     chain = Chain(header.start, header.previous_crc, 0, header.epoch)
-    end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
+    end = walk_file(file, path, chain, header.salt, index=index)
     evidence = evidence_of(header.start, header.salt, hint, None)
     rest = memoryview(file.pread(used_limit(file, end) - end, end))
     verdict, _ = judge(rest, chain, evidence, position=end, header=header)
@@ -266,7 +266,7 @@ def _find_missing(
     if hint is not None and is_noted and _has_trailer(file, hint.tail_position):
         chain = Chain(hint.next_offset, hint.previous_crc, 0, header.epoch)
         position = hint.tail_position
-    end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+    end = walk_file(file, path, chain, header.salt, position)
     has_rest = not header.reuses_blocks and used_limit(file, end) > end
     is_short = evidence.durable_limit > chain.next_offset or evidence.durable_position > end
     return chain.next_offset if is_short and not has_rest else None
@@ -345,9 +345,8 @@ class LedgerView:
                 self._header = header
             assert self._header is not None
             chain, self._chain = self._chain, None  # in case the next line raises
-            self._position = walk_file(
-                file, path, chain, SegmentIndex(), self._position, self._header.salt, end
-            )
+            salt = self._header.salt
+            self._position = walk_file(file, path, chain, salt, self._position, end=end)
         if end is not None and self._position != end:
             return None
         self._chain = chain
@@ -404,7 +403,7 @@ def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: E
     if first is None:
         return position
     chain = Testimony(first.start, first.previous_crc, 0, first.epoch)
-    end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+    end = walk_file(file, path, chain, header.salt, position)
     known = min(chain.synced_position, end)
     is_ledger = position == segment.HEADER_BYTES and not first.count and not first.synced_position
     if is_ledger and end > position:

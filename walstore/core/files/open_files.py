@@ -97,7 +97,7 @@ class ActiveFile:
         """CRC of the last frame of the segment before, as the file's header has it."""
         return segment.decode_header(self._file.pread(segment.HEADER_BYTES, 0), "").previous_crc
 
-    def read(self, position: int, size: int) -> bytes:
+    def pread(self, size: int, position: int) -> bytes:
         """Return bytes of the file."""
         return self._file.pread(size, position)
 

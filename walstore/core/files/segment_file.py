@@ -8,6 +8,7 @@ the search, unless the summary is known already, and then one read of at most :d
 from __future__ import annotations
 
 import contextlib
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from walstore.core.batches.batch import Batch
 from walstore.core.batches.frame_batch import FrameBatch
 from walstore.core.format import frame, segment
 from walstore.core.format.frame import FrameHeader
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.packed import MalformedError
 from walstore.core.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.core.ports import File, FileSystem
@@ -134,10 +136,10 @@ def stored_bytes(fs: FileSystem, source: Segment, position: int) -> int:
     """
     with contextlib.closing(fs.open(source.path, "r")) as file:
         at = load_index(file, source).locate(position)
-        while header := peek_frame(file, at):
+        scan = FrameScan(file.pread, sys.maxsize, None, ahead_bytes=frame.HEADER_BYTES)
+        for _, header in scan.claimed(at):
             if position < header.limit:
                 return header.length + (header.body_bytes if header.codec else 0)
-            at += max(header.length, frame.HEADER_BYTES)
     return 0
 
 

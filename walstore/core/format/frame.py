@@ -29,7 +29,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -63,15 +63,6 @@ HAS_MARKS: Final = 1
 KNOWN_FLAGS: Final = HAS_MARKS
 _UNKNOWN_FLAGS: Final = CRITICAL_FLAGS & ~KNOWN_FLAGS
 IGNORABLE_KINDS_FROM: Final = 128
-
-
-_CANDIDATE_BYTES: Final = 64 << 20
-"""A search for frames checks this many bytes of overlapping candidates, plus four times the bytes
-searched."""
-
-
-class LookalikesError(ValueError):
-    """A search for frames found too many bytes that only look like frames."""
 
 
 class ColumnKind(IntEnum):
@@ -111,11 +102,8 @@ _TWO_ENTRIES: Final = struct.Struct("<BBHIBBHI")
 _JOINED_PIECES: Final = 1 << 16
 _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
-_START_AT: Final = struct.calcsize("<IIII")
 _U32: Final = struct.Struct("<I")
 _MASK: Final = (1 << 32) - 1
-_MAGIC_BYTES: Final = _U32.pack(FRAME_MAGIC)
-_TRAILER_BYTES: Final = _U32.pack(TRAILER_MAGIC)
 NOWHERE: Final = b""
 """The place of a frame of version 1, and of one without a position yet."""
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -421,7 +409,7 @@ def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bo
     end = header.end
     if end > len(buffer):
         return False
-    if not _has_trailer(buffer, header):
+    if not has_trailer(buffer, header):
         return False
     body = header.position + HEADER_BYTES
     crc = crc32c(buffer[header.position + CRC_FROM : body], crc32c(buffer[body:end]))
@@ -583,50 +571,7 @@ def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
     return found[1]
 
 
-def whole_frames(
-    buffer: memoryview, position: int, salt: int | None = None, base: int = 0, least_start: int = 0
-) -> Iterator[FrameHeader]:
-    """Yield the whole frames at or after ``position``, at any aligned position, none within another.
-
-    ``base`` is the position of the buffer in its file. Frames of offsets before ``least_start`` are passed
-    over without a look at their bytes. Recovery uses this to search after a damaged frame. Candidates are
-    found by their magic, in one pass: the cost is a search over the bytes, and a CRC for each candidate with
-    a trailer at the end given by its header. LookalikesError if too many such candidates overlap, which
-    only happens with values made for that purpose.
-    """
-    data = bytes(buffer)
-    budget = _CANDIDATE_BYTES + 4 * len(data)
-    at = data.find(_MAGIC_BYTES, position)
-    while at >= 0:
-        following = at + 1
-        if at % ALIGNMENT == position % ALIGNMENT and (
-            int.from_bytes(data[at + _START_AT : at + _START_AT + 8], "little") >= least_start
-        ):
-            header = parse_header(buffer, at)
-            if header is not None and is_whole(buffer, header, place(salt, base + at)):
-                yield header
-                following = header.end
-            elif header is not None and header.end <= len(data):
-                budget -= header.length if _has_trailer(buffer, header) else 0
-                if budget < 0:
-                    raise LookalikesError("too many bytes look like batches")
-        at = data.find(_MAGIC_BYTES, following)
-
-
-def _has_trailer(buffer: memoryview, header: FrameHeader) -> bool:
+def has_trailer(buffer: memoryview, header: FrameHeader) -> bool:
+    """Return whether a frame, whose length is in ``buffer``, ends with its trailer there."""
     trailer = TRAILER.unpack_from(buffer, header.end - TRAILER.size)
     return trailer == (header.length, TRAILER_MAGIC)
-
-
-def find_trailer(buffer: memoryview, position: int) -> int | None:
-    """Return the end of the frame that began at ``position``, if a trailer after it matches.
-
-    Then the frame was completely written, so damage inside it is not a cut-off write.
-    """
-    data = bytes(buffer[position:])
-    at = data.find(_TRAILER_BYTES)
-    while at >= 0:
-        if at >= 4 and _U32.unpack_from(data, at - 4)[0] == at + 4:
-            return position + at + 4
-        at = data.find(_TRAILER_BYTES, at + 1)
-    return None

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from walstore.core.format import frame
+from walstore.core.format.frame_scan import FrameScan, LookalikesError
 from walstore.core.format.ledger import Ledger, Marks
 from walstore.core.format.packed import MalformedError
 from walstore.core.format.segment import SegmentHeader, SegmentIndex
@@ -59,42 +60,34 @@ class Chain:
         self.epoch = header.epoch
 
 
-def walk(
-    buffer: memoryview, chain: Chain, index: SegmentIndex, position: int, salt: int | None = None
-) -> int:
-    """Follow whole frames from the start of ``buffer``, updating ``chain`` and ``index``.
-
-    ``position`` is that of the buffer in its file, ``salt`` that of the segment. Returns how many bytes
-    of the buffer are frames that continue the log. Raises as :func:`walstore.core.format.frame.directory`.
+def follow(scan: FrameScan, chain: Chain, index: SegmentIndex, position: int) -> int:
+    """Follow whole frames from byte ``position``, updating ``chain`` and ``index``; return where those end
+    that continue the log. Raises as :func:`walstore.core.format.frame.directory`.
     """
-    at = 0
-    while True:
-        header = frame.parse_header(buffer, at)
-        if (
-            header is None
-            or not chain.follows(header)
-            or not frame.is_whole(buffer, header, frame.place(salt, position + at))
-        ):
-            return at
-        try:
-            names = frame.stream_names(buffer, header) if index.streams.is_known else ()
-            marks = None if chain.ledger is None else frame.marks_of(buffer, header)
-            changes = None if marks is None else Marks.decode(marks)
-        except MalformedError as error:
-            error.position = position + at
-            raise
-        index.add(header.start, position + at, header.base_timestamp_us)
-        index.streams.add(names)
-        chain.advance(header)
-        if changes is not None and chain.ledger is not None:
-            chain.ledger.apply(changes)
-        at = header.end
+    for at, header, view in scan.frames(position):
+        if not chain.follows(header):
+            break
+        take(chain, index, at, header, view)
+        position = at + header.length
+    return position
 
 
-def needed_bytes(buffer: memoryview) -> int:
-    """Return the buffer length needed for the frame that seems to begin it, or 0."""
-    header = frame.parse_header(buffer, 0)
-    return 0 if header is None else header.length
+def take(
+    chain: Chain, index: SegmentIndex, at: int, header: frame.FrameHeader, view: memoryview
+) -> None:
+    """Take a whole frame at byte ``at``, which continues the log, into account. Raises as :func:`follow`."""
+    try:
+        names = frame.stream_names(view, header) if index.streams.is_known else ()
+        marks = None if chain.ledger is None else frame.marks_of(view, header)
+        changes = None if marks is None else Marks.decode(marks)
+    except MalformedError as error:
+        error.position = at
+        raise
+    index.add(header.start, at, header.base_timestamp_us)
+    index.streams.add(names)
+    chain.advance(header)
+    if changes is not None and chain.ledger is not None:
+        chain.ledger.apply(changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +137,7 @@ def judge(
         )
     try:
         testified = _testified(rest, chain, evidence, position, salt, first)
-    except frame.LookalikesError as error:
+    except LookalikesError as error:
         # In a file that is used again they may be in any value of earlier segments, not only in what is torn.
         testified = False
         if header is None or not (header.reuses_blocks and evidence.durable_position):
@@ -179,13 +172,13 @@ def _testified(
     first: frame.FrameHeader | None,
 ) -> bool:
     """Return whether a later frame shows that the frame at the start of ``rest`` was synced."""
-    inside = 0
+    scan, behind = FrameScan.of(rest, position, salt), position
     if salt is None:  # whole frames inside a value look like those of the log
-        inside = frame.find_trailer(rest, 0) or 0
+        behind = next(scan.trailer_limits(position), position)
         if first is not None and _is_sound(first, chain):
-            inside = max(inside, first.end)
+            behind = max(behind, position + first.end)
     least = 0 if salt is None else chain.next_offset
-    for later in frame.whole_frames(rest, inside, salt, position, least):
+    for _, later in scan.whole_frames(behind, least):
         if later.epoch < max(evidence.own_epoch, chain.epoch) or later.start < chain.next_offset:
             continue
         if later.synced_position > position or later.synced_limit > chain.next_offset:
@@ -211,7 +204,7 @@ def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool
     """
     if header is not None and header.end <= len(rest) and rest[header.end - 1]:
         return True
-    return frame.find_trailer(rest, 0) is not None
+    return any(FrameScan.of(rest, 0, None).trailer_limits(0))
 
 
 def any_nonzero(data: memoryview) -> bool:

@@ -243,11 +243,6 @@ def is_good(data: bytes | bytearray) -> bool:
     return header is not None and frame.is_whole(buffer, header)
 
 
-def first_whole(data: bytes | bytearray, position: int = 0) -> FrameHeader | None:
-    """Return the first whole frame at or behind a position."""
-    return next(frame.whole_frames(memoryview(data), position), None)
-
-
 def test_every_flipped_bit_is_found() -> None:
     data = bytearray(build(RICH, previous_crc=7, epoch=2, synced_limit=4))
     data += build(values_only(b"next", start=8))  # so that a longer length finds bytes
@@ -280,31 +275,7 @@ def test_overwritten_bytes_are_found(records: list[Record], data: st.DataObject)
 @given(st.binary(max_size=300))
 def test_junk_is_no_frame_and_raises_nothing(junk: bytes) -> None:
     assert not is_good(junk)
-    assert first_whole(junk) is None
     assert not is_good(b"WBF1" + junk)
-
-
-# -- looking behind damage ------------------------------------------------------------------------
-
-
-def test_a_frame_behind_damage_is_found_at_aligned_places_only() -> None:
-    first, second = build(values_only(b"one")), build(values_only(b"two", start=2))
-    data = b"\xff" * len(first) + second
-    found = first_whole(data)
-    assert found is not None
-    assert (found.start, found.position) == (2, len(first))
-    assert first_whole(data, len(first) + 8) is None
-    assert first_whole(b"\xff" * 3 + second) is None
-    assert first_whole(b"WBF1" * 20 + second) == header_of(b"WBF1" * 20 + second, 80)
-
-
-def test_a_damaged_frame_is_passed_over() -> None:
-    first, second, third = (build(values_only(b"v%d" % n, start=n)) for n in (1, 2, 3))
-    damaged = bytearray(second)
-    damaged[-1] ^= 1
-    found = first_whole(first + damaged + third, len(first))
-    assert found is not None
-    assert found.start == 3
 
 
 def test_a_frame_without_its_trailer_is_not_whole() -> None:
@@ -318,17 +289,6 @@ def test_a_frame_without_its_trailer_is_not_whole() -> None:
     assert header is not None
     assert header.crc == crc
     assert not frame.is_whole(memoryview(data), header, frame.NOWHERE)
-
-
-def test_the_trailer_tells_written_from_cut() -> None:
-    data = build(RICH)
-    damaged = bytearray(data)
-    damaged[0:8] = b"\xff" * 8
-    assert frame.find_trailer(memoryview(damaged), 0) == len(data)
-    assert frame.find_trailer(memoryview(bytes(16) + damaged), 16) == 16 + len(data)
-    assert frame.find_trailer(memoryview(damaged[:-4]), 0) is None
-    assert frame.find_trailer(memoryview(damaged), 8) is None
-    assert frame.find_trailer(memoryview(b"WEnd" * 8), 0) is None
 
 
 @given(st.integers(0, (1 << 32) - 1), st.integers(0, 1 << 28), st.integers(1, 1 << 28))
@@ -357,19 +317,6 @@ def test_a_frame_of_one_value_has_its_place_too() -> None:
     terms = {"start": 1, "epoch": 1, "previous_crc": 2, "synced_limit": 1, "synced_position": 64}
     data, crc = frame.encode_value(b"abc", timestamp_us=5, at=at, **terms)
     assert header_of(bytes(data), at=at).crc == crc
-
-
-def test_overlapping_lookalikes_are_not_checked_without_end() -> None:
-    """Values made for it: each header claims a trailer far behind, so that each check is long."""
-    pieces, size, count = [], 1 << 20, 4000
-    data = bytearray(size)
-    for at in range(0, 88 * count, 88):
-        end = size - 8 * (count - at // 88)
-        struct.pack_into("<IIII", data, at, frame.FRAME_MAGIC, 0, end + 8 - at, 0)
-        frame.TRAILER.pack_into(data, end, end + 8 - at, frame.TRAILER_MAGIC)
-        pieces.append(end)
-    with pytest.raises(frame.LookalikesError):
-        list(frame.whole_frames(memoryview(data), 0, 1, 0))
 
 
 # -- what a reader of version 1 must refuse or skip -------------------------------------------------

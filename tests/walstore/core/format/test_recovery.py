@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests import frames
 from walstore.core.format import frame, recovery
+from walstore.core.format.frame_scan import FrameScan
 from walstore.core.format.recovery import Chain, Evidence, Verdict
 from walstore.core.format.segment import SegmentIndex
 
@@ -39,7 +40,13 @@ def fresh_chain() -> Chain:
 
 def walk(data: bytes, chain: Chain | None = None) -> tuple[int, Chain]:
     chain = chain or fresh_chain()
-    return recovery.walk(memoryview(data), chain, SegmentIndex(), 64), chain
+    return follow(data, chain), chain
+
+
+def follow(data: bytes, chain: Chain, index: SegmentIndex | None = None, at: int = 64) -> int:
+    """Follow the frames of a segment that begin at a byte; return how many bytes they take."""
+    scan = FrameScan.of(memoryview(data), at, None)
+    return recovery.follow(scan, chain, index or SegmentIndex(), at) - at
 
 
 def known(durable_limit: int) -> Evidence:
@@ -69,7 +76,7 @@ def test_it_notes_the_time_of_the_last_record_not_of_the_last_batch() -> None:
 def test_it_indexes_frames_by_their_place_in_the_file() -> None:
     log = build_log([1] * 3, size=20_000)
     index = SegmentIndex()
-    recovery.walk(memoryview(b"".join(log)), fresh_chain(), index, 5000)
+    follow(b"".join(log), fresh_chain(), index, 5000)
     assert list(index.starts) == [1, 2, 3]
     assert list(index.positions) == [5000, 5000 + len(log[0]), 5000 + len(log[0]) + len(log[1])]
 
@@ -104,7 +111,7 @@ def test_any_loss_of_sectors_in_an_unsynced_commit_is_torn() -> None:
     """One commit of several frames, synced together, of which any sectors reached the disk."""
     durable = build_log([2])
     chain = fresh_chain()
-    recovery.walk(memoryview(durable[0]), chain, SegmentIndex(), 0)
+    follow(durable[0], chain)
     commit = _continue(chain, [5, 5, 5], size=100)
     whole = b"".join(commit)
     sectors = -(-len(whole) // SECTOR)
@@ -173,20 +180,13 @@ def test_frames_that_do_not_continue_the_log_are_corruption() -> None:
     assert verdict(log[1] + log[0]) is Verdict.CORRUPT  # reordered
     assert verdict(log[0] + foreign[1]) is Verdict.CORRUPT  # of another log
     chain = Chain(1, 0, 0, 2)
-    assert recovery.walk(memoryview(older[0]), chain, SegmentIndex(), 0) == 0  # of an older writer
+    assert follow(older[0], chain) == 0  # of an older writer
     assert recovery.judge(memoryview(older[0]), chain, known(0))[0] is Verdict.CORRUPT
 
 
 def test_garbage_that_was_never_synced_is_torn() -> None:
     log = build_log([2])
     assert verdict(log[0] + b"garbage" * 100) is Verdict.TORN
-
-
-def test_how_much_a_large_frame_needs() -> None:
-    data = build_log([1], size=5000)[0]
-    assert recovery.needed_bytes(memoryview(data)[:100]) == len(data)
-    assert recovery.needed_bytes(memoryview(data)[:10]) == 0
-    assert recovery.needed_bytes(memoryview(bytes(100))) == 0
 
 
 @given(st.binary(max_size=300), st.integers(0, 300))
@@ -211,7 +211,7 @@ def test_whatever_is_lost_of_the_last_commit_the_synced_prefix_stays(counts, los
     log = build_log([1, *counts])
     durable = log[0]
     chain = fresh_chain()
-    recovery.walk(memoryview(durable), chain, SegmentIndex(), 0)
+    follow(durable, chain)
     commit = b"".join(_continue(chain, counts))
     kept = bytearray(commit)
     for _ in range(lost.draw(st.integers(0, 4))):
