@@ -44,20 +44,14 @@ from walstore.net.wire.message import (
     ProtocolViolationError,
     encode,
 )
+from walstore.net.wire.verbs import READ
 from walstore.serve.answer import PreparedAnswer, encode_answer, size_of
 from walstore.serve.fetching import Fetching
 from walstore.serve.figures import ServerFigures
 from walstore.serve.incoming import Incoming
 from walstore.serve.outgoing import SHORT_BYTES, Outgoing
 from walstore.serve.reading import begin_read
-from walstore.serve.services import (
-    Asked,
-    EmptyService,
-    LogService,
-    NodeService,
-    ReadService,
-    Service,
-)
+from walstore.serve.services import Asked, LogService, NodeService, ReadService, Service
 from walstore.serve.settings import ServeSettings
 from walstore.serve.stalls import NEED_SECONDS, Taking
 from walstore.serve.transaction_room import TransactionRoom
@@ -440,7 +434,7 @@ class ClientConnection(asyncio.Protocol):
                 case _ if message.kind == _APPEND:
                     asked = service.append(message)
                 case _ if message.kind == _READ:
-                    asked = Asked(self._read(service, message.head), "read")
+                    asked = Asked(self._read(service, message.head), READ.name)
                 case [str(name), list(arguments)]:
                     asked = service.call(message, name, arguments)
                 case _:
@@ -559,7 +553,7 @@ class ClientConnection(asyncio.Protocol):
             self._service = NodeService(node, self.peer)
             return {**welcome, "node": node.tag}
         if head.get("service") == LIST_SERVICE:
-            self._service = EmptyService()
+            self._service = Service()
             return {**welcome, "logs": await self._owner.listed()}
         if head.get("service") == READ_SERVICE:
             self._service = readable = await self._owner.readable(name)
